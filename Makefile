@@ -39,7 +39,7 @@ LOWEST := .venv/$(ZARR2_TAG)-lowest
 CLIENTS := .venv/$(TAG)-clients
 DOCS := .venv/$(ZARR2_TAG)-docs
 
-# Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the twins serve.
+# Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the fallbacks serve.
 HAS_COMPILER := $(shell command -v cc >/dev/null 2>&1 && \
   test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" && echo 1)
 export TXSTORE_WERROR ?= $(or $(HAS_COMPILER),0)
@@ -48,9 +48,9 @@ export PIP_ROOT_USER_ACTION = ignore
 export PIP_NO_INPUT = 1
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
-# What the twins of the C do: everything, and the part of it that make test has time for.
+# What the fallbacks of the C do: everything, and the part of it that make test has time for.
 PURE_TESTS := $(addprefix tests/,format history locks storage native transactions store)
-TWIN_TESTS := $(addprefix tests/,format history native)
+FALLBACK_TESTS := $(addprefix tests/,format history native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
 # Many tests wait for one another's processes and for servers: two workers more than there are cores.
@@ -187,7 +187,7 @@ docs-links: $(DOCS)/stamp
 test: $(TEST)/stamp
 	@echo 'The tests take 4 minutes on two cores that have nothing else to do; make test-full has all of them.'
 	$(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
-	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(TWIN_TESTS) $(PYTEST_ARGS)
+	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(FALLBACK_TESTS) $(PYTEST_ARGS)
 
 test-full: $(TEST)/stamp
 	@echo 'All tests take half an hour on two cores that have nothing else to do.'
@@ -347,7 +347,7 @@ crash: $(TEST)/stamp
 # What is counted is left in build/ceph.json*.
 CEPH_EACH := $(addprefix tests/system/remote/,test_objects.py test_races.py test_commit_races.py test_backups.py test_ceph.py suites)
 CEPH_S3 := $(addprefix tests/system/remote/,test_lost_answers.py test_full_bucket.py test_opening.py test_bad_input.py \
-  test_errors.py test_proxy.py test_trains.py test_tickets.py test_named.py test_participants.py)
+  test_errors.py test_proxy.py test_group_commits.py test_tickets.py test_named.py test_participants.py)
 CEPH := TXSTORE_REQUIRE_SERVERS=1 TXSTORE_RACE_ROUNDS=200 TXSTORE_COMMIT_ROUNDS=25 TXSTORE_GATEWAY_KILLS=8 \
   TXSTORE_LOST_COMMITS=200 TXSTORE_RELIABILITY_JSON=build/ceph.json TXSTORE_SERVERS=memory,ceph
 ceph: $(TEST)/stamp

@@ -1,6 +1,6 @@
 """The C extensions; everything else about the package is said in pyproject.toml.
 
-All are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python twins.
+All are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python fallbacks.
 TXSTORE_WERROR=1 is for whoever works on the C: warnings are errors then, and so is a build that fails.
 """
 

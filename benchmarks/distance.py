@@ -243,7 +243,7 @@ def commits(setting: Setting) -> Iterator[Row]:
         yield Row(f"{name} p99", f"{how}: p99 of a commit", found["p99"], 1, "s")
         yield Row(f"{name} requests", f"{how}: requests a commit", found["requests"], 15, "")
     found = _crowd(commit_or_delete_for, COMMITTERS, seconds, JITTER)
-    how = f"{COMMITTERS} committers, of which {DELETERS} delete, and so take their slots alone, with jitter"
+    how = f"{COMMITTERS} committers, of which {DELETERS} delete, and so take their versions alone, with jitter"
     share = f"fewest by most ({found['fewest']:.0f}/{found['most']:.0f})"
     yield Row(
         "distance mixed share", f"{how}: {share}", found["fewest"] / max(1, found["most"]), 0.5, "", at_least=True
@@ -301,7 +301,7 @@ def commit_alone(port: int, commits: int) -> Values:
             zarr.open_array(store, path="x")[:100] = number % 250
         times.append(seconds())
     counts = take_counts(port)
-    counts["put"] -= counts["put"]  # hints, once a second at most, which nobody waits for
+    counts["put"] -= counts["put"]  # head caches, once a second at most, which nobody waits for
     return {"requests": requests_in(counts) / commits, "median": statistics.median(times[1:]) * 1e3}
 
 

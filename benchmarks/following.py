@@ -28,11 +28,11 @@ def _follow(path: str, pipe: Connection) -> None:
     pipe.send((0, 0.0))
     for commit in commits:
         woken = time.monotonic()
-        pipe.send((commit.slot, woken))
+        pipe.send((commit.version, woken))
 
 
 class Publications:
-    """When each rename into a slot of a repository began."""
+    """When each rename into a version of a repository began."""
 
     def __init__(self, repo: txstore.Repository) -> None:
         self.began = 0.0
@@ -65,9 +65,9 @@ def _latencies(path: Path, rounds: int) -> list[float]:
         for number in range(rounds + 10):
             time.sleep(chance.uniform(*_PAUSE))
             _append(repo, number + 1)
-            slot, woken = _receive(reading)
-            if slot != number + 1:
-                raise AssertionError(f"told of slot {slot} instead of {number + 1}")
+            version, woken = _receive(reading)
+            if version != number + 1:
+                raise AssertionError(f"told of version {version} instead of {number + 1}")
             found.append(woken - publications.began)
     finally:
         follower.kill()

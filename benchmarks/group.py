@@ -23,7 +23,7 @@ import numpy as np
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, percentile, ratio, settle
-from txstore.history.slots import Publisher
+from txstore.history.publisher import Publisher
 from txstore.storage import local
 from txstore.storage.local import LocalStorage
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from txstore.storage import late_work
+from txstore.storage import background_cleanup
 
 Samples = dict[str, list[float]]
 Take = Callable[[], float]  # one sample, in seconds: only the part that counts
@@ -83,14 +83,14 @@ class Setting:
 
 
 def finish_requests() -> None:
-    """Return when this process has asked for all that nobody waits for: its last hint, and what it deletes.
+    """Return when this process has asked for all that nobody waits for: its last head cache, and what it deletes.
 
     So it does when it ends in good order. Else this would count as what comes next.
     """
     for thread in threading.enumerate():
-        if thread.name == "txstore hint":
+        if thread.name == "txstore head cache":
             thread.join(60)
-    late_work.wait_for_all(60)
+    background_cleanup.wait_for_all(60)
 
 
 def settle(directory: Path) -> None:

@@ -3,7 +3,7 @@
 The server is moto's S3 on loopback, in a process of its own, and the same for all. It answers slower than one that was
 written for speed, and sooner than one that is far away: what is compared is how much each store asks of it. The peers
 are zarr's `FsspecStore`, over s3fs, which has no transactions, and Icechunk. All write the same 512 chunks of 16 KiB
-without a codec, by one statement of zarr, then commit; and read them back as one array, from a store opened anew.
+without a codec, by one operation of zarr, then commit; and read them back as one array, from a store opened anew.
 
 Requests are counted by a proxy between TxStore and the server. Memory is that of a process that does nothing else.
 """
@@ -209,7 +209,7 @@ def _requests(bench: Bench) -> Iterator[Row]:
         _write_one_chunk(repo, 1)  # the first one of a process reads what the array is
         with _counted(proxy) as counts:
             _write_one_chunk(repo, 2)
-        what = "requests that write, for a small commit and its hint"
+        what = "requests that write, for a small commit and its head cache"
         yield _row("remote commit writes", what, counts["writes"], 2, counts)
         yield _row("remote commit reads", "requests that read, for a small commit", counts["reads"], 3, counts)
 
@@ -234,11 +234,11 @@ def _counted(proxy: Proxy) -> Iterator[dict[str, int]]:
 
 
 def _write_one_chunk(repo: txstore.Repository, value: int) -> None:
-    """Return when the hint is written, too, that nobody waits for."""
+    """Return when the head cache is written, too, that nobody waits for."""
     with repo.transaction() as store:
         zarr.open_array(store, path="x")[:16] = value
     for thread in threading.enumerate():
-        if thread.name == "txstore hint":
+        if thread.name == "txstore head cache":
             thread.join(60)
 
 

@@ -7,8 +7,8 @@ come back, the server does what it is asked in no time and one thing after the o
 milliseconds of its own for each commit. So it tells what a protocol can do with 1,000 committers 100 ms away, which no
 machine at hand could run, and which of two protocols is better before either is built.
 
-`alone` is what a commit does that meets nobody: begin by a listing, offer the file to the slot, and after a lost slot
-read the next ones and try again. `trains` is docs/understand/remote-design.md, "Trains".
+`alone` is what a commit does that meets nobody: begin by a listing, proposal the file to the version, and after a lost
+version read the next ones and try again. `group_commits` is docs/understand/remote-design.md, "Group commits".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Steps = Generator[Any, Any, Any]
 #: Seconds that a committer needs by itself to stage and to build its file, and to read a file and judge it.
 BUILDING, READING = 0.004, 0.001
 LOOKED_AT = 4
-MOST_IN_A_TRAIN = 128
+MOST_IN_A_GROUP_COMMIT = 128
 GATHERING, YIELDS = 1.0, 3
 UNDER_WAY, ARRIVING = (1.0, 2.0), (0.3, 1.0)
 
@@ -81,12 +81,12 @@ class Together:
             self._clock.start(waiter, 0.0, self.found)
 
 
-class Train(NamedTuple):
-    """What is in a slot: who has it, and what the commit that was put there has decided with it."""
+class GroupCommit(NamedTuple):
+    """What is in a version: who has it, and what the commit that was put there has decided with it."""
 
     who: int
-    first: int  # the slot of the first commit that was decided together with this one
-    members: tuple[int, ...]  # who has that slot and those that follow
+    first: int  # the version of the first commit that was decided together with this one
+    members: tuple[int, ...]  # who has that version and those that follow
 
     @property
     def last(self) -> int:
@@ -100,9 +100,9 @@ class Server:
     clock: Clock
     seconds: float
     jitter: float
-    slots: dict[int, Train] = field(default_factory=dict)
-    offers: dict[int, set[int]] = field(default_factory=dict)  # by slot: who
-    leads: dict[int, int] = field(default_factory=dict)  # by slot: who
+    versions: dict[int, GroupCommit] = field(default_factory=dict)
+    proposals: dict[int, set[int]] = field(default_factory=dict)  # by version: who
+    leads: dict[int, int] = field(default_factory=dict)  # by version: who
     requests: int = 0
     top: int = -1
 
@@ -116,36 +116,36 @@ class Server:
     def _way(self) -> float:
         return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
 
-    def create(self, slot: int, train: Train) -> bool:
-        if slot in self.slots:
+    def create(self, version: int, group_commit: GroupCommit) -> bool:
+        if version in self.versions:
             return False
-        self.slots[slot] = train
-        self.top = max(self.top, slot)
+        self.versions[version] = group_commit
+        self.top = max(self.top, version)
         return True
 
-    def offer(self, slot: int, who: int) -> None:
-        self.offers.setdefault(slot, set()).add(who)
+    def propose(self, version: int, who: int) -> None:
+        self.proposals.setdefault(version, set()).add(who)
 
-    def lead(self, slot: int, who: int) -> bool:
-        return self.leads.setdefault(slot, who) == who
+    def lead(self, version: int, who: int) -> bool:
+        return self.leads.setdefault(version, who) == who
 
-    def list_from(self, slot: int) -> tuple[int, frozenset[int], bool]:
-        """Return up to where the slots are taken from one on, who wants the next one, and whether one leads there."""
-        above = slot
-        while above in self.slots:
+    def list_from(self, version: int) -> tuple[int, frozenset[int], bool]:
+        """Return the last version taken from one on, who wants the next one, and whether one leads there."""
+        above = version
+        while above in self.versions:
             above += 1
-        return above - 1, frozenset(self.offers.get(above, ())), above in self.leads
+        return above - 1, frozenset(self.proposals.get(above, ())), above in self.leads
 
-    def left_over(self, slot: int) -> set[int]:
-        """Return who has wanted the slot of the last train in vain, and has not been swept away."""
-        below = self.slots.get(slot - 1)
-        return set() if below is None else self.offers.get(below.first, set()) - set(below.members)
+    def left_over(self, version: int) -> set[int]:
+        """Return who has wanted the version of the last group commit in vain, and has not been swept away."""
+        below = self.versions.get(version - 1)
+        return set() if below is None else self.proposals.get(below.first, set()) - set(below.members)
 
-    def is_wanted(self, slot: int) -> bool:
-        """Tell whether several wanted the slot below, or somebody wants this one."""
-        below = self.slots.get(slot - 1)
-        return bool(self.offers.get(slot)) or (
-            below is not None and (below.last > below.first or bool(self.offers.get(below.first)))
+    def is_wanted(self, version: int) -> bool:
+        """Tell whether several wanted the version below, or somebody wants this one."""
+        below = self.versions.get(version - 1)
+        return bool(self.proposals.get(version)) or (
+            below is not None and (below.last > below.first or bool(self.proposals.get(below.first)))
         )
 
 
@@ -158,7 +158,7 @@ class Committer:
     number: int
     head: int = -1  # up to there it knows what was committed
     is_contended: bool = False
-    is_led: bool = False  # whether another leads at the next slot
+    is_led: bool = False  # whether another leads at the next version
     times: list[float] = field(default_factory=list)
 
     def work(self, commit: Callable[[Committer], Steps]) -> Steps:
@@ -171,22 +171,22 @@ class Committer:
             self.times.append(self.clock.now - began)
 
     def begin(self) -> Steps:
-        slot = self.head + 1
+        version = self.head + 1
         (top, _, self.is_led), self.is_contended = yield from self.ask(
-            lambda: (self.server.list_from(slot), self.server.is_wanted(self.server.list_from(slot)[0] + 1))
+            lambda: (self.server.list_from(version), self.server.is_wanted(self.server.list_from(version)[0] + 1))
         )
         if top > self.head:
             yield from self.read(top)
 
     def read(self, top: int) -> Steps:
-        """Get to know what was committed up to a slot."""
-        slot = self.head + 1
-        first = yield from self.ask(lambda: self.server.slots[slot])
+        """Get to know what was committed up to a version."""
+        version = self.head + 1
+        first = yield from self.ask(lambda: self.server.versions[version])
         yield READING
         if first.last < top:
-            last = yield from self.ask(lambda: self.server.slots[top])
+            last = yield from self.ask(lambda: self.server.versions[top])
             if last.first != top:
-                yield from self.ask(lambda: self.server.slots[last.first])
+                yield from self.ask(lambda: self.server.versions[last.first])
             top = last.last
         self.head = max(top, first.last)
 
@@ -201,99 +201,103 @@ class Committer:
 
 
 def alone(self: Committer) -> Steps:
-    """Offer the file to the next slot; after a lost one, read those that follow, and pause for a part of a trip."""
+    """Try to take the next version; after a lost one, read those that follow, and pause for a part of a trip."""
     server = self.server
     while True:
-        slot = self.head + 1
+        version = self.head + 1
         asked = self.clock.now
-        if (yield from self.ask(partial(server.create, slot, Train(self.number, slot, (self.number,))))):
-            self.head = slot
+        if (yield from self.ask(partial(server.create, version, GroupCommit(self.number, version, (self.number,))))):
+            self.head = version
             return
         yield random.uniform(0, self.clock.now - asked)
-        found = yield self.together([partial(server.slots.__contains__, at) for at in range(slot, slot + LOOKED_AT)])
+        found = yield self.together(
+            [partial(server.versions.__contains__, at) for at in range(version, version + LOOKED_AT)]
+        )
         yield READING
-        self.head = slot + (found.index(False) if False in found else LOOKED_AT) - 1
+        self.head = version + (found.index(False) if False in found else LOOKED_AT) - 1
 
 
-def trains(self: Committer) -> Steps:
-    """Offer the file to the slot; after a lost one, to whoever takes the next slot for all."""
+def group_commits(self: Committer) -> Steps:
+    """Propose the file to the version; after a lost one, to whoever takes the next version for all."""
     server, has_lost = self.server, False
     while not self.is_contended:
-        slot = self.head + 1
-        if (yield from self.ask(partial(server.create, slot, Train(self.number, slot, (self.number,))))):
-            self.head = slot
+        version = self.head + 1
+        if (yield from self.ask(partial(server.create, version, GroupCommit(self.number, version, (self.number,))))):
+            self.head = version
             return
-        found = yield self.together([partial(server.slots.get, at) for at in range(slot, slot + LOOKED_AT)])
+        found = yield self.together([partial(server.versions.get, at) for at in range(version, version + LOOKED_AT)])
         yield READING
         last = max((each for each in found if each is not None), key=lambda each: each.last)
         # Who has met one other, once, tries again alone.
-        self.is_contended = has_lost or last.last > slot
+        self.is_contended = has_lost or last.last > version
         has_lost, self.head = True, last.last
     while True:
-        slot = self.head + 1
+        version = self.head + 1
         asked = self.clock.now
-        questions: list[Callable[[], Any]] = [partial(server.offer, slot, self.number)]
+        questions: list[Callable[[], Any]] = [partial(server.propose, version, self.number)]
         if not self.is_led:
-            questions.append(partial(server.lead, slot, self.number))
+            questions.append(partial(server.lead, version, self.number))
         leads = (yield self.together(questions))[1:] == [True]
         trip = self.clock.now - asked
         yield trip * GATHERING
-        if leads and (yield from _lead(self, slot, trip)):
+        if leads and (yield from _lead(self, version, trip)):
             return
         self.is_led = False
         tries = 0
         while True:
-            top, _, led = yield from self.ask(partial(server.list_from, slot))
-            if top >= slot:
+            top, _, led = yield from self.ask(partial(server.list_from, version))
+            if top >= version:
                 break
             yield trip * random.uniform(*(ARRIVING if tries else UNDER_WAY))
             tries += 1
-            if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, slot, trip)):
+            if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, version, trip)):
                 return
-        train = yield from self.ask(partial(server.slots.__getitem__, slot))
+        group_commit = yield from self.ask(partial(server.versions.__getitem__, version))
         yield READING
-        self.head = train.last
-        self.is_contended, self.is_led = True, led and top == train.last
-        if self.number in train.members:
-            mine = slot + train.members.index(self.number)
+        self.head = group_commit.last
+        self.is_contended, self.is_led = True, led and top == group_commit.last
+        if self.number in group_commit.members:
+            mine = version + group_commit.members.index(self.number)
             while top < mine:
                 yield trip * random.uniform(*ARRIVING)
-                top, _, _ = yield from self.ask(partial(server.list_from, slot))
+                top, _, _ = yield from self.ask(partial(server.list_from, version))
             return
         if top > self.head:
             yield from self.read(top)
 
 
-def _lead(self: Committer, slot: int, trip: float) -> Steps:
+def _lead(self: Committer, version: int, trip: float) -> Steps:
     server = self.server
     for _ in range(YIELDS):
-        top, offers, _ = yield from self.ask(partial(server.list_from, slot))
-        if top >= slot:
+        top, proposals, _ = yield from self.ask(partial(server.list_from, version))
+        if top >= version:
             return False
-        if server.left_over(slot) <= offers:
+        if server.left_over(version) <= proposals:
             break
         yield trip / 2
-    others = [who for who in sorted(offers, key=lambda who: hash((who, slot))) if who != self.number]
-    others = others[: MOST_IN_A_TRAIN - 1]
+    others = [who for who in sorted(proposals, key=lambda who: hash((who, version))) if who != self.number]
+    others = others[: MOST_IN_A_GROUP_COMMIT - 1]
     if others:
         yield self.together([lambda: None for _ in others])
         yield READING * len(others) / 4
-    train = Train(self.number, slot, (self.number, *others))
-    if not (yield from self.ask(partial(server.create, slot, train))):
+    group_commit = GroupCommit(self.number, version, (self.number, *others))
+    if not (yield from self.ask(partial(server.create, version, group_commit))):
         return False
-    self.head, self.is_contended, self.is_led = train.last, bool(others), False
+    self.head, self.is_contended, self.is_led = group_commit.last, bool(others), False
     if others:
         yield self.together(
             [
-                lambda at=at: server.create(at, Train(train.members[at - slot], slot, train.members))
-                for at in range(slot + 1, train.last + 1)
+                lambda at=at: server.create(
+                    at, GroupCommit(group_commit.members[at - version], version, group_commit.members)
+                )
+                for at in range(version + 1, group_commit.last + 1)
             ]
         )
-    server.requests += 1  # deletes the offers, when nobody waits for it
+    server.requests += 1  # deletes the proposals, when nobody waits for it
     return True
 
 
-PROTOCOLS: dict[str, Callable[[Committer], Steps]] = {"alone": alone, "trains": trains}
+PROTOCOLS: dict[str, Callable[[Committer], Steps]] = {"alone": alone, "group_commits": group_commits}
 
 
 # --- what is told
@@ -325,11 +329,11 @@ def simulate(
 
 
 def _check(server: Server, made: list[int]) -> None:
-    """Each commit that somebody was told of is there, and no slot was left out."""
+    """Each commit that somebody was told of is there, and no version was left out."""
     there: dict[int, int] = {}
-    for slot in range(server.top + 1):
-        if slot in server.slots:
-            there[server.slots[slot].who] = there.get(server.slots[slot].who, 0) + 1
+    for version in range(server.top + 1):
+        if version in server.versions:
+            there[server.versions[version].who] = there.get(server.versions[version].who, 0) + 1
     for who, number in enumerate(made):
         if not 0 <= there.get(who, 0) - number <= 1:
             raise AssertionError(f"{who} was told of {number} commits, and {there.get(who, 0)} are there")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import txstore
-from txstore.history import run_packs
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.history.run_packs import RunPack
+from txstore.segments import compaction_outputs
+from txstore.segments.compaction_outputs import CompactionOutput
 
 #: So many bytes of runs small commits merge themselves, and so many keys have a run that is larger than they take.
 AT_ONCE, KEYS = 1024, 60
@@ -22,19 +22,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a thread merge runs of few keys, after any commit but the first of a process."""
     monkeypatch.setattr(Commits, "merged_at_once", AT_ONCE)
     monkeypatch.setattr(RemoteCommits, "merged_at_once", AT_ONCE)
-    monkeypatch.setattr(run_packs, "STEP", 1)
+    monkeypatch.setattr(compaction_outputs, "STEP", 1)
 
 
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `small`; and let it be merged before the commit returns, by the thread that has made it."""
     small(monkeypatch)
-    monkeypatch.setattr(run_packs, "threading", SimpleNamespace(Thread=_Thread))
+    monkeypatch.setattr(compaction_outputs, "threading", SimpleNamespace(Thread=_Thread))
 
 
 def merge_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commits of now merge all runs, aside and inline, whatever their lengths, but the first of a process."""
     inline(monkeypatch)
-    monkeypatch.setattr(run_packs, "plan_aside", lambda runs, at_once: runs if len(runs) > 1 else ())
+    monkeypatch.setattr(compaction_outputs, "plan_aside", lambda runs, at_once: runs if len(runs) > 1 else ())
 
 
 class MergesAll:
@@ -69,19 +69,19 @@ def fill(repo: txstore.Repository, number: int, branch: str = "main") -> dict[st
     return values
 
 
-def waiting(repo: txstore.Repository, branch: str = "main") -> RunPack | None:
+def waiting(repo: txstore.Repository, branch: str = "main") -> CompactionOutput | None:
     """Return the pack that waits for a commit of this process."""
-    merge = repo.engine.commits.run_packs._merges.get(repo.engine.branch(branch))
+    merge = repo.engine.commits.compaction_outputs._merges.get(repo.engine.branch(branch))
     return None if merge is None else merge.pack
 
 
-def some(repo: txstore.Repository, branch: str = "main") -> RunPack:
+def some(repo: txstore.Repository, branch: str = "main") -> CompactionOutput:
     pack = waiting(repo, branch)
     assert pack is not None
     return pack
 
 
-def adopted(repo: txstore.Repository, branch: str = "main") -> list[str]:
-    """Return the paths of the run packs that the head lists."""
+def installed(repo: txstore.Repository, branch: str = "main") -> list[str]:
+    """Return the paths of the compaction outputs that the head lists."""
     head = repo.engine.commits.head(repo.engine.branch(branch))
-    return [] if head is None else sorted(pack.path for pack in head.header.run_packs)
+    return [] if head is None else sorted(pack.path for pack in head.header.compaction_outputs)

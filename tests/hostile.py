@@ -7,8 +7,10 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from txstore.format import keys
-from txstore.history import runs, snapshot
-from txstore.transactions import conflicts, reads, siblings, transaction
+from txstore.history import snapshot
+from txstore.segments import runs
+from txstore.transactions import conflicts, reads, transaction
+from txstore.transactions.participants import siblings
 
 #: They would lead out of the place where keys become file names.
 DOTS = ["..", ".", "../../etc/passwd", "a/../b", "a/./b", "a/..", "./a", ".zarray/..", "a/.zarray/./b"]

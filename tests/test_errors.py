@@ -40,7 +40,7 @@ EXAMPLES = [
     errors.ExportError("/new.zarr", "it holds something"),
     errors.PublishError("/plain.zarr", "it holds something"),
     errors.RepositoryNotFoundError("/data.tx", creatable=True),
-    errors.CommitNotFoundError("slot 7", hint="look"),
+    errors.CommitNotFoundError("version 7", advice="look"),
     errors.CommitTimeoutError("/data.tx", "locks/commit", "process 7 of ana@lab", 5.0),
     errors.NodeNotFoundError("a"),
     errors.UnsupportedFormatError("format.json", found="2", supported="1"),

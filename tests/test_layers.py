@@ -40,9 +40,12 @@ TOWER = [
     "transactions",
     "codecs",
     "history",
+    "commit_queue",
+    "segments",
     "locks",
     "storage",
     "progress",
+    "commit",
     "format",
     "processes",
     "steps",
@@ -55,7 +58,7 @@ LATE_NAMES = {"__init__", "loaders"}
 
 
 def modules() -> dict[str, str]:
-    """Dotted name below txstore -> source: "history.packs", and "history" for history/__init__.py."""
+    """Dotted name below txstore -> source: "segments.packs", and "history" for history/__init__.py."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -163,16 +166,16 @@ def test_public_names(module):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("history.packs", "from txstore.repository import Repository"),
-        ("history.packs", "from ..repository import Repository"),
-        ("history.packs", "from .. import repository"),
-        ("history.packs", "import txstore.repository as facade"),
-        ("history.packs", "from txstore import Repository"),
-        ("history.packs", "import txstore"),
+        ("segments.packs", "from txstore.repository import Repository"),
+        ("segments.packs", "from ..repository import Repository"),
+        ("segments.packs", "from .. import repository"),
+        ("segments.packs", "import txstore.repository as facade"),
+        ("segments.packs", "from txstore import Repository"),
+        ("segments.packs", "import txstore"),
         ("history", "from ..repository import Repository"),
         ("engine", "from .repository import Repository"),
-        ("history.packs", "def late():\n    from txstore.transactions.staging import Staging"),
-        ("history.packs", "if TYPE_CHECKING:\n    from txstore.transactions.staging import Staging"),
+        ("segments.packs", "def late():\n    from txstore.transactions.staging import Staging"),
+        ("segments.packs", "if TYPE_CHECKING:\n    from txstore.transactions.staging import Staging"),
         ("format.keys", "from txstore.history import packs"),
     ],
 )
@@ -197,9 +200,9 @@ def test_what_is_allowed_is_no_breach(source):
     "back",
     [
         "from txstore.history.snapshot import Snapshot",
-        "def late():\n    from .snapshot import Snapshot",
+        "def late():\n    from ..history.snapshot import Snapshot",
         "if TYPE_CHECKING:\n    from txstore.history import snapshot",
     ],
 )
 def test_a_circle_is_found(back):
-    assert circle({"history.snapshot": "from txstore.history.packs import Pack", "history.packs": back})
+    assert circle({"history.snapshot": "from txstore.segments.packs import Pack", "segments.packs": back})

@@ -105,7 +105,7 @@ def test_of_maintenance(filled: txstore.Repository, tmp_path: Path) -> None:
     assert repr(usage).startswith(f"<Usage {readable_size(usage.total)}: {readable_size(usage.live)} live, ")
     assert "g<b>/x" in text_of(usage)
     assert "0 files (0 B) deleted" in text_of(filled.vacuum())
-    assert "commits up to slot 1" in text_of(filled.backup(tmp_path / "backup.tx"))
+    assert "commits up to version 1" in text_of(filled.backup(tmp_path / "backup.tx"))
     report = filled.erase("g<b>")
     assert "4 values" in text_of(report)
     assert f"as {filled.head()}" in repr(report)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from txstore.storage import late_work
+from txstore.storage import background_cleanup
 from txstore.storage.request_threads import REQUESTS, executor
 
 TIMEOUT = 60
@@ -26,6 +26,6 @@ def wait_for_requests() -> None:
         arrived.result()
 
 
-def wait_for_late_work() -> None:
+def wait_for_background_cleanup() -> None:
     """Wait until all is done that was left to the thread that nobody waits for."""
-    assert late_work.wait_for_all(TIMEOUT)
+    assert background_cleanup.wait_for_all(TIMEOUT)

@@ -47,12 +47,12 @@ from txstore.interchange.bare_path import keep_repositories
 
 if TYPE_CHECKING:
     from txstore import constraints, loaders
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
     from txstore.repository import Repository
     from txstore.store import TxStore
     from txstore.synchronized_arrays import synchronized
-    from txstore.transactions.named import NamedTransaction
+    from txstore.transactions.participants.named import NamedTransaction
     from txstore.transactions.regions import APPEND, METADATA, Append
     from txstore.transactions.transaction import Transaction
 
@@ -116,9 +116,9 @@ __all__ = [
 _LATE = {
     "APPEND": "transactions.regions",
     "Append": "transactions.regions",
-    "Commit": "history.commit",
+    "Commit": "commit",
     "METADATA": "transactions.regions",
-    "NamedTransaction": "transactions.named",
+    "NamedTransaction": "transactions.participants.named",
     "Repository": "repository",
     "Snapshot": "history.snapshot",
     "Transaction": "transactions.transaction",

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import processes
+from txstore.commit import MAIN, Stored
 from txstore.errors import (
     CommitNotFoundError,
     LocksUnavailableError,
@@ -19,21 +20,20 @@ from txstore.errors import (
 )
 from txstore.format.keys import check_name
 from txstore.format.records import SNAPSHOT, TransactionRecord
-from txstore.history.commit import MAIN, Stored
 from txstore.history.find import At, find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
-from txstore.history.runs import Located
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
 from txstore.maintenance.retention import FoldingTransaction, check_retention
+from txstore.segments.runs import Located
 from txstore.storage.sources import Sources
 from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.held_locks import TransactionLocks
-from txstore.transactions.named import find, find_or_begin
+from txstore.transactions.participants.named import find, find_or_begin
+from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.regions import Lock
-from txstore.transactions.shared import SharedTransaction
 from txstore.transactions.staging import Staging
 from txstore.transactions.transaction import Transaction
 
@@ -88,7 +88,7 @@ class Engine:
     def branch(self, name: str) -> str:
         """Return the id of the branch with a name, by which all below knows it. Raises `CommitNotFoundError`."""
         if name != MAIN and not self.exists():
-            raise CommitNotFoundError(f"branch {name!r}", hint="there is no repository yet")
+            raise CommitNotFoundError(f"branch {name!r}", advice="there is no repository yet")
         return self.commits.branches.id_of(name)
 
     def newest(self, branch: str = MAIN) -> Snapshot:
@@ -249,8 +249,8 @@ EMPTY = (-1, "")
 class Position:
     """The commit that a handle stands at, found at the first use and then the same for ever (I4).
 
-    Without `at` or `tag` it is the head; `exact` is a slot and commit id that some other process stood at. A repository
-    that does not exist is an empty snapshot to whoever creates it (`creates`), an error to everybody else.
+    Without `at` or `tag` it is the head; `exact` is a version and commit id that some other process stood at. A
+    repository that does not exist is an empty snapshot to whoever creates it (`creates`), an error to everybody else.
     """
 
     def __init__(
@@ -330,10 +330,10 @@ class Position:
 
     @property
     def exact(self) -> tuple[int, str] | None:
-        """Slot and commit id, or `EMPTY`, for another process to stand at the same place; None: not looked for yet."""
+        """Version and commit id, or `EMPTY`, for another process to start at the same place; None: not read yet."""
         if self._snapshot is None:
             return self._exact
-        return EMPTY if self.stored is None else (self.stored.header.slot, self.stored.header.id.hex())
+        return EMPTY if self.stored is None else (self.stored.header.version, self.stored.header.id.hex())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self._engine, self.branch, self.exact, self._creates)
@@ -347,10 +347,10 @@ class Position:
         if self._exact == EMPTY:
             return engine.snapshots.of(None)
         if self._exact is not None:
-            slot, commit_id = self._exact
-            stored = commits.at(self._branch, slot)
+            version, commit_id = self._exact
+            stored = commits.at(self._branch, version)
             if stored is None or stored.header.id.hex() != commit_id:
-                raise SnapshotExpiredError(f"{commits.label(self._branch, slot)} ({commit_id})")
+                raise SnapshotExpiredError(f"{commits.label(self._branch, version)} ({commit_id})")
             return engine.snapshots.of(stored)
         if self._tag is not None:
             return engine.snapshots.of(find_tagged(commits, self._tag))

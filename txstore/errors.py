@@ -498,11 +498,11 @@ class RepositoryNotFoundError(TxStoreError):
 
 
 class CommitNotFoundError(TxStoreError, LookupError):
-    """No such slot, commit id, tag, branch or date: look at `repo.log()`, `repo.tags` and `repo.branches`."""
+    """No such version, commit id, tag, branch or date: look at `repo.log()`, `repo.tags` and `repo.branches`."""
 
-    def __init__(self, what: str, *, hint: str) -> None:
+    def __init__(self, what: str, *, advice: str) -> None:
         self.what = what
-        super().__init__(f"{what}: {hint}")
+        super().__init__(f"{what}: {advice}")
 
 
 class NodeNotFoundError(TxStoreError, KeyError):

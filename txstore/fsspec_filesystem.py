@@ -94,7 +94,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         commit = self.snapshot.commit
-        place = None if commit is None else (commit.slot, commit.id)
+        place = None if commit is None else (commit.version, commit.id)
         return _restored, (self.storage_args, dict(self.storage_options), place)
 
     @property
@@ -269,9 +269,9 @@ def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str
 def _restored(arguments: tuple[Any, ...], options: dict[str, Any], place: tuple[int, str] | None) -> TxStoreFileSystem:
     if place is None:
         return TxStoreFileSystem(*arguments, **options)
-    slot, commit_id = place
-    restored = TxStoreFileSystem(*arguments, **{**options, "at": slot, "tag": None})
+    version, commit_id = place
+    restored = TxStoreFileSystem(*arguments, **{**options, "at": version, "tag": None})
     commit = restored.snapshot.commit
     if commit is None or commit.id != commit_id:
-        raise SnapshotExpiredError(f"{commit_id} (slot {slot})")
+        raise SnapshotExpiredError(f"{commit_id} (version {version})")
     return restored

@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
+from txstore.commit import MAIN, Commit, Stored
+from txstore.commit_queue.tickets import Turns
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
@@ -30,7 +32,6 @@ from txstore.format.tree import tree_lines
 from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
-from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
 from txstore.history.erasures import Erasure, read_erasures
@@ -40,7 +41,6 @@ from txstore.history.log import Log, changing
 from txstore.history.opening import Access
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
-from txstore.history.tickets import Turns
 from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.erase import ErasureReport, check_paths, erase
 from txstore.maintenance.optimize import optimize
@@ -57,7 +57,7 @@ from txstore.progress import Progress, Wanted, showing
 from txstore.storage.pack_cache import CACHE_SIZE
 from txstore.storage.sources import Given, allowed
 from txstore.transactions.conflicts import Settle
-from txstore.transactions.named import NamedTransaction, transactions
+from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
 
@@ -412,9 +412,9 @@ class Repository:
     def snapshot(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
         """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
 
-        `at` is a slot (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, a branch, or a date:
-        the newest commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a
-        `numpy.datetime64`, which is in UTC. "HEAD" is the newest commit of the branch, "dev@3" what is in slot 3 of
+        `at` is a version (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, a branch, or a
+        date: the newest commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a
+        `numpy.datetime64`, which is in UTC. "HEAD" is the newest commit of the branch, "dev@3" what is in version 3 of
         another one; "HEAD~1", "v1~2" are one and two commits before what the name stands for.
 
         Raises
@@ -500,7 +500,7 @@ class Repository:
         return None if stored is None else stored.commit
 
     def commit(self, at: At, *, branch: str = MAIN) -> Commit:
-        """Return the commit that a slot, an id or an aware datetime names."""
+        """Return the commit that a version, an id or an aware datetime names."""
         return find_commit(self._existing(), at, self.engine.branch(branch)).commit
 
     def resolve(self, commit_id: str) -> Commit | None:
@@ -803,7 +803,7 @@ class Repository:
             change, target, resolve, append=append, message=message, properties=properties, progress=progress
         )
         if made.commit is None:
-            raise CommitNotFoundError(f"branch {branch!r}", hint="it has no commits yet")
+            raise CommitNotFoundError(f"branch {branch!r}", advice="it has no commits yet")
         return made.commit
 
     def follow(
@@ -815,7 +815,7 @@ class Repository:
     ) -> Generator[Commit, None, None]:
         """Yield every commit that is made after `since`, in order, each once, and wait for the next one.
 
-        `since` is a `Commit`, or what `commit` takes: a slot, an id or an aware datetime; -1 is before the first.
+        `since` is a `Commit`, or what `commit` takes: a version, an id or an aware datetime; -1 is before the first.
         By default it is the head at the moment of this call. A repository that does not exist yet is waited for, and
         followed from its first commit. `timeout` is how many seconds each wait for a commit may take before the
         iteration ends: 0 yields what there is and ends, None waits for ever.

@@ -17,6 +17,7 @@ from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore import processes
 from txstore._native import chunks
+from txstore.commit import MAIN, Commit
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
@@ -27,16 +28,15 @@ from txstore.format.records import SNAPSHOT
 from txstore.format.regions import Region
 from txstore.format.shown import html_lines
 from txstore.format.tree import tree_lines
-from txstore.history.commit import MAIN, Commit
 from txstore.history.declarations import Constraints
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
-from txstore.history.runs import Located
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
+from txstore.segments.runs import Located
 from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.operations import is_on_loop
 from txstore.sessions.session import Joining, Reliance, Session
-from txstore.sessions.statements import is_on_loop
 from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
 
@@ -75,29 +75,17 @@ class HasEngine(Protocol):
 class TxStore(Store, ChunkStore):
     """A zarr store whose writes become visible together, at `commit`, or not at all.
 
-    Parameters
-    ----------
-    url_or_repository : str, PathLike or Repository
-        Where the repository is. It is created by the first write, never by reading.
-    read_only : bool
-        Read one commit, for as long as you like. Implied by `at` and `tag`. Where there is no repository, this raises
-        `RepositoryNotFoundError`.
-    create : bool
-        False: the same is raised for a store to write to. So a misspelled path makes no second repository.
-    branch : str
-        The name of the branch that is read, or committed to.
-    at : int, str, Commit, datetime or numpy.datetime64, optional
-        A slot (-1 is the newest commit), a commit or its id (or its first digits), a tag, or a date: the newest commit
-        that is not later. A date has a zone, or is a `numpy.datetime64`, in UTC.
-    tag : str, optional
-        The name of a tag.
-    durability : {"fsync", "none"}
-        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data. (The
-        stores of `Repository.transaction` have the repository's.)
-    storage_options : dict, optional
-        Of the fsspec file system that the URL is of. More can be said to a `Repository`.
-    sources : dict or list of str, optional
-        Below which URLs values may lie outside of the repository, as in `Repository`.
+    Parameters ---------- url_or_repository : str, PathLike or Repository Where the repository is. It is created by the
+    first write, never by reading. read_only : bool Read one commit, for as long as you like. Implied by `at` and `tag`.
+    Where there is no repository, this raises `RepositoryNotFoundError`. create : bool False: the same is raised for a
+    store to write to. So a misspelled path makes no second repository. branch : str The name of the branch that is
+    read, or committed to. at : int, str, Commit, datetime or numpy.datetime64, optional A version (-1 is the newest
+    commit), a commit or its id (or its first digits), a tag, or a date: the newest commit that is not later. A date has
+    a zone, or is a `numpy.datetime64`, in UTC. tag : str, optional The name of a tag. durability : {"fsync", "none"}
+    Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data. (The stores of
+    `Repository.transaction` have the repository's.) storage_options : dict, optional Of the fsspec file system that the
+    URL is of. More can be said to a `Repository`. sources : dict or list of str, optional Below which URLs values may
+    lie outside of the repository, as in `Repository`.
 
     A writable store is a session of successive transactions: `commit()` publishes what is staged and goes on from
     there, `rollback()` drops it and moves to the newest commit. As a context manager it commits on a clean exit, rolls
@@ -355,7 +343,7 @@ class TxStore(Store, ChunkStore):
         and `ConflictError` if another commit has changed one of the chunks since this transaction began.
         """
         session = self._writer()
-        return LockBlock(lambda: session.transaction, session.door, {path: selection}, timeout)
+        return LockBlock(lambda: session.transaction, session.gate, {path: selection}, timeout)
 
     def rollback(self) -> None:
         """Drop what is staged and move to the newest commit."""
@@ -613,15 +601,15 @@ class TxStore(Store, ChunkStore):
 
     @property
     def _supports_sync_io(self) -> bool:
-        """Asked by zarr's fused pipeline before each batch: no, if the statement has to wait, which no thread must."""
+        """Asked by zarr's fused pipeline before each batch: no, if the operation has to wait, which no thread must."""
         session = self._session
-        # Where a write may be refused, each chunk is a task, of which it is known to which statement it belongs.
-        return session is None or (session.door.may_enter() and session.holds_newest)
+        # Where a write may be refused, each chunk is a task, of which it is known to which operation it belongs.
+        return session is None or (session.gate.may_enter() and session.holds_newest)
 
     async def let_in(self) -> None:
         session = self._session
-        if session is not None and not session.door.may_enter():
-            await session.door.enter()
+        if session is not None and not session.gate.may_enter():
+            await session.gate.enter()
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         await self.let_in()
@@ -633,8 +621,8 @@ class TxStore(Store, ChunkStore):
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         session = self._session
-        if session is not None and not session.door.may_enter():  # `let_in`, on the hot paths
-            await session.door.enter()
+        if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
+            await session.gate.enter()
         if self._engine.storage.ranges is None:
             if not self._view.is_foreign(key):
                 return self.get_sync(key, prototype=prototype, byte_range=byte_range)
@@ -662,8 +650,8 @@ class TxStore(Store, ChunkStore):
 
     async def set(self, key: str, value: Buffer) -> None:
         session = self._session
-        if session is not None and not session.door.may_enter():  # `let_in`, on the hot paths
-            await session.door.enter()
+        if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
+            await session.gate.enter()
         if self._engine.storage.ranges is None:
             self.set_sync(key, value)
         else:

@@ -11,7 +11,7 @@ from xarray import Dataset, Variable
 from xarray.backends import BackendEntrypoint
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
-from txstore.history.commit import MAIN
+from txstore.commit import MAIN
 from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.interchange.concealing import concealed

@@ -1,4 +1,4 @@
-"""A small array of ten chunks, read again and again from one array object: what a statement costs by itself."""
+"""A small array of ten chunks, read again and again from one array object: what an operation costs by itself."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from tests.history.test_branches import commit
 from txstore.cli.branches import draw, newest_first
-from txstore.history.commit import EPOCH, Commit
+from txstore.commit import EPOCH, Commit
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_list_create_rename_delete(branched: txstore.Repository) -> None:
     assert "dev@1" in run("branch", "list", url).stdout
     for at in ("v1", "0", branched.commit(0).id[:8], branched.commit(0).time.isoformat()):
         assert run("branch", "create", url, "new", at).exit_code == 0
-        assert branched.branches["new"].slot == 0
+        assert branched.branches["new"].version == 0
         assert run("branch", "delete", url, "new").exit_code == 0
     assert run_json("branch", "create", url, "new", "dev")["commit"]["id"] == dev.id
     assert run_json("branch", "rename", url, "new", "newer") == {"branch": "newer"}
@@ -50,7 +50,7 @@ def test_what_is_refused(branched: txstore.Repository, tmp_path: Path) -> None:
     assert_refused(run("branch", "create", url, "dev"), "'dev' exists")
     assert_refused(run("branch", "create", url, "DEV"), "differs in case alone")
     assert_refused(run("branch", "create", url, "a/b"), "letters, digits")
-    assert_refused(run("branch", "create", url, "new", "77"), "slot 77")
+    assert_refused(run("branch", "create", url, "new", "77"), "version 77")
     assert_refused(run("branch", "delete", url, "main"), "is the first one")
     assert_refused(run("branch", "delete", url, "other"), "no branch 'other'")
     assert_refused(run("branch", "rename", url, "other", "more"), "no branch 'other'")

@@ -179,7 +179,7 @@ def test_run_as_a_module(filled: txstore.Repository) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "txstore", "log", filled.url, "--json"], capture_output=True, text=True, check=True
     )
-    assert [commit["slot"] for commit in json.loads(ran.stdout)] == [1, 0]
+    assert [commit["version"] for commit in json.loads(ran.stdout)] == [1, 0]
 
 
 @pytest.mark.long
@@ -202,7 +202,7 @@ def test_log(filled: txstore.Repository) -> None:
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
     commits = list(filled.log())
-    assert lines[0] == ["slot", "id", "time", "author", "keys", "size", "message"]
+    assert lines[0] == ["version", "id", "time", "author", "keys", "size", "message"]
     assert [line[:2] for line in lines[2:]] == [["1", commits[0].id[:12]], ["0", commits[1].id[:12]]]
     assert lines[2][-5:] == ["+4", f"{commits[0].statistics['bytes_set']}", "B", "(main)", "fill"]
     assert lines[3][-6:] == ["(tag:", "v1)", "create", "[all]", "of", "it"]
@@ -265,7 +265,7 @@ def test_what_is_shown_fits_80_columns(repo: txstore.Repository, terminal: Calla
     commit = repo.head()
     assert commit is not None
     assert any(
-        f"{commit.slot}  {commit.id[:12]}  {commit.time.astimezone():%Y-%m-%d %H:%M %Z}  " in line for line in shown
+        f"{commit.version}  {commit.id[:12]}  {commit.time.astimezone():%Y-%m-%d %H:%M %Z}  " in line for line in shown
     )
     begin = shown[0].index("message")
     assert long in " ".join(line[begin:].strip() for line in shown if line[:4].strip() in ("0", ""))
@@ -335,7 +335,7 @@ def test_log_as_json(filled: txstore.Repository) -> None:
         for commit, called in zip(commits, names, strict=True)
     ]
     assert list(shown[0]) == [
-        "id", "branch", "slot", "seq", "parent", "time", "author", "message", "properties", "statistics",
+        "id", "branch", "version", "seq", "parent", "time", "author", "message", "properties", "statistics",
         "merged", "names",
     ]  # fmt: skip
     assert run_json("log", filled.url, "--limit", 1) == shown[:1]
@@ -456,17 +456,17 @@ def test_ls_of_what_zarr_can_not_read(repo: txstore.Repository, fill_value: str)
 def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
     assert_refused(run("ls", filled.url, "nowhere"), "no array or group is at 'nowhere'")
     assert_refused(run("ls", filled.url, "a//b"), "empty segment")
-    assert_refused(run("ls", filled.url, "--at", "2"), "slots 0 to 1")
+    assert_refused(run("ls", filled.url, "--at", "2"), "versions 0 to 1")
     assert_refused(run("ls", filled.url, "--at", "v2", "--keys"), "'v2'")
 
 
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["slot", "id", "id prefix", "tag"])
+@pytest.mark.parametrize("name", ["version", "id", "id prefix", "tag"])
 def test_show(filled: txstore.Repository, name: str) -> None:
     commit = filled.commit(0)
-    given = {"slot": "0", "id": commit.id, "id prefix": commit.id[:10].upper(), "tag": "v1"}[name]
+    given = {"version": "0", "id": commit.id, "id prefix": commit.id[:10].upper(), "tag": "v1"}[name]
     told = run_json("show", filled.url, given)
     assert [node["path"] for node in told.pop("changes")] == [node.path for node in filled.diff(0)]
     assert told == {**asdict(commit), "time": commit.time.isoformat()}
@@ -482,17 +482,17 @@ def test_show(filled: txstore.Repository, name: str) -> None:
 
 
 def test_show_without_a_commit_shows_the_newest(filled: txstore.Repository, open_repo: Any) -> None:
-    assert run_json("show", filled.url)["slot"] == 1
+    assert run_json("show", filled.url)["version"] == 1
     empty = open_repo("empty.tx")
     empty.engine.commits.identity.create(durable=False)
     assert_refused(run("show", empty.url), "nothing was committed yet")
 
 
-def test_digits_are_a_slot_unless_they_are_many(filled: txstore.Repository) -> None:
+def test_digits_are_a_version_unless_they_are_many(filled: txstore.Repository) -> None:
     filled.tags["123"] = 1  # can't be reached by this name here: the documented rule
     filled.tags["1234567890"] = 1
-    assert_refused(run("show", filled.url, "123"), "slot 123")
-    assert run_json("show", filled.url, "1234567890")["slot"] == 1
+    assert_refused(run("show", filled.url, "123"), "version 123")
+    assert run_json("show", filled.url, "1234567890")["version"] == 1
 
 
 @pytest.mark.parametrize("commit", ["7", "999999999", "9999999999", "abcdefabcdef", "v2", "a/b", ""])

@@ -86,7 +86,7 @@ def test_what_is_well_is_left_alone(path):
 def test_backup(path, tmp_path):
     result = run("backup", path, tmp_path / "copy")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "is new: commits up to slot 1; 4 files" in result.stdout
+    assert "is new: commits up to version 1; 4 files" in result.stdout
     shown = json.loads(run("backup", path, tmp_path / "copy", "--json").stdout)
     assert shown["files"] == 0
     assert shown["commit"] == txstore.Repository(path).head().id

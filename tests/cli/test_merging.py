@@ -83,7 +83,7 @@ def test_cherry_pick_and_revert(branched: txstore.Repository) -> None:
     put(branched, x=3)
     put(branched, x=4)
     assert run("revert", url, "3").exit_code == 1
-    assert_refused(run("revert", url, "77"), "slot 77")
+    assert_refused(run("revert", url, "77"), "version 77")
     assert_refused(run("cherry-pick", url, "none"), "none")
 
 
@@ -91,7 +91,7 @@ def test_tags(branched: txstore.Repository) -> None:
     url, head = branched.url, branched.head()
     assert head is not None
     assert run("tag", "create", url, "v1").stdout == f"v1 is main@0 ({head.id})\n"
-    assert run_json("tag", "create", url, "d1", "--branch", "dev")["commit"]["slot"] == 1
+    assert run_json("tag", "create", url, "d1", "--branch", "dev")["commit"]["version"] == 1
     assert run("tag", "create", url, "d2", "dev").exit_code == 0
     assert branched.tags["d2"] == branched.head("dev")
     assert list(run_json("tag", "list", url)) == ["d1", "d2", "v1"]

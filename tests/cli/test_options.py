@@ -165,7 +165,7 @@ def test_options_are_where_they_belong(name: str) -> None:
         assert {"--message", "-m", "--branch"} <= there
     if name in LOOKING:
         assert {"--at", "--branch"} <= there
-    if "COMMIT" in ARGUMENTS[name] or "--at" in there:  # slots are those of a branch
+    if "COMMIT" in ARGUMENTS[name] or "--at" in there:  # versions are those of a branch
         assert "--branch" in there
     assert (name in ASKING) == ("--yes" in there)
 
@@ -193,19 +193,21 @@ def filled(repo: txstore.Repository) -> txstore.Repository:
 
 
 @pytest.mark.parametrize(
-    ("given", "slot"),
+    ("given", "version"),
     [("-1", 3), ("-2", 2), ("0", 0), ("HEAD", 3), ("HEAD~1", 2), ("main~2", 1), ("v1~1", 0), ("v1~", 0), ("-1~1", 2),
      ("3~2", 1), ("dev~1", 1), ("main@2", 2), ("dev", 2)],
 )  # fmt: skip
-def test_positions(given: str, slot: int, filled: txstore.Repository) -> None:
-    assert run_json("show", filled.url, given)["slot"] == slot
-    assert run_json("ls", filled.url, "--at", given, "--keys") == run_json("ls", filled.url, f"--at={slot}", "--keys")
+def test_positions(given: str, version: int, filled: txstore.Repository) -> None:
+    assert run_json("show", filled.url, given)["version"] == version
+    assert run_json("ls", filled.url, "--at", given, "--keys") == run_json(
+        "ls", filled.url, f"--at={version}", "--keys"
+    )
 
 
 def test_negative_numbers_are_commits(filled: txstore.Repository) -> None:
     assert run_json("diff", filled.url, "-2", "-1") == run_json("diff", filled.url, "2", "3")
     assert run_json("diff", filled.url, "-1", "--branch", "dev") == run_json("diff", filled.url, "2")
-    assert run_json("tag", "create", filled.url, "v2", "-2")["commit"]["slot"] == 2
+    assert run_json("tag", "create", filled.url, "v2", "-2")["commit"]["version"] == 2
     assert run_json("revert", filled.url, "-1")["commit"]["message"] == "revert of main@3: number 3"
     assert run_json("mv", filled.url, "a0", "b", "-m", "-5")["message"] == "-5"
 
@@ -219,7 +221,12 @@ def test_what_is_no_number_is_an_option(filled: txstore.Repository) -> None:
 
 
 def test_a_commit_that_is_not_there(filled: txstore.Repository) -> None:
-    for given, words in [("nain", "'main'"), ("HEAD~9", "slots 0 to 3"), ("-9", "slots 0 to 3"), ("v2~1", "'v1'")]:
+    for given, words in [
+        ("nain", "'main'"),
+        ("HEAD~9", "versions 0 to 3"),
+        ("-9", "versions 0 to 3"),
+        ("v2~1", "'v1'"),
+    ]:
         assert_refused(run("show", filled.url, given), words)
     assert_refused(run("show", filled.url, "zzzz"), "txstore log", "HEAD")
 

@@ -6,7 +6,7 @@ import pytest
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
-from tests.maintenance.upkeep import content, floor_of, rewrite, tree
+from tests.maintenance.upkeep import content, oldest_kept_of, rewrite, tree
 from txstore.format.shown import readable_size
 
 
@@ -20,7 +20,7 @@ def test_optimize(rewritten):
     before = content(rewritten)
     made = run_json("optimize", rewritten.url)["commit"]
     assert made["message"] == "optimize"
-    assert made["slot"] == 12
+    assert made["version"] == 12
     assert content(rewritten) == before
     assert run_json("optimize", rewritten.url) == {"commit": None}
     assert run("optimize", rewritten.url).stdout == "nothing to do\n"
@@ -35,9 +35,9 @@ def test_vacuum(rewritten):
     assert told["dry_run"]
     done = run_json("vacuum", rewritten.url, "--keep", 3)
     assert done == {**told, "dry_run": False}
-    assert done["floor"] == floor_of(rewritten) == 9
+    assert done["oldest_kept"] == oldest_kept_of(rewritten) == 9
     assert run("vacuum", rewritten.url).stdout == (
-        "0 files (0 B) deleted, 0 commits given up; commits are kept from slot 9 on\n"
+        "0 files (0 B) deleted, 0 commits given up; commits are kept from version 9 on\n"
     )
     assert "would be given up" in run("vacuum", rewritten.url, "--keep", 1, "--dry-run").stdout
 
@@ -53,7 +53,7 @@ def test_what_is_no_age(rewritten, age):
     result = run("vacuum", rewritten.url, "--older-than", age)
     assert result.exit_code == 2
     assert "30d" in result.stderr
-    assert floor_of(rewritten) == 0
+    assert oldest_kept_of(rewritten) == 0
 
 
 def test_keep_is_at_least_1(rewritten):

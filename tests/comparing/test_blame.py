@@ -40,8 +40,8 @@ def test_each_chunk_by_its_commit(repo: txstore.Repository, zarr_format: Any, sh
     by = blame.documents[document]
     assert by is not None
     assert by.message == "units"
-    assert [commit.slot for commit in blame.commits if commit] == sorted(
-        {commit.slot for commit in blame.commits if commit}, reverse=True
+    assert [commit.version for commit in blame.commits if commit] == sorted(
+        {commit.version for commit in blame.commits if commit}, reverse=True
     )
     assert json.loads(json.dumps(blame.as_dict()))["path"] == "g/x"
     assert "units" in str(blame)

@@ -203,8 +203,8 @@ def test_as_all_values_compared(tmp_path_factory: pytest.TempPathFactory, data: 
             repo.optimize()
     head = repo.head()
     assert head is not None
-    one, other = (data.draw(st.integers(0, head.slot)) for _ in range(2))
-    sides = [np.asarray(zarr.open_array(repo.snapshot(slot), path="x", mode="r")[:]) for slot in (one, other)]
+    one, other = (data.draw(st.integers(0, head.version)) for _ in range(2))
+    sides = [np.asarray(zarr.open_array(repo.snapshot(version), path="x", mode="r")[:]) for version in (one, other)]
     whole = np.maximum(*(side.shape for side in sides))
     padded = [np.full(whole, 3, "i1") for _ in sides]
     for side, room in zip(sides, padded, strict=True):

@@ -53,7 +53,7 @@ class Found(NamedTuple):
     """The history that an image holds."""
 
     ids: list[str]  # of all commits, oldest first
-    floor: int  # the lowest slot that can be read
+    oldest_kept: int  # the lowest version that can be read
 
     def slot_of(self, commit: str) -> int:
         return self.ids.index(commit)
@@ -96,20 +96,24 @@ def _history(repo: txstore.Repository, world: World, promised: list[str]) -> Fou
     foreign = [commit for commit in ids if commit not in world.made]
     assert not foreign, f"what nobody has committed is there: {foreign}"
     assert len(ids) == len(set(ids)), "a commit is there twice"
-    floor = len(ids) - len(kept)
-    assert floor <= world.floor, f"what lies below slot {floor} is gone; a vacuum was to keep it from {world.floor} on"
-    return Found(ids, floor)
+    oldest_kept = len(ids) - len(kept)
+    assert oldest_kept <= world.oldest_kept, (
+        f"what lies below version {oldest_kept} is gone; a vacuum was to keep it from {world.oldest_kept} on"
+    )
+    return Found(ids, oldest_kept)
 
 
 def _compare(repo: txstore.Repository, world: World, found: Found, *, every: bool) -> None:
-    for slot in range(len(found.ids)) if every else ():
-        state = world.state(found.ids[: slot + 1])
+    for version in range(len(found.ids)) if every else ():
+        state = world.state(found.ids[: version + 1])
         try:
-            held = dict(repo.mapping(slot))
+            held = dict(repo.mapping(version))
         except txstore.SnapshotExpiredError:
-            assert slot < found.floor, f"commit {slot} can't be read, and the floor is {found.floor}"
+            assert version < found.oldest_kept, (
+                f"commit {version} can't be read, and the oldest kept version is {found.oldest_kept}"
+            )
             continue
-        assert held == state, f"commit {slot} holds something else"
+        assert held == state, f"commit {version} holds something else"
     if repo.exists:
         assert dict(repo.mapping()) == world.state(found.ids), "the head holds something else"
     for _, _, name in world.untagged:
@@ -138,18 +142,20 @@ def _compare_branches(repo: txstore.Repository, world: World) -> None:
 def _is_scratch(path: str, world: World, promised: list[str]) -> bool:
     """Tell whether damage at a path can only concern commits that were not to survive.
 
-    One that was made with `durability="none"` may be in its slot without content, until a durable one has followed.
+    One that was made with `durability="none"` may be in its version without content, until a durable one has followed.
     """
     if not _has_scratch(world):
         return False
     if path in world.scratch:
         return world.scratch[path] not in promised
     if path.startswith(names.commits_directory("main")):
-        slot = names.parse_slot(path.rpartition("/")[2])
-        return slot is not None and slot >= _safe(world, promised)
+        version = names.parse_version(path.rpartition("/")[2])
+        return version is not None and version >= _safe(world, promised)
     if path.startswith(names.PACKS):
-        slots = [header.slot for header in SYSTEM.headers.values() if path in {pack.name.path for pack in header.packs}]
-        return min(slots, default=0) >= _safe(world, promised)
+        versions = [
+            header.version for header in SYSTEM.headers.values() if path in {pack.name.path for pack in header.packs}
+        ]
+        return min(versions, default=0) >= _safe(world, promised)
     return path == names.FORMAT and not promised
 
 
@@ -158,29 +164,31 @@ def _has_scratch(world: World) -> bool:
 
 
 def _safe(world: World, promised: list[str]) -> int:
-    """How many slots are safe: a durable commit, or a vacuum that deletes, makes all durable that is below it."""
+    """How many versions are safe: a durable commit, or a vacuum that deletes, makes all durable that is below it."""
     order = [promise.commit for promise in world.commits]
-    floors = [Tag.decode(world.open().engine.storage.read(path)).slot for path in _floors(world)]
-    return max([*floors, *(order.index(commit) for commit in promised)], default=-1) + 1
+    oldest_kept_versions = [
+        Tag.decode(world.open().engine.storage.read(path)).version for path in _oldest_kept_versions(world)
+    ]
+    return max([*oldest_kept_versions, *(order.index(commit) for commit in promised)], default=-1) + 1
 
 
-def _floors(world: World) -> list[str]:
-    directory = names.floor_directory("main")
+def _oldest_kept_versions(world: World) -> list[str]:
+    directory = names.oldest_kept_directory("main")
     return [f"{directory}/{name}" for name in world.open().engine.storage.list(directory)]
 
 
 def _look_at_promised(world: World, promised: list[str]) -> None:
     """Where the newest is damaged, what is below it can still be read."""
     repo = world.open()
-    floor, safe = repo.engine.commits.floor("main"), _safe(world, promised)
+    oldest_kept, safe = repo.engine.commits.oldest_kept("main"), _safe(world, promised)
     ids: list[str] = []
-    for slot in range(floor, safe):
-        stored = repo.engine.commits.read("main", slot)
-        assert stored is not None, f"commit {slot} is gone, and only those below {floor} were to go"
+    for version in range(oldest_kept, safe):
+        stored = repo.engine.commits.read("main", version)
+        assert stored is not None, f"commit {version} is gone, and only those below {oldest_kept} were to go"
         headers = _chain(stored.hash)
         _note_maintenance(world, headers)
         ids = [header.id.hex() for header in headers][::-1]
-        assert dict(repo.mapping(slot)) == world.state(ids), f"commit {slot} holds something else"
+        assert dict(repo.mapping(version)) == world.state(ids), f"commit {version} holds something else"
     missing = [commit for commit in promised if commit not in ids]
     assert not missing, f"acknowledged commits are missing: {missing}, of {promised}; found {ids}"
 
@@ -237,9 +245,9 @@ def _check_faults(
 
     def is_legitimate(fault: Fault) -> bool:
         directory, _, name = fault.path.rpartition("/")
-        slot = names.parse_slot(name)
+        version = names.parse_version(name)
         if directory == names.commits_directory("main"):
-            return slot is not None and slot >= len(found.ids)
+            return version is not None and version >= len(found.ids)
         return not tidy and _is_half_a_record(fault, world)
 
     faults = [fault for fault in repo.verify().faults if not (lost_power and is_legitimate(fault))]

@@ -15,7 +15,7 @@ from tests.crash.world import World
 
 #: The machine was booted anew, or can't tell one boot from another: what was seen may be gone.
 _OTHER_BOOTS = (2, 0)
-_HINT = "data.tx/heads/main"
+_HEAD_CACHE = "data.tx/heads/main"
 #: How often others go on with an image, which costs more than to read it.
 _GO_ON = 0.5
 #: How often an image is looked at of a second loss of power, after the first.
@@ -157,10 +157,10 @@ def _sample(loss: PowerLoss, chance: random.Random, most: int, share: float) -> 
     """Yield images, and whether only the programs were killed."""
     if chance.random() < share:
         yield loss.all_kept(), True
-    # Readers believe little of the hint: neither an older one, nor half of one, nor none may lead anybody astray.
-    for content in chance.sample(hints := [*loss.versions_of(_HINT), b"", None], min(2, len(hints))):
+    # Readers believe little of the head cache: neither an older one, nor half of one, nor none may lead anybody astray.
+    for content in chance.sample(head_caches := [*loss.versions_of(_HEAD_CACHE), b"", None], min(2, len(head_caches))):
         if chance.random() < share:
-            yield loss.all_kept(replaced={_HINT: content}), True
+            yield loss.all_kept(replaced={_HEAD_CACHE: content}), True
     for choice in loss.choices(chance, most):
         if chance.random() < share:
             yield loss.image(choice, chance), False

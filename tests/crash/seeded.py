@@ -63,10 +63,10 @@ OMITTED = [
     Omitted(f"{_SYNC}.n < prepare", "cooperative"),
     Omitted(f"{_NAMES} packs/* < prepare", "cooperative"),
     Omitted(f"{_NAMES} packs < prepare", "named", "resume", "mkdir packs/"),
-    # Run packs.
-    Omitted(f"{_SYNC}.run < write run pack", "merged aside"),
-    Omitted(f"{_NAMES} packs/* < write run pack", "merged aside"),
-    Omitted(f"{_NAMES} packs < write run pack", "merged aside"),
+    # Compaction outputs.
+    Omitted(f"{_SYNC}.run < write compaction output", "merged aside"),
+    Omitted(f"{_NAMES} packs/* < write compaction output", "merged aside"),
+    Omitted(f"{_NAMES} packs < write compaction output", "merged aside"),
     # Tags.
     Omitted(f"{_SYNC}.new < write once < write tag", "tags"),
     Omitted(f"{_NAMES} tags < write once < write tag", "tags"),
@@ -82,9 +82,9 @@ OMITTED = [
     Omitted(f"{_NAMES} commits/* < make durable", "merged while pending"),
     # Vacuuming.
     Omitted(f"{_NAMES} tags < vacuum", "vacuumed around", "sweep", "unlink tags/*"),
-    Omitted(f"{_SYNC}.new < write once < write floor", "vacuumed"),
-    Omitted(f"{_NAMES} floor < write floor", "vacuumed scratch"),
-    Omitted(f"{_NAMES} floor/main < write once < write floor", "vacuumed"),
+    Omitted(f"{_SYNC}.new < write once < write oldest kept version", "vacuumed"),
+    Omitted(f"{_NAMES} oldest kept version < write oldest kept version", "vacuumed scratch"),
+    Omitted(f"{_NAMES} oldest_kept/main < write once < write oldest kept version", "vacuumed"),
     # Repairing.
     Omitted(f"{_SYNC}.new < replace: put", "repaired guard"),
     Omitted(f"{_NAMES} . < replace: put", "repaired guard"),
@@ -103,7 +103,7 @@ OMITTED = [
     Omitted(f"{_NAMES} .staging < end record < discard", "named first"),
     Omitted(f"{_NAMES} .staging < reclaim", "named first", "commit and tag", "unlink .staging/*.sealed"),
     # Renames and links.
-    Omitted("rename commits/main/N < take slot", "first commit"),
+    Omitted("rename commits/main/N < take version", "first commit"),
     Omitted("rename format.json", "first commit"),
     Omitted("rename zarr.json", "first commit"),
     Omitted("rename tags/*", "tags"),
@@ -114,16 +114,16 @@ OMITTED = [
     Omitted("rename locks/staging", "named"),
     Omitted("link packs/*/* < prepare < commit", "cooperative"),
     Omitted("link packs/*/* < prepare < optimize", "optimized"),
-    Omitted("link packs/*/* < write run pack", "merged aside"),
+    Omitted("link packs/*/* < write compaction output", "merged aside"),
     Omitted(
-        "rename commits/main/N < take slot < publish < optimize",
+        "rename commits/main/N < take version < publish < optimize",
         "optimized",
     ),
     Omitted(
-        "rename commits/main/N < take slot < publish < vacuum",
+        "rename commits/main/N < take version < publish < vacuum",
         "vacuumed",
     ),
-    Omitted("rename floor/main/N", "sleeper"),
+    Omitted("rename oldest_kept/main/N", "sleeper"),
     Omitted("rename quarantine/commits/main/N", "repaired"),
     Omitted("replace zarr.json", "repaired guard"),
     Omitted("link quarantine/zarr.json", "repaired guard"),
@@ -132,7 +132,7 @@ OMITTED = [
 #: Syncs without which nothing that can be seen differs, and why they are made all the same.
 _LATER = "the first durable commit syncs it once more (Identity.make_durable)"
 _SEAL = "nothing is promised of a part before it is sealed, which syncs the same directory"
-_HINT = "a hint is never trusted"
+_HEAD_CACHE = "a head cache is never trusted"
 SUPERFLUOUS = {
     f"{_SYNC}.0 < prepare": "so that less is left inside the lock",
     f"{_NAMES} the parent < make directory": _LATER,
@@ -140,12 +140,12 @@ SUPERFLUOUS = {
     f"{_NAMES} .staging < write once < publish record": _SEAL,
     f"{_NAMES} .staging < write once < begin with a name": _SEAL,
     f"{_NAMES} .staging < end record < settle transaction": "the history tells what was committed",
-    f"{_NAMES} floor < make directory": "a vacuum syncs `floor` itself: it may be another's",
+    f"{_NAMES} oldest kept version < make directory": "a vacuum syncs `oldest_kept` itself: it may be another's",
     f"{_NAMES} commits/main < sync copy": "make_durable syncs it once more",
     f"{_NAMES} . < replace: quarantine": "only a second name was made, elsewhere",
-    f"{_NAMES} heads < replace": _HINT,
-    f"{_NAMES} quarantine/heads < replace": _HINT,
-    f"{_NAMES} floor/* < write once": "as that of main; nobody looks below the other floors",
+    f"{_NAMES} heads < replace": _HEAD_CACHE,
+    f"{_NAMES} quarantine/heads < replace": _HEAD_CACHE,
+    f"{_NAMES} oldest_kept/* < write once": "as that of main; nobody looks below the other oldest kept versions",
     f"{_NAMES} packs < make directory": "the committer syncs `packs` itself: it may be another's",
 }
 
@@ -167,19 +167,21 @@ class Edit(NamedTuple):
 EDITS = [
     Edit("history.commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
     Edit("history.commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
-    Edit("history.commits:Commits._break_below", "header.slot - header.pending", "header.slot", "overtaken"),
+    Edit("history.commits:Commits._break_below", "header.version - header.pending", "header.version", "overtaken"),
     Edit(
         "history.commits:Commits.pending",
-        "return max(0, header.slot - max(vouched, self._durable_slot(branch)))",
+        "return max(0, header.version - max(vouched, self._durable_slot(branch)))",
         "return 0",
         "scratch",
     ),
-    Edit("history.commits:Commits._follow_hint", "hint.boot == self.storage.boot() != 0", "True", "overtaken"),
-    Edit("history.commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
-    Edit("history.commits:Commits.take_slot", "there.hash != stored.hash", "False", "overtaken"),
-    Edit("history.commits:Commits.take_slot", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
-        "history.commit:Stored.follows",
+        "history.commits:Commits._follow_head_cache", "head cache.boot == self.storage.boot() != 0", "True", "overtaken"
+    ),
+    Edit("history.commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
+    Edit("history.commits:Commits.take_version", "there.hash != stored.hash", "False", "overtaken"),
+    Edit("history.commits:Commits.take_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
+    Edit(
+        "commit:Stored.follows",
         "(self.header.parent_id, self.header.parent_hash) == parent",
         "self.header.parent_id == parent[0]",
         "named first",
@@ -187,32 +189,32 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "history.slots:Publisher._take_slot",
+        "history.publisher:Publisher._take_version",
         "self.commits.write_hint(stored, durable=False)",
         "self.commits.write_hint(stored, durable=True)",
         "overtaken",
     ),
     Edit(
-        "transactions.shared:SharedTransaction._take_over",
+        "transactions.participants.shared:SharedTransaction._take_over",
         "committed = self.find_commit()",
         "committed = None",
         "named",
     ),
     Edit(
-        "transactions.shared:SharedTransaction._rename_record",
+        "transactions.participants.shared:SharedTransaction._rename_record",
         "except FileExistsError:",
         "except NotADirectoryError:",
         "links, named",
     ),
-    Edit("transactions.shared:Tail._check_head", "or not any(head)", "", "named"),
+    Edit("transactions.participants.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
-        "transactions.named:_begin",
+        "transactions.participants.named:_begin",
         "commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
     Edit(
-        "transactions.reclaim:reclaim_staging",
+        "transactions.participants.reclaim:reclaim_staging",
         "is not None or file in doomed",
         "is not None",
         "first commit",
@@ -224,25 +226,25 @@ EDITS = [
     Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
     Edit("transactions.committer:Committer._move_to", "self._append_own_run()", "pass", "parts"),
     Edit(
-        "history.slots:Publisher.append_value",
+        "history.publisher:Publisher.append_value",
         "self.end = self._frames_end = end",
         "self._frames_end = end",
         "parts",
     ),
     # Vacuuming: what is kept, and in which order it is said that the rest is not.
-    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.write_floor(head)", "pass", "late reader"),
+    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.write_oldest_kept(head)", "pass", "late reader"),
     Edit(
         "maintenance.vacuum:_Vacuum._raise",
         "self._make_durable(head)  # one that was",
         "pass  # one that was",
         "late tag",
         "sweep",
-        "rename commits/main/N < take slot < publish < vacuum",
+        "rename commits/main/N < take version < publish < vacuum",
     ),
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "*self._slots_pinned(branch, slots, pinned[branch])",
+        "*self._slots_pinned(branch, versions, pinned[branch])",
         "*()",
         "late reader",
     ),
@@ -277,22 +279,27 @@ EDITS = [
         "vacuumed",
     ),
     Edit("history.commits:Commits.is_kept", "self._is_held(stored) or", "False and", "vacuumed around"),
-    Edit("history.commits:Commits.is_kept", "self.floor(header.branch) <= header.slot", "True", "vacuumed"),
+    Edit(
+        "history.commits:Commits.is_kept",
+        "self.oldest kept version(header.branch) <= header.version",
+        "True",
+        "vacuumed",
+    ),
     Edit(
         "history.commits:Commits.head",
-        "not self.is_below_floor(branch, -1 if found is None else found.header.slot)",
+        "not self.is_below_floor(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
     ),
     Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
-    Edit("history.slots:Publisher._take_slot", "self._check_floor(stored)", "pass", "sleeper"),
+    Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit(
-        "history.slots:Publisher.publish_in_line",
+        "history.publisher:Publisher.publish_in_line",
         "not self.commits.has(ahead)",
         "False",
         "killed in line",
     ),
-    # Run packs: what keeps one that waits, and what may take the place of what.
+    # Compaction outputs: what keeps one that waits, and what may take the place of what.
     Edit(
         "maintenance.reachable:StagedPacks.__contains__",
         "or pack_id in self._runs",
@@ -321,14 +328,19 @@ EDITS = [
         'living = ["main"]',
         "branches vacuumed",
     ),
-    Edit("history.slots:Publisher._check_floor", "self.commits.give_back(stored)", "pass", "sleeper"),
+    Edit("history.publisher:Publisher._check_oldest_kept", "self.commits.give_back(stored)", "pass", "sleeper"),
     Edit(
         "maintenance.optimize:_Optimizer.contents",
         "(at := index.find_runs(self.inputs, runs)) is not None",
         "(at := 0) is not None",
         "housekeeping 1",
     ),
-    Edit("maintenance.verify:Verifier._check_hint", "or hint.slot < floor", "", "vacuumed around"),
+    Edit(
+        "maintenance.verify:Verifier._check_head_cache",
+        "or head cache.version < oldest kept version",
+        "",
+        "vacuumed around",
+    ),
     Edit("history.commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
     Edit("maintenance.vacuum:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
     Edit("maintenance.repair:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),

@@ -25,11 +25,11 @@ from tests.crash.disk import ROOT, Change, Disk, Enter, Leave, Move, Resize, Ste
 from txstore import engine as engine_module
 from txstore import processes
 from txstore._native import local as native_local
+from txstore.commit import Stored
 from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
-from txstore.history.commit import Stored
-from txstore.history.run_packs import RunPacks
 from txstore.locks import kernel_locks, pins
+from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
 from txstore.storage import line, permissions, tree, turns
 from txstore.storage import local as storage
@@ -543,5 +543,5 @@ def forget_all() -> None:
     for thing in processes.all_of(processes._forked):
         if isinstance(thing, Transaction) and thing._staging.url == URL:
             thing._finalizer.detach()
-        if isinstance(thing, RunPacks) and thing._storage.url == URL:
+        if isinstance(thing, CompactionOutputs) and thing._storage.url == URL:
             thing.after_fork_in_child()

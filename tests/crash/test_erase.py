@@ -76,16 +76,16 @@ def check(image: Image, ids: set[str], *, boot: int) -> None:
             assert {commit.id for name in ("main", "dev") for commit in repo.log(name)} >= ids
             faults = repo.verify().faults
             assert {fault.part for fault in faults} <= {"erasure"}, faults
-            for slot in range(3):  # what it is meanwhile is told, or as it was
+            for version in range(3):  # what it is meanwhile is told, or as it was
                 with contextlib.suppress(txstore.ErasedError):
-                    assert bytes(repo.mapping(at=slot)["s/a"])[1:] == SECRET
+                    assert bytes(repo.mapping(at=version)["s/a"])[1:] == SECRET
             repo.erase("s")
             assert repo.verify().faults == []
             assert all(each.finished for each in repo.erasures())
             for name in ("main", "dev"):
-                for slot in range(4):
-                    mapping = repo.mapping(at=slot, branch=name)
-                    assert all(mapping[f"k/{number}"] == KEPT for number in range(min(slot + 1, 3)))
+                for version in range(4):
+                    mapping = repo.mapping(at=version, branch=name)
+                    assert all(mapping[f"k/{number}"] == KEPT for number in range(min(version + 1, 3)))
                     with pytest.raises(txstore.ErasedError):
                         mapping["s/0"]
         assert not has_secret(SYSTEM.disk.image())

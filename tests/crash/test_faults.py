@@ -67,15 +67,15 @@ class Writer:
             return
 
     def _was_committed(self, tx: Transaction, error: BaseException, changes: dict[str, bytes]) -> bool:
-        """Find out, or try again: the transaction is as it was, unless it says that it is poisoned."""
-        assert tx.state in ("open", "poisoned", "of unknown outcome"), tx.state
+        """Find out, or try again: the transaction is as it was, unless it says that it is failed."""
+        assert tx.state in ("open", "failed", "of unknown outcome"), tx.state
         if isinstance(error, txstore.CommitUnknownError):
             assert tx.state == "of unknown outcome"
             return self.repo.resolve(error.commit_id) is not None
         if tx.state == "open" and tx.staged_count == len(changes):
             self.world.commit(tx, changes)
             return True
-        if tx.state == "poisoned":
+        if tx.state == "failed":
             with pytest.raises(txstore.TransactionStateError):
                 tx.commit()
         tx.rollback()

@@ -433,7 +433,7 @@ def crowd(seed: int) -> Callable[[World], None]:
 
 
 def killed_in_line(world: World) -> None:
-    """The one that a process is about to follow is killed before it is in its slot."""
+    """The one that a process is about to follow is killed before it is in its version."""
     world.put(world.open(), {"a": world.value()})
     first = Process()
 
@@ -458,7 +458,7 @@ def killed_in_line(world: World) -> None:
 
 
 def upkeep_behind_a_line(world: World) -> None:
-    """A commit stands in line when somebody wants to be alone: who vacuums waits until that is in its slot."""
+    """A commit stands in line when somebody wants to be alone: who vacuums waits until that is in its version."""
     for _ in range(3):
         world.put(world.open(), {"a": world.value()})
 
@@ -526,21 +526,21 @@ def merged_aside(world: World) -> None:
             SYSTEM.before = before
             for number in range(3):
                 world.put(repo, {"a": world.value(), f"b/{number}": world.value(300)})
-            assert aside.adopted(repo)
+            assert aside.installed(repo)
             assert aside.waiting(repo)
             with Process() as keeper:
                 world.vacuum(world.open(), keep=2)
             keeper.die()
             world.put(repo, {"a": None, "c": world.value()})
-            assert aside.adopted(repo)
+            assert aside.installed(repo)
             with Process() as keeper:
                 other = world.open()
                 world.put(other, {"a": world.value()})
                 world.optimize(other)
             keeper.die()
             world.put(repo, {"d": world.value()})
-            assert not aside.adopted(repo)
-            repo.engine.commits.run_packs.after_fork_in_child()  # it is killed: what waits is left
+            assert not aside.installed(repo)
+            repo.engine.commits.compaction_outputs.after_fork_in_child()  # it is killed: what waits is left
         process.die()
     with Process():
         repo = world.open()
@@ -620,7 +620,7 @@ def retained(world: World) -> None:
     with mock.patch.object(retention, "STEP", 2), mock.patch.object(retention, "vacuum", vacuum):
         for number in range(8):
             world.put(repo, {"a": world.value(), f"b/{number % 3}": world.value(300)})
-    assert world.floor > 2
+    assert world.oldest_kept > 2
 
 
 def housekeeping(seed: int) -> Callable[[World], None]:
@@ -646,7 +646,9 @@ def housekeeping(seed: int) -> Callable[[World], None]:
 
 def reader(when: str) -> Callable[[World], None]:
     def reader(world: World) -> None:
-        """A process reads an old commit: since before a vacuum, or since that has raised the floor, but not said so."""
+        """A process reads an old commit: since before a vacuum, or since that has raised the oldest kept version, but
+        not said so.
+        """
         for _ in range(3):
             world.put(world.open(), {"a": world.value(), "b": world.value(300)})
         expected = world.state([promise.commit for promise in world.commits[:2]])
@@ -657,7 +659,7 @@ def reader(when: str) -> Callable[[World], None]:
                 read.append(world.open().mapping(1))
 
         def before(call: str, path: str, site: str) -> None:
-            if call == "rename" and "/floor/main/" in path:
+            if call == "rename" and "/oldest_kept/main/" in path:
                 SYSTEM.before = None
                 begin()
 
@@ -731,7 +733,7 @@ def linked(world: World) -> None:
 
 
 def sleeper(world: World) -> None:
-    """A process is about to take a slot when the locks are lost: others take it, and a vacuum frees it again."""
+    """A process is about to take a version when the locks are lost: others take it, and a vacuum frees it again."""
     world.put(world.open(), {"a": world.value()})
 
     def before(call: str, path: str, site: str) -> None:
@@ -757,7 +759,7 @@ def sleeper(world: World) -> None:
         tx["b"] = world.value()  # what nobody may see
         with pytest.raises(txstore.SnapshotExpiredError):
             tx.commit()
-        assert 1 not in repo.engine.commits.slots("main"), "a slot outside of the history is not given back"
+        assert 1 not in repo.engine.commits.versions("main"), "a version outside of the history is not given back"
         tx.rollback()
     process.die()
     world.put(world.open(), {"a": world.value()})

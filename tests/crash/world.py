@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import txstore
 from tests.crash.system import SYSTEM, URL, Process
-from txstore.history.commit import Stored
+from txstore.commit import Stored
 from txstore.merging import operations
 from txstore.transactions.transaction import Transaction
 
@@ -48,7 +48,7 @@ class Vacuumed(NamedTuple):
     """A vacuum that had begun when so many steps had been recorded: what it was told to give up."""
 
     step: int
-    floor: int  # the lowest slot that it was to keep
+    oldest_kept: int  # the lowest version that it was to keep
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class World:
         return [promise.commit for promise in self.commits if promise.durable or not durable_only]
 
     @property
-    def floor(self) -> int:
-        """The lowest slot that no vacuum was told to give up."""
-        return max((vacuum.floor for vacuum in self.vacuums), default=0)
+    def oldest_kept(self) -> int:
+        """The lowest version that no vacuum was told to give up."""
+        return max((vacuum.oldest_kept for vacuum in self.vacuums), default=0)
 
     def state(self, ids: list[str]) -> State:
         """What a commit holds with these ancestors, oldest first, itself included."""
@@ -271,15 +271,15 @@ class World:
             self._note(made.id, repo.engine.durability == "fsync")
 
     def vacuum(self, repo: txstore.Repository, **arguments: int) -> int:
-        """Return the floor, which is what it was told to raise it to if it fails."""
+        """Return the oldest kept version, which is what it was told to raise it to if it fails."""
         begun, head = len(SYSTEM.disk.steps), repo.head()
-        floor = 0 if head is None else head.slot
+        oldest_kept = 0 if head is None else head.version
         try:
-            floor = repo.vacuum(**arguments).floor
+            oldest_kept = repo.vacuum(**arguments).oldest_kept
         finally:
-            self.vacuums.append(Vacuumed(begun, floor))
+            self.vacuums.append(Vacuumed(begun, oldest_kept))
         self.note_maintenance(repo)
-        return floor
+        return oldest_kept
 
     def note_maintenance(self, repo: txstore.Repository) -> None:
         for commit in [*repo.log()][::-1]:

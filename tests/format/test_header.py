@@ -137,7 +137,7 @@ def test_what_is_odd_is_taken_as_python_does(typed: bytes) -> None:
 @pytest.mark.long
 @given(plain_headers, branches, ids)
 def test_what_begins_a_branch_or_merges_another_is_left_to_python(header: Header, branch: str, some: bytes) -> None:
-    for changes in ({"fork": branch}, {"merged": CommitName(branch, header.slot, some, some)}):
+    for changes in ({"fork": branch}, {"merged": CommitName(branch, header.version, some, some)}):
         changed = replace(header, **changes)
         encoded = changed.encode()
         assert native.decode(encoded, PackName, RunName, Section) is None

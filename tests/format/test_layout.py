@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 import txstore
 from txstore._native import index
+from txstore.commit import Stored
 from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
 from txstore.format.commitfile import CommitName, Footer, Header, RunName, Section, Statistics
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
-from txstore.format.records import Branch, Hint, RepositoryFormat, Tag
+from txstore.format.records import Branch, HeadCache, RepositoryFormat, Tag
 from txstore.format.regions import Region
-from txstore.history import identity, slots
-from txstore.history.commit import Stored
+from txstore.history import identity
+from txstore.history import publisher as versions
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 ids = st.binary(min_size=16, max_size=16)
@@ -55,24 +56,24 @@ def run_lists(packs):
 def headers_with(**fields):
     """Headers whose numbers are within their bounds."""
 
-    def placed(seq, slot, floor, pending, time, **rest):
+    def placed(seq, version, oldest_kept, pending, time, **rest):
         seq = 1 + seq % encoding.MAX_COUNT
-        slot %= seq
+        version %= seq
         return Header(
-            **rest, seq=seq, slot=slot, floor=floor % (slot + 1), pending=pending % (slot + 1),
+            **rest, seq=seq, version=version, oldest_kept=oldest_kept % (version + 1), pending=pending % (version + 1),
             time=time % (encoding.MAX_TIME + 1),
         )  # fmt: skip
 
     return st.builds(
-        placed, repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, slot=numbers, seq=numbers, time=numbers,
-        floor=numbers, author=text, message=text, statistics=st.builds(Statistics, *[numbers] * 5),
+        placed, repository_id=ids, id=ids, parent_id=ids, parent_hash=ids, version=numbers, seq=numbers, time=numbers,
+        oldest_kept=numbers, author=text, message=text, statistics=st.builds(Statistics, *[numbers] * 5),
         sections=st.lists(st.builds(Section, *[numbers] * 3), max_size=3).map(tuple), optional=u64, pending=numbers,
-        train=st.none() | trains, **fields,
+        group_commit=st.none() | group_commits, **fields,
     )  # fmt: skip
 
 
-trains = st.integers(1, commitfile.MAX_TRAIN).flatmap(
-    lambda length: st.integers(0, length - 1).map(lambda place: commitfile.Train(place, length))
+group_commits = st.integers(1, commitfile.MAX_GROUP_COMMIT).flatmap(
+    lambda length: st.integers(0, length - 1).map(lambda place: commitfile.GroupCommit(place, length))
 )
 counted = st.integers(0, encoding.MAX_COUNT)
 commit_names = st.builds(CommitName, branches, counted, ids, ids)
@@ -99,7 +100,7 @@ footers = st.builds(
     lambda length, offset, pack, checksum: Footer(length, offset, offset + length + 64, pack, checksum),
     st.integers(0, commitfile.MAX_HEADER), st.integers(0, 2**63), ids, u32,
 )  # fmt: skip
-hints = st.builds(Hint, u64, ids, u64, u64, u32, st.booleans(), u32)
+head_caches = st.builds(HeadCache, u64, ids, u64, u64, u32, st.booleans(), u32)
 tags = st.builds(Tag, branches, u64, ids)
 branch_ids = st.just("main") | ids.map(bytes.hex)
 branch_records = st.builds(
@@ -108,7 +109,7 @@ branch_records = st.builds(
         branch.hex(),
         commit,
         header,
-        tuple((each, slot) for slot, each in sorted(lineage.items(), reverse=True)),
+        tuple((each, version) for version, each in sorted(lineage.items(), reverse=True)),
     ),
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,30}", fullmatch=True).filter(is_branch_name),
     ids, ids, ids, st.dictionaries(counted, branch_ids, min_size=1, max_size=4),
@@ -118,7 +119,7 @@ formats = st.builds(RepositoryFormat, ids, optional=u64)
 RECORDS = {
     "header": (headers, Header.encode, Header.decode),
     "footer": (footers, Footer.encode, Footer.decode),
-    "hint": (hints, Hint.encode, Hint.decode),
+    "head_cache": (head_caches, HeadCache.encode, HeadCache.decode),
     "tag": (tags, Tag.encode, Tag.decode),
     "branch": (branch_records, Branch.encode, Branch.decode),
     "commit name": (commit_names, CommitName.encode, CommitName.decode),
@@ -220,10 +221,10 @@ def test_packs_of_a_transaction(transaction, number):
 
 
 @given(st.integers(0, 10**19 - 1))
-def test_names_of_slots(slot):
-    name = names.commit_path("main", slot).rpartition("/")[2]
+def test_names_of_versions(version):
+    name = names.commit_path("main", version).rpartition("/")[2]
     assert len(name) >= 10
-    assert names.parse_slot(name) == slot
+    assert names.parse_version(name) == version
 
 
 @pytest.mark.parametrize(
@@ -241,8 +242,8 @@ def test_names_of_slots(slot):
         "1" * 255,
     ],
 )
-def test_other_names_are_no_slots(name):
-    assert names.parse_slot(name) is None
+def test_other_names_are_no_versions(name):
+    assert names.parse_version(name) is None
 
 
 @pytest.mark.parametrize("number", [0, 7, 2**32 - 1])
@@ -257,7 +258,7 @@ def test_other_names_are_no_staged_packs(number):
 
 
 def test_sizes():
-    assert packfile.HEAD.size + 4 == commitfile.FOOTER.size + 4 == records.HINT.size + 4 == 64
+    assert packfile.HEAD.size + 4 == commitfile.FOOTER.size + 4 == records.HEAD_CACHE.size + 4 == 64
     assert packfile.FRAME.size + 4 == packfile.FRAME_SIZE == 32
     assert commitfile.HEADER.size == 120
     assert records.TAG.size == 32
@@ -266,7 +267,7 @@ def test_sizes():
         packfile.FRAME,
         commitfile.HEADER,
         commitfile.FOOTER,
-        records.HINT,
+        records.HEAD_CACHE,
         records.TAG,
         commitfile.FIELD,
     ):
@@ -311,7 +312,7 @@ def test_mutated_bytes(record, data):
     attempt(decode, bytes(encoded))
 
 
-SIGNED = {"footer": b"TXSTFOOT", "hint": b"TXSTHEAD", "tag": b"TXSTTAG1", "head": b"TXSTPACK"}
+SIGNED = {"footer": b"TXSTFOOT", "head_cache": b"TXSTHEAD", "tag": b"TXSTTAG1", "head": b"TXSTPACK"}
 
 
 @pytest.mark.parametrize("record", SIGNED)
@@ -331,7 +332,7 @@ def test_hostile_fields_of_a_header(typed, rest):
     attempt(Header.decode, fixed + b"".join(struct.pack("<HI", tag, len(field)) + field for tag, field in typed))
 
 
-@given(st.dictionaries(st.sampled_from(["txstore", "repository", "slots", "required", "optional"]), json_values))
+@given(st.dictionaries(st.sampled_from(["txstore", "repository", "versions", "required", "optional"]), json_values))
 def test_hostile_members_of_format_json(members):
     document = commitfile.json.dumps({**members, "checksum": records._json_checksum(members)})
     attempt(RepositoryFormat.decode, document.encode())
@@ -355,10 +356,10 @@ RUN = RunName(None, 1, 64, 64, 1, 1)
 @pytest.mark.parametrize(
     ("beyond", "reason"),
     [
-        (replace(FIRST, slot=400_000_000), "slot is 400000000, and at most 0"),
-        (replace(FIRST, seq=0), "slot is 0, and at most -1"),
-        (replace(FIRST, slot=3, seq=1 << 62), "seq is 4611686018427387904, and at most 4611686018427387903"),
-        (replace(FIRST, floor=1), "floor is 1, and at most 0"),
+        (replace(FIRST, version=400_000_000), "version is 400000000, and at most 0"),
+        (replace(FIRST, seq=0), "version is 0, and at most -1"),
+        (replace(FIRST, version=3, seq=1 << 62), "seq is 4611686018427387904, and at most 4611686018427387903"),
+        (replace(FIRST, oldest_kept=1), "oldest kept version is 1, and at most 0"),
         (replace(FIRST, pending=1), "pending is 1, and at most 0"),
         (replace(FIRST, time=encoding.MAX_TIME + 1), "time is 253402300800000000"),
         (replace(FIRST, runs=(RUN, RUN)), "a run twice"),
@@ -370,7 +371,7 @@ RUN = RunName(None, 1, 64, 64, 1, 1)
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_header_beyond_its_bounds(beyond, reason, monkeypatch):
-    """The greatest slot of a directory was counted down from, and each of 300,000 equal runs was opened."""
+    """The greatest version of a directory was counted down from, and each of 300,000 equal runs was opened."""
     encoded = beyond.encode()
     for native in (commitfile.native, None):
         monkeypatch.setattr(commitfile, "native", native)
@@ -380,7 +381,7 @@ def test_a_header_beyond_its_bounds(beyond, reason, monkeypatch):
 
 def test_a_header_at_its_bounds(monkeypatch):
     most = replace(
-        FIRST, slot=encoding.MAX_COUNT - 1, seq=encoding.MAX_COUNT, floor=encoding.MAX_COUNT - 1,
+        FIRST, version=encoding.MAX_COUNT - 1, seq=encoding.MAX_COUNT, oldest_kept=encoding.MAX_COUNT - 1,
         time=encoding.MAX_TIME, runs=tuple(RUN._replace(offset=i) for i in range(1024)),
         sections=(Section(1, 64, 64),) * 1024, statistics=Statistics(*[2**64 - 1] * 5),
     )  # fmt: skip
@@ -468,7 +469,7 @@ def test_newer_versions_are_told_from_damage():
         (Header.decode, header),
         (PackName.decode, pack),
         (RepositoryFormat.decode, RepositoryFormat(bytes(16), required=4).encode()),
-        (RepositoryFormat.decode, RepositoryFormat(bytes(16), slots="put").encode()),
+        (RepositoryFormat.decode, RepositoryFormat(bytes(16), versions="put").encode()),
         (RepositoryFormat.decode, b'{"txstore": 2}'),
     ):
         with pytest.raises(NewerFormatError):
@@ -503,8 +504,8 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
             return RepositoryFormat(REPOSITORY).encode()
 
     monkeypatch.setattr(identity, "RepositoryFormat", Fixed)
-    monkeypatch.setattr(slots, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
-    monkeypatch.setattr(slots, "this_user", lambda: "ana@lab")
+    monkeypatch.setattr(versions, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
+    monkeypatch.setattr(versions, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
     tx._staging.id = COMMIT
     tx["a/c/0"] = b"hello"
@@ -523,7 +524,7 @@ def test_the_worked_example_is_a_repository(example, open_repo, tmp_path):
     repo = open_repo()
     assert dict(repo.mapping()) == {"a/c/0": b"hello"}
     assert repo.head() == txstore.Commit(
-        id=COMMIT.hex(), branch="main", slot=0, seq=1, parent=None, time=TIME, author="ana@lab", message="first",
+        id=COMMIT.hex(), branch="main", version=0, seq=1, parent=None, time=TIME, author="ana@lab", message="first",
         properties={}, statistics=Statistics(keys_set=1, bytes_set=5).as_dict(),
     )  # fmt: skip
 
@@ -536,7 +537,7 @@ def test_the_worked_example_is_decoded_part_by_part(example):
     footer = Footer.decode(example[-64:])
     assert (footer.file_length, footer.pack_id) == (len(example), COMMIT)
     header = Header.decode(example[footer.header_offset : -64])
-    assert (header.id, header.slot, header.seq, header.parent_id) == (COMMIT, 0, 1, encoding.NO_ID)
+    assert (header.id, header.version, header.seq, header.parent_id) == (COMMIT, 0, 1, encoding.NO_ID)
     (section,) = header.sections
     assert section.offset == frame.end
     assert header.runs == (RunName(None, 1, section.offset, section.length, 1, 1),)

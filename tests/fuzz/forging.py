@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txstore._native import index_twin
+from txstore._native import index_fallback
 from txstore.format import commitfile, encoding, names, packfile, records
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.encoding import CHECKSUM, crc32c, encode_varint
@@ -63,8 +63,8 @@ class Run:
     entries: list[Entry] = field(default_factory=list)
     prefixes: list[tuple[bytes, int]] = field(default_factory=list)
     packs: list[bytes] = field(default_factory=list)
-    block_bytes: int = index_twin.BLOCK_BYTES
-    restart_every: int = index_twin.RESTART_EVERY
+    block_bytes: int = index_fallback.BLOCK_BYTES
+    restart_every: int = index_fallback.RESTART_EVERY
     trailer: dict[int, Any] = field(default_factory=dict)  # by the number of the field
     max_seq: int | None = None
 
@@ -83,7 +83,10 @@ class Listed:
 
 @dataclass
 class Pack:
-    """A commit file, or, without `fixed`, a data pack. Of a run pack, the one section is the value of its frame."""
+    """A commit file, or, without `fixed`, a data pack.
+
+    Of a compaction output, the one section is the value of its frame.
+    """
 
     id: bytes
     repository: bytes
@@ -96,7 +99,7 @@ class Pack:
     runs: list[Listed] = field(default_factory=list)
     places: dict[tuple[str, int], int] = field(default_factory=dict)  # of the sections, as it was read
     more_sections: list[Section] = field(default_factory=list)
-    is_child: bool = True  # of the commit in the slot below: the hash of its parent is made to fit
+    is_child: bool = True  # of the commit in the version below: the hash of its parent is made to fit
 
     def set(self, kind: int, content: bytes) -> None:
         self.fields = sorted([*(item for item in self.fields if item[0] != kind), (kind, content)])
@@ -106,7 +109,7 @@ class Pack:
 
 
 # Of `Pack.fixed`, as `format.HEADER` has them.
-REQUIRED, OPTIONAL, REPOSITORY, ID, PARENT_ID, PARENT_HASH, SLOT, SEQ, FLOOR, TIME = range(3, 13)
+REQUIRED, OPTIONAL, REPOSITORY, ID, PARENT_ID, PARENT_HASH, VERSION, SEQ, OLDEST_KEPT, TIME = range(3, 13)
 
 
 @dataclass
@@ -152,12 +155,12 @@ class Forged:
         """The paths of the commit files, the oldest first."""
         return sorted(path for path, pack in self.packs.items() if pack.fixed is not None)
 
-    def move(self, path: str, slot: int) -> str:
-        """Put a commit in another slot, with the seq that goes with it; return its path."""
+    def move(self, path: str, version: int) -> str:
+        """Put a commit in another version, with the seq that goes with it; return its path."""
         pack = self.packs.pop(path)
         assert pack.fixed is not None
-        pack.fixed[SLOT], pack.fixed[SEQ] = slot, slot + 1
-        moved = names.commit_path("main", slot)
+        pack.fixed[VERSION], pack.fixed[SEQ] = version, version + 1
+        moved = names.commit_path("main", version)
         self.packs[moved] = pack
         for other in self.packs.values():
             for listed in other.runs:
@@ -215,7 +218,7 @@ class Forged:
         for path in sorted(self.packs, key=lambda path: (not names.is_commit_path(path), path)):
             pack = self.packs[path]
             if pack.fixed is not None and pack.is_child:
-                below = names.commit_path("main", max(pack.fixed[SLOT] - 1, 0))
+                below = names.commit_path("main", max(pack.fixed[VERSION] - 1, 0))
                 if below in hashes and below != path:
                     pack.fixed[PARENT_ID], pack.fixed[PARENT_HASH] = self.packs[below].id, hashes[below]
             files[path], header = self._encode(path, offsets, placed)
@@ -257,7 +260,7 @@ class Forged:
         name = listed.name
         if listed.of is not None and (there := placed.get(listed.of)) is not None:
             pack = self.packs[listed.of[0]]
-            lies_in = PackName(pack.id) if pack.fixed is None else PackName(pack.id, "main", pack.fixed[SLOT])
+            lies_in = PackName(pack.id) if pack.fixed is None else PackName(pack.id, "main", pack.fixed[VERSION])
             file = None if listed.of[0] == path else lies_in
             name = there._replace(pack=file, seq=name.seq, max_seq=name.max_seq)
         return _encode_run_name(name._replace(**listed.says))
@@ -326,7 +329,7 @@ def _take_apart(content: bytes, is_commit: bool) -> Pack:
         at = {section.offset: number for number, section in enumerate(header.sections)}
         for section in header.sections:
             pack.sections.append(_take_run_apart(content[section.offset : section.offset + section.length]))
-        own = names.commit_path(header.branch, header.slot)
+        own = names.commit_path(header.branch, header.version)
         pack.places = {(own, number): offset for offset, number in at.items()}
         for run in header.runs:
             pack.runs.append(Listed((own, at[run.offset]) if run.pack is None else None, run))
@@ -344,7 +347,7 @@ def _fields(header: bytes) -> list[tuple[int, bytes]]:
 
 
 def _take_run_apart(section: bytes) -> Run:
-    run = index_twin.Run(section, 1)
+    run = index_fallback.Run(section, 1)
     entries = [Entry(*entry) for entry in run.scan(b"", None, -1)]
     for entry in entries:
         entry.seq = entry.seq if run._max_seq else 0
@@ -390,7 +393,7 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
             if count % run.restart_every == 0:
                 restarts.append(len(block))
             else:
-                shared = index_twin._common(previous, entry.key)
+                shared = index_fallback._common(previous, entry.key)
             block += encode_varint(shared) + encode_varint(len(entry.key) - shared) + entry.key[shared:]
             block += bytes([entry.kind & 0xFF]) + encode_varint(entry.seq & U64)
             if entry.kind != packfile.REF_TOMBSTONE:
@@ -398,7 +401,9 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
                 block += CHECKSUM.pack(checksum)
             previous, seq, count, at = entry.key, max(seq, entry.seq), count + 1, at + 1
         block += struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
-        index += index_twin.RECORD.pack(len(body), len(block), crc32c(block), seq & U64, len(first_keys), len(first))
+        index += index_fallback.RECORD.pack(
+            len(body), len(block), crc32c(block), seq & U64, len(first_keys), len(first)
+        )
         first_keys += first
         body += block
         blocks += 1
@@ -406,7 +411,7 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
     body += index + first_keys
     prefixes_at, keys = len(body), b""
     for prefix, seq in run.prefixes:
-        body += index_twin.PREFIX.pack(len(keys), len(prefix), seq & U64)
+        body += index_fallback.PREFIX.pack(len(keys), len(prefix), seq & U64)
         keys += prefix
     body += keys
     packs_at = len(body)
@@ -420,7 +425,7 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
             value & (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, U64, U64, U64, U64, U64)[number - 1]
         )
     trailer[7] &= U64
-    body += index_twin.TRAILER.pack(*trailer)[:-4]
+    body += index_fallback.TRAILER.pack(*trailer)[:-4]
     return bytes(body) + CHECKSUM.pack(crc32c(body[trailer[8] if trailer[8] <= len(body) else 0 :]))
 
 

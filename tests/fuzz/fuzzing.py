@@ -14,8 +14,8 @@ from typing import Any
 from tests.fuzz.targets import TARGETS, Target
 
 CORPUS = Path(__file__).parent / "corpus"
-#: One in so many inputs is also given to the Python twin.
-TWIN_EVERY = 20
+#: One in so many inputs is also given to the Python fallback.
+FALLBACK_EVERY = 20
 _HANG = 20  # seconds of processor time, for one input: one that waits its turn does not hang
 
 
@@ -41,7 +41,7 @@ def outcome(decode: Any, data: bytes, allowed: tuple[type[Exception], ...]) -> A
         return ValueError
 
 
-def look_at(target: Target, data: bytes, *, original: bytes | None = None, ask_twin: bool = True) -> Finding | None:
+def look_at(target: Target, data: bytes, *, original: bytes | None = None, ask_fallback: bool = True) -> Finding | None:
     """Decode one input. `original`: what it was before it was mutated, if its checksum still is that one's."""
     try:
         said = outcome(target.decode, data, target.allowed)
@@ -49,7 +49,11 @@ def look_at(target: Target, data: bytes, *, original: bytes | None = None, ask_t
             return Finding(target.name, data, f"unsound: {said!r:.200}")
         if original is not None and said is not ValueError and said != target.decode(original):
             return Finding(target.name, data, "damaged, and decoded as something else")
-        if ask_twin and target.twin is not None and (other := outcome(target.twin, data, target.allowed)) != said:
+        if (
+            ask_fallback
+            and target.fallback is not None
+            and (other := outcome(target.fallback, data, target.allowed)) != said
+        ):
             return Finding(target.name, data, f"C says {said!r:.200}, Python {other!r:.200}")
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
         return Finding(target.name, data, f"{type(error).__name__}: {error}")
@@ -67,7 +71,7 @@ def fuzz(target: Target, count: int, seed: int) -> Iterator[Finding]:
             data = target.reseal(data)
         compared = original if target.is_sealed and not resealed else None
         with no_hang():
-            finding = look_at(target, data, original=compared, ask_twin=number % TWIN_EVERY == 0)
+            finding = look_at(target, data, original=compared, ask_fallback=number % FALLBACK_EVERY == 0)
         if finding is not None:
             yield finding
 

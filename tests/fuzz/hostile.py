@@ -1,4 +1,4 @@
-"""What is made of good repositories at random: one to four of their statements are turned into lies, well summed."""
+"""What is made of good repositories at random: one to four of their operations are turned into lies, well summed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstore.format import commitfile, names, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.encoding import encode_varint, with_checksum
 from txstore.format.packfile import PackName, Predecessor
-from txstore.format.records import HINT, TAG
+from txstore.format.records import HEAD_CACHE, TAG
 from txstore.format.regions import Region
 from txstore.storage.foreign import FileVersion, ForeignRange
 
@@ -165,7 +165,7 @@ def _a_number_of_the_header(_: Forged, pack: Pack, random: Random) -> None:
                     2,
                     forging.REQUIRED,
                     forging.OPTIONAL,
-                    *[forging.SLOT, forging.SEQ, forging.FLOOR, forging.TIME] * 3,
+                    *[forging.VERSION, forging.SEQ, forging.OLDEST_KEPT, forging.TIME] * 3,
                 )
             )
         ] = number(random)
@@ -223,7 +223,7 @@ def _a_pack_name(forged: Forged, random: Random) -> PackName:
     pack = forged.packs[path]
     if pack.fixed is not None and random.random() < 0.7:
         return PackName(
-            pack.id, "main", pack.fixed[forging.SLOT] % (1 << 64) if random.random() < 0.7 else number(random)
+            pack.id, "main", pack.fixed[forging.VERSION] % (1 << 64) if random.random() < 0.7 else number(random)
         )
     return PackName(random.choice((pack.id, bytes(16))))
 
@@ -355,18 +355,18 @@ def _in_a_pack(forged: Forged, random: Random) -> None:
 # --- lies of files
 
 
-def _a_slot(forged: Forged, random: Random) -> None:
+def _a_version(forged: Forged, random: Random) -> None:
     """Move a commit, as a rule the head, far away."""
     path = forged.commits[-1] if random.random() < 0.7 else random.choice(forged.commits)
-    slot = random.choice((400_000_000, 10**15, (1 << 62) - 2, 10**10 - 1, 10**18, random.randrange(20)))
-    if names.commit_path("main", slot) not in forged.packs:
-        pack = forged.packs[forged.move(path, slot)]
+    version = random.choice((400_000_000, 10**15, (1 << 62) - 2, 10**10 - 1, 10**18, random.randrange(20)))
+    if names.commit_path("main", version) not in forged.packs:
+        pack = forged.packs[forged.move(path, version)]
         assert pack.fixed is not None
         if random.random() < 0.5:
             pack.is_child = False
             pack.fixed[forging.PARENT_ID] = pack.fixed[forging.PARENT_HASH] = bytes(16)
         if random.random() < 0.3:
-            pack.fixed[forging.FLOOR] = random.choice((0, slot, max(slot - 3, 0)))
+            pack.fixed[forging.OLDEST_KEPT] = random.choice((0, version, max(version - 3, 0)))
 
 
 def _only_one_commit(forged: Forged, random: Random) -> None:
@@ -376,17 +376,17 @@ def _only_one_commit(forged: Forged, random: Random) -> None:
             del forged.packs[path]
 
 
-def _no_hint(forged: Forged, random: Random) -> None:
-    forged.others.pop(names.hint_path("main"), None)
+def _no_head_cache(forged: Forged, random: Random) -> None:
+    forged.others.pop(names.head_cache_path("main"), None)
 
 
-def _a_hint(forged: Forged, random: Random) -> None:
+def _a_head_cache(forged: Forged, random: Random) -> None:
     pack = forged.packs[random.choice(forged.commits)]
     assert pack.fixed is not None
-    slot = number(random) if random.random() < 0.5 else pack.fixed[forging.SLOT] % (1 << 64)
+    version = number(random) if random.random() < 0.5 else pack.fixed[forging.VERSION] % (1 << 64)
     fields = (
         b"TXSTHEAD",
-        slot,
+        version,
         pack.id,
         number(random),
         number(random),
@@ -394,25 +394,25 @@ def _a_hint(forged: Forged, random: Random) -> None:
         random.getrandbits(32),
         random.getrandbits(32),
     )
-    forged.others[names.hint_path("main")] = with_checksum(HINT.pack(*fields))
+    forged.others[names.head_cache_path("main")] = with_checksum(HEAD_CACHE.pack(*fields))
 
 
 def _tags(forged: Forged, random: Random) -> None:
     for i in range(random.choice((1, 2, 60))):
         pack = forged.packs[random.choice(forged.commits)]
         assert pack.fixed is not None
-        slot = number(random) if random.random() < 0.5 else pack.fixed[forging.SLOT] % (1 << 64)
+        version = number(random) if random.random() < 0.5 else pack.fixed[forging.VERSION] % (1 << 64)
         branch = random.choice((b"main", b"main", b"..", b"side", b"", b"\xff"))
         forged.others[f"tags/{random.choice(('v1', f't{i}'))}"] = with_checksum(
-            TAG.pack(b"TXSTTAG1", slot, pack.id) + branch
+            TAG.pack(b"TXSTTAG1", version, pack.id) + branch
         )
 
 
-def _floors(forged: Forged, random: Random) -> None:
+def _oldest_kept_versions(forged: Forged, random: Random) -> None:
     for _ in range(random.choice((1, 3))):
-        slot = random.choice((0, 1, 3, 400_000_000, 10**15, 10**18))
+        version = random.choice((0, 1, 3, 400_000_000, 10**15, 10**18))
         content = with_checksum(TAG.pack(b"TXSTTAG1", number(random), random.randbytes(16)) + b"main")
-        forged.others[names.floor_path("main", slot)] = content
+        forged.others[names.oldest_kept_path("main", version)] = content
 
 
 def _members(content: bytes) -> dict[str, Any]:
@@ -471,7 +471,7 @@ def _raw(forged: Forged, random: Random) -> None:
 
 def _strays(forged: Forged, random: Random) -> None:
     directory = random.choice(
-        ("commits/main/", "tags/", "packs/00/", "packs/", "floor/main/", ".staging/", "heads/", "", "locks/")
+        ("commits/main/", "tags/", "packs/00/", "packs/", "oldest_kept/main/", ".staging/", "heads/", "", "locks/")
     )
     name = random.choice(
         (
@@ -509,6 +509,6 @@ def _lock_file(forged: Forged, random: Random) -> None:
 
 
 _LIES: tuple[Callable[[Forged, Random], None], ...] = (
-    *[_in_a_pack] * 12, _a_slot, _a_slot, _only_one_commit, _no_hint, _a_hint, _tags, _floors, _format_json,
-    _records, _records, _staged_names, _raw, _strays, _lock_file,
+    *[_in_a_pack] * 12, _a_version, _a_version, _only_one_commit, _no_head_cache, _a_head_cache, _tags,
+    _oldest_kept_versions, _format_json, _records, _records, _staged_names, _raw, _strays, _lock_file,
 )  # fmt: skip

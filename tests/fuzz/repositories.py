@@ -84,19 +84,19 @@ def build(directory: Path) -> list[Forged]:
 def _write_plain(path: Path, _: Path) -> None:
     repo = txstore.Repository(path)
     patched = pytest.MonkeyPatch()
-    for slot in range(5):
-        if slot == 2:
-            aside.merge_all(patched)  # the next one adopts it
-        with repo.transaction(f"commit {slot}", properties={"slot": slot}) as store:
-            if slot == 3:
+    for version in range(5):
+        if version == 2:
+            aside.merge_all(patched)  # the next one installs it
+        with repo.transaction(f"commit {version}", properties={"version": version}) as store:
+            if version == 3:
                 store.mapping.delete_dir("a")
-            store[f"a/{slot}"] = b"%d" % slot * 7
-            store["a/large"] = b"%d" % slot * 1500
+            store[f"a/{version}"] = b"%d" % version * 7
+            store["a/large"] = b"%d" % version * 1500
             store["b/empty"] = b""
-            if slot == 4:
+            if version == 4:
                 del store["a/3"]
         patched.undo()
-    assert aside.adopted(repo)
+    assert aside.installed(repo)
     repo.tags["v1"] = 1
 
 
@@ -369,11 +369,11 @@ class MemoryStorage:
 
 def _read_a_commit(files: Files, path: str) -> None:
     commits: Any = Commits(MemoryStorage(files))  # type: ignore[arg-type]
-    slot = int(path.rpartition("/")[2])
+    version = int(path.rpartition("/")[2])
     with _either():
         commits.head()
     with _either():
-        stored = commits.read("main", slot)
+        stored = commits.read("main", version)
         str((stored.commit, stored.commit.time))
         snapshot = Snapshots(commits).of(stored, check=False)
         with _either():
@@ -394,7 +394,7 @@ def _read_a_commit(files: Files, path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 check_frames(storage, pack.name, commits.identity.id, pack.end)
         for name in stored.header.runs:
-            if name.pack is None or name.pack in stored.header.run_packs:
+            if name.pack is None or name.pack in stored.header.compaction_outputs:
                 with contextlib.suppress(ValueError, FileNotFoundError):
                     run, _ = open_run(storage, name, path if name.pack is None else name.pack.path)
                     for page in entries_of(run):

@@ -1,7 +1,7 @@
 """The decoders: each with valid inputs, what makes a mutated one pass its checksum, and what it must answer.
 
 A decoder returns a value, or raises one of `allowed`; anything else that it does is a finding. So is any difference
-between the C and the Python twin, and a value decoded from bytes whose checksum was not made to fit that is not
+between the C and the Python fallback, and a value decoded from bytes whose checksum was not made to fit that is not
 the value of the bytes before they were mutated.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.fuzz.mutations import mutated, mutated_json
 from txstore._native import header as native_header
-from txstore._native import index, index_twin
+from txstore._native import index, index_fallback
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, names, packfile
@@ -33,7 +33,7 @@ from txstore.format.commitfile import (
 )
 from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
-from txstore.format.records import Hint, RepositoryFormat, Tag, TransactionRecord
+from txstore.format.records import HeadCache, RepositoryFormat, Tag, TransactionRecord
 from txstore.format.regions import Region
 from txstore.history import declarations
 from txstore.storage.foreign import FileVersion, ForeignRange
@@ -44,13 +44,13 @@ ALLOWED: tuple[type[Exception], ...] = (MalformedError,)
 
 @dataclass(frozen=True)
 class Target:
-    """One decoder. `twin` decodes the same in Python; it is asked about a sample, for it is slow."""
+    """One decoder. `fallback` decodes the same in Python; it is asked about a sample, for it is slow."""
 
     name: str
     seeds: tuple[bytes, ...]
     decode: Callable[[bytes], Any]
     reseal: Callable[[bytes], bytes] | None = None
-    twin: Callable[[bytes], Any] | None = None
+    fallback: Callable[[bytes], Any] | None = None
     allowed: tuple[type[Exception], ...] = ALLOWED
     is_sealed: bool = True  # a checksum covers all of it
     is_sound: Callable[[Any], bool] = lambda value: True  # what is decoded is what the rest of the code relies on
@@ -155,21 +155,21 @@ def _run(count: int, prefixes: tuple[bytes, ...] = (), step: int = 1) -> bytes:
         )
         for n in range(0, count * step, step)
     ]  # fmt: skip
-    return index_twin.build(sorted(entries), prefixes, [_PACK])
+    return index_fallback.build(sorted(entries), prefixes, [_PACK])
 
 
 def _reseal_run(data: bytes) -> bytes:
     """Make the checksums of the index, and of every block that the index places inside the section, fit."""
-    trailer = index_twin.TRAILER
+    trailer = index_fallback.TRAILER
     if len(data) < trailer.size:
         return data
     sealed = bytearray(data)
     _, _, _, blocks, _, _, _, _, index_at, _, _, _ = trailer.unpack(sealed[-trailer.size :])
     end = len(sealed) - trailer.size
-    for at in range(index_at, min(index_at + blocks * index_twin.RECORD.size, end), index_twin.RECORD.size):
-        if at + index_twin.RECORD.size > end:
+    for at in range(index_at, min(index_at + blocks * index_fallback.RECORD.size, end), index_fallback.RECORD.size):
+        if at + index_fallback.RECORD.size > end:
             break
-        offset, length, *_ = index_twin.RECORD.unpack_from(sealed, at)
+        offset, length, *_ = index_fallback.RECORD.unpack_from(sealed, at)
         if offset + length <= index_at:
             struct.pack_into("<I", sealed, at + 12, crc32c(bytes(sealed[offset : offset + length])))
     if index_at <= end:
@@ -204,8 +204,8 @@ def _exercise_c(data: bytes) -> Any:
     return _exercise(index, data)
 
 
-def _exercise_twin(data: bytes) -> Any:
-    return _exercise(index_twin, data)
+def _exercise_fallback(data: bytes) -> Any:
+    return _exercise(index_fallback, data)
 
 
 # --- names
@@ -215,7 +215,7 @@ def _names(data: bytes) -> Any:
     name = data.decode(errors="surrogateescape")
     return [
         parse(name)
-        for parse in (names.parse_slot, names.parse_staging, names.parse_record, names.parse_named)
+        for parse in (names.parse_version, names.parse_staging, names.parse_record, names.parse_named)
     ]  # fmt: skip
 
 
@@ -244,12 +244,12 @@ for _header in _HEADERS[:3]:
 TARGETS = (
     Target(
         "header", tuple(header.encode() for header in _HEADERS), Header.decode, is_sealed=False,
-        twin=None if native_header is None else _header_in_python,
+        fallback=None if native_header is None else _header_in_python,
     ),
     Target("footer", (Footer(200, 4096, 4360, ID, 77).encode(),), Footer.decode, _reseal_tail),
     Target("carried", (_CARRIED,), lambda data: list(decode_carried(data)), _reseal_tail),
     Target("head", (packfile.encode_head(ID, OTHER_ID, 3),), packfile.decode_head, _reseal_tail),
-    Target("hint", (Hint(7, ID, 4360, 4096, 200, True, 5).encode(),), Hint.decode, _reseal_tail),
+    Target("head_cache", (HeadCache(7, ID, 4360, 4096, 200, True, 5).encode(),), HeadCache.decode, _reseal_tail),
     Target("tag", (Tag("main", 7, ID).encode(),), Tag.decode, _reseal_tail),
     Target("format", (RepositoryFormat(ID).encode(),), RepositoryFormat.decode, _reseal_json, mutate=mutated_json),
     Target(
@@ -295,7 +295,7 @@ TARGETS = (
     ),
     Target(
         "run", (_run(5), _run(300), _run(60, (b"group/", b"x/y/")), _run(0, (b"",))), _exercise_c, _reseal_run,
-        twin=_exercise_twin if index is not index_twin else None, allowed=_RUN_ALLOWED, is_sealed=False,
+        fallback=_exercise_fallback if index is not index_fallback else None, allowed=_RUN_ALLOWED, is_sealed=False,
     ),
     Target("names", (b"0000000017", ID.hex().encode() + b".3", ID.hex().encode() + b".open", b"named-run-17"), _names,
            is_sealed=False),

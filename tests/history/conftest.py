@@ -28,7 +28,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Requests(list[str]):
-    """The paths that were asked for, but for hints, which are written when it suits them.
+    """The paths that were asked for, but for head caches, which are written when it suits them.
 
     What is asked for in the background belongs to what came before `clear`.
     """
@@ -44,7 +44,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
     send = client.ObjectClient._request
 
     def counted(self: Any, path: str, request: Callable[[Any], Any], **how: Any) -> Any:
-        if threading.current_thread().name != "txstore hint":
+        if threading.current_thread().name != "txstore head cache":
             found.append(path)
         return send(self, path, request, **how)
 

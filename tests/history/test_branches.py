@@ -35,8 +35,8 @@ def on(repo: txstore.Repository, branch: str = "main", **at: object) -> dict[str
 @pytest.fixture
 def forked(repo) -> txstore.Repository:
     """Five commits; dev begins behind the third of them."""
-    for slot in range(5):
-        commit(repo, {"a": b"%d" % slot})
+    for version in range(5):
+        commit(repo, {"a": b"%d" % version})
     repo.branches["dev"] = 2
     return repo
 
@@ -69,31 +69,31 @@ def test_each_branch_has_its_own_commits(forked):
     assert forked.head("dev") == forked.commit(2)
     first = commit(forked, {"a": b"dev", "b": b"1"}, "dev")
     second = commit(forked, {"b": b"2"}, "dev")
-    assert (first.branch, first.slot, first.seq, first.parent) == ("dev", 3, 4, forked.commit(2).id)
-    assert (second.slot, second.parent, str(second)) == (4, first.id, "dev@4")
+    assert (first.branch, first.version, first.seq, first.parent) == ("dev", 3, 4, forked.commit(2).id)
+    assert (second.version, second.parent, str(second)) == (4, first.id, "dev@4")
     assert on(forked) == {"a": b"4"}
     assert on(forked, "dev") == {"a": b"dev", "b": b"2"}
     assert [str(each) for each in forked.log("dev")] == ["dev@4", "dev@3", "main@2", "main@1", "main@0"]
-    assert [str(each) for each in forked.log()] == [f"main@{slot}" for slot in (4, 3, 2, 1, 0)]
+    assert [str(each) for each in forked.log()] == [f"main@{version}" for version in (4, 3, 2, 1, 0)]
     other = txstore.Repository(forked.url)
     assert list(other.branches) == ["main", "dev"]
     assert on(other, "dev") == on(forked, "dev")
     assert other.head("dev") == second
 
 
-def test_what_both_have_in_the_same_slot_is_not_mixed_up(forked):
+def test_what_both_have_in_the_same_version_is_not_mixed_up(forked):
     commit(forked, {"a": b"dev"}, "dev")
     assert forked.commit(3).seq == forked.commit(3, branch="dev").seq
     assert forked.commit(3).id != forked.commit(3, branch="dev").id
     assert on(forked, at=3) == {"a": b"3"}
     assert on(forked, "dev", at=3) == {"a": b"dev"}
     assert on(forked, "dev", at=1) == {"a": b"1"}  # of what it has forked from
-    with pytest.raises(CommitNotFoundError, match="branch 'dev' has slots 0 to 3"):
+    with pytest.raises(CommitNotFoundError, match="branch 'dev' has versions 0 to 3"):
         forked.commit(4, branch="dev")
 
 
 def test_a_branch_begins_where_one_says(forked):
-    made = [forked.commit(slot) for slot in range(5)]
+    made = [forked.commit(version) for version in range(5)]
     forked.tags["v1"] = 1
     ways = {"a": made[1], "b": 1, "c": made[1].id, "d": made[1].id[:8], "e": made[1].time, "f": forked.tags["v1"]}
     for name, at in ways.items():
@@ -108,7 +108,7 @@ def test_a_branch_of_a_branch(forked):
     commit(forked, {"c": b"1"}, "deep")
     assert [str(each) for each in forked.log("deep")] == ["deep@4", "dev@3", "main@2", "main@1", "main@0"]
     assert on(txstore.Repository(forked.url), "deep") == {"a": b"2", "b": b"1", "c": b"1"}
-    assert [str(forked.commit(slot, branch="deep")) for slot in range(5)] == [
+    assert [str(forked.commit(version, branch="deep")) for version in range(5)] == [
         "main@0", "main@1", "main@2", "dev@3", "deep@4",
     ]  # fmt: skip
     del forked.branches["dev"]
@@ -119,8 +119,8 @@ def test_a_branch_of_a_branch(forked):
 
 def test_dates_before_the_fork_are_those_of_what_it_has_forked_from(forked):
     first = commit(forked, {"b": b"1"}, "dev")
-    for slot in range(3):
-        made = forked.commit(slot)
+    for version in range(3):
+        made = forked.commit(version)
         assert forked.commit(made.time, branch="dev") == made
     assert forked.commit(forked.commit(4).time, branch="dev") == forked.commit(2)
     assert forked.commit(first.time, branch="dev") == first
@@ -184,7 +184,7 @@ def test_a_transaction_with_a_name(open_repo, durability):
 def test_stores_and_what_goes_on_from_them(forked):
     with txstore.TxStore(forked.url, branch="dev") as store:
         store["x"] = b"1"
-    assert forked.head("dev").slot == 3
+    assert forked.head("dev").version == 3
     reader = txstore.TxStore(forked.url, branch="dev", read_only=True)
     assert reader["x"] == b"1"
     commit(forked, {"x": b"2"}, "dev")
@@ -323,7 +323,7 @@ def test_a_name_may_be_given_again(forked):
         forked.head("dev")
     forked.branches["dev"] = 4
     new = commit(forked, {"x": b"new"}, "dev")
-    assert (old.slot, new.slot) == (3, 5)
+    assert (old.version, new.version) == (3, 5)
     assert reader["x"] == b"old"
     other = txstore.Repository(forked.url)
     assert on(other, "dev") == {"a": b"4", "x": b"new"}
@@ -378,12 +378,12 @@ def test_of_two_processes_that_create_a_name_one_wins(forked):
     options = json.dumps(dict(forked.engine.access.storage_options))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, forked.url, str(slot), options],
+            [sys.executable, "-c", code, forked.url, str(version), options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for slot in range(4)
+        for version in range(4)
     ]
     for each in started:
         assert each.stdout.readline() == "ready\n"
@@ -392,7 +392,7 @@ def test_of_two_processes_that_create_a_name_one_wins(forked):
         each.stdin.flush()
     said = [each.communicate(timeout=60)[0] for each in started]
     assert sorted(said) == ["lost\n"] * 3 + ["won\n"]
-    assert forked.branches["raced"].slot == said.index("won\n")
+    assert forked.branches["raced"].version == said.index("won\n")
 
 
 def test_a_name_that_another_creates_meanwhile(forked):
@@ -407,7 +407,7 @@ def test_a_name_that_another_creates_meanwhile(forked):
     calls.before["write_once"] = overtake
     with pytest.raises(ValueError, match="branch 'raced' exists"):
         forked.branches["raced"] = 0
-    assert forked.branches["raced"].slot == 1
+    assert forked.branches["raced"].version == 1
 
 
 # --- deleting
@@ -422,7 +422,7 @@ def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
         with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile.*can still be read"):
             store.commit()
         assert store["x"] == b"1"
-    assert forked.engine.commits.slots(store._session.branch) == [3]
+    assert forked.engine.commits.versions(store._session.branch) == [3]
     store._session.end("")
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import txstore
 from tests.history.conftest import Requests
+from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
 from txstore.format.encoding import MalformedError
-from txstore.history.commit import Stored
 from txstore.storage import pack_cache
 
 COMMITS = 75
@@ -57,7 +57,7 @@ def test_a_limit(requests: Requests, limit: int) -> None:
     url = made()
     repo = opened(url)
     requests.clear()
-    found = [each.slot for each in repo.log(limit=limit)]
+    found = [each.version for each in repo.log(limit=limit)]
     assert found == list(range(COMMITS - 1, max(-1, COMMITS - 1 - limit), -1))
     assert len(requests) <= 5 + -(-limit // carried.GROUP)
 
@@ -82,8 +82,8 @@ def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypa
             pack_cache._shared._empty()
         commit(repo, f"{number}")
     assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
-    for slot in range(COMMITS):
-        stored = repo.engine.commits.read("main", slot)
+    for version in range(COMMITS):
+        stored = repo.engine.commits.read("main", version)
         assert stored is not None
     pack_cache._shared.limit, limit = 0, pack_cache._shared.limit
     try:
@@ -114,15 +114,15 @@ def test_branches(requests: Requests) -> None:
     assert len(requests) <= 16
 
 
-def test_below_the_floor_nothing_is_told() -> None:
+def test_below_the_oldest_kept_nothing_is_told() -> None:
     url = made()
     repo = txstore.Repository(url)
     repo.vacuum(keep=30)
     commit(repo, "after")
-    found = [each.slot for each in opened(url).log()]
+    found = [each.version for each in opened(url).log()]
     assert found == list(range(COMMITS + 1, COMMITS - 31, -1))
     repo.vacuum(keep=3)
-    assert [each.slot for each in opened(url).log()] == list(range(COMMITS + 2, COMMITS - 2, -1))
+    assert [each.version for each in opened(url).log()] == list(range(COMMITS + 2, COMMITS - 2, -1))
     assert repo.verify().ok
 
 
@@ -131,8 +131,8 @@ def test_what_is_damaged_is_not_believed(requests: Requests, at: int) -> None:
     """One byte of what a commit carries has changed: its log is read from the files, and `verify` tells."""
     url = made()
     repo = txstore.Repository(url)
-    slot = 3 * carried.GROUP - 1
-    stored = repo.engine.commits.read("main", slot)
+    version = 3 * carried.GROUP - 1
+    stored = repo.engine.commits.read("main", version)
     section = carries(stored)
     objects = repo.engine.storage.objects
     content = bytearray(objects.get(stored.path))
@@ -151,9 +151,9 @@ def test_what_is_damaged_is_not_believed(requests: Requests, at: int) -> None:
 def test_what_another_history_carries_is_not_believed() -> None:
     """Its checksums are right, and it is well-formed: the hashes are those of other commits."""
     url, other = made(), made()
-    slot = 2 * carried.GROUP - 1
-    stored = txstore.Repository(url).engine.commits.read("main", slot)
-    theirs = txstore.Repository(other).engine.commits.read("main", slot)
+    version = 2 * carried.GROUP - 1
+    stored = txstore.Repository(url).engine.commits.read("main", version)
+    theirs = txstore.Repository(other).engine.commits.read("main", version)
     objects, others = (txstore.Repository(each).engine.storage.objects for each in (url, other))
     ours, foreign = carries(stored), carries(theirs)
     assert ours.length == foreign.length

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
-from txstore.history import runs
 from txstore.history.changes import changed, ref_of
 from txstore.history.snapshot import Snapshot
+from txstore.segments import runs
 
 KEYS = [f"{a}/{b}/c/{n}" for a in "ab" for b in ("x", "y", "x!") for n in range(4)] + ["a", "a/x", "b/zarr.json"]
 PATHS = ["", "a", "a/x", "a/x/c", "b", "b/y", "nothing"]
@@ -67,26 +67,26 @@ def test_as_two_dicts_differ(tmp_path_factory: pytest.TempPathFactory, seed: int
             head = repo.head()
             if head is None:
                 continue
-            contents[head.slot] = dict(content)
+            contents[head.version] = dict(content)
             if source.random() < 0.2:
-                repo.tags.setdefault(f"t{head.slot}", head)
+                repo.tags.setdefault(f"t{head.version}", head)
             if source.random() < 0.2 and (made := repo.optimize()) is not None:
-                contents[made.slot] = dict(content)
+                contents[made.version] = dict(content)
             if source.random() < 0.15:
                 repo.vacuum(keep=source.randrange(1, 4))
                 made = repo.head()
                 assert made is not None
-                contents[made.slot] = dict(content)
+                contents[made.version] = dict(content)
         kept = dict(_kept(repo, contents))
         for _ in range(8):
             one, other = source.choice([*kept]), source.choice([*kept])
             check(kept[one], kept[other], contents[one], contents[other], source.choice(PATHS))
 
 
-def _kept(repo: txstore.Repository, slots: dict[int, dict[str, bytes]]) -> Iterator[tuple[int, Snapshot]]:
-    for slot in slots:
+def _kept(repo: txstore.Repository, versions: dict[int, dict[str, bytes]]) -> Iterator[tuple[int, Snapshot]]:
+    for version in versions:
         try:
-            yield slot, repo.mapping(slot)
+            yield version, repo.mapping(version)
         except (txstore.CommitNotFoundError, txstore.SnapshotExpiredError):
             continue
 
@@ -135,8 +135,8 @@ def test_a_value_that_maintenance_moves_has_not_changed(repo: txstore.Repository
     assert [*changed(after, repo.mapping())] == []
 
 
-def test_what_was_deleted_before_the_floor_is_found(repo: txstore.Repository) -> None:
-    """`optimize` forgets tombstones of before the floor: only a tag leads there still."""
+def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Repository) -> None:
+    """`optimize` forgets tombstones of before the oldest kept version: only a tag leads there still."""
     with repo.begin() as store:
         store["a"] = store["b"] = b"1"
     repo.tags["first"] = 0

@@ -13,7 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.history.conftest import Requests
-from txstore.history import object_writer, ranged_packs
+from txstore.segments import object_writer, ranged_packs
 from txstore.storage import pack_cache
 from txstore.storage.objects.client import ObjectClient
 

@@ -9,7 +9,7 @@ import txstore
 
 @pytest.fixture
 def forked(repo: txstore.Repository) -> txstore.Repository:
-    """main has slots 0 to 3; dev was begun at slot 1, and has two of its own; v1 is slot 2 of main."""
+    """main has versions 0 to 3; dev was begun at version 1, and has two of its own; v1 is version 2 of main."""
 
     def commit(message: str, branch: str = "main") -> None:
         with repo.begin(message, branch=branch) as transaction:
@@ -69,12 +69,12 @@ def test_head_is_that_of_the_branch(forked: txstore.Repository) -> None:
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("HEAD~9", "HEAD~9: branch 'main' has slots 0 to 3"),
-        ("main@9", "branch 'main' has slots 0 to 3"),
+        ("HEAD~9", "HEAD~9: branch 'main' has versions 0 to 3"),
+        ("main@9", "branch 'main' has versions 0 to 3"),
         ("nain", "'main'"),
         ("devv", "'dev'"),
         ("v2", "'v1'"),
-        ("none~1", "a commit is named by a slot, a tag, a branch, HEAD"),
+        ("none~1", "a commit is named by a version, a tag, a branch, HEAD"),
         ("xyz", "txstore log"),
         ("none@1", "there is no such branch"),
     ],
@@ -91,6 +91,6 @@ def test_what_is_kept_no_more(repo: txstore.Repository) -> None:
             transaction["a"] = bytes([number])
     del transaction  # which reads what it is based on
     repo.vacuum(keep=1)
-    assert repo.commit("HEAD~1").slot == 2  # the head is what the vacuum has made
+    assert repo.commit("HEAD~1").version == 2  # the head is what the vacuum has made
     with pytest.raises(txstore.SnapshotExpiredError):
         repo.commit("HEAD~3")

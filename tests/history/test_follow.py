@@ -116,10 +116,10 @@ def test_nothing_new(repo):
     assert list(repo.follow(timeout=0)) == []
 
 
-@pytest.mark.parametrize("since", ["slot", "id", "digits", "commit", "time"])
+@pytest.mark.parametrize("since", ["version", "id", "digits", "commit", "time"])
 def test_since(repo, since):
     commit = repo.commit(1)
-    value = {"slot": 1, "id": commit.id, "digits": commit.id[:8], "commit": commit, "time": commit.time}[since]
+    value = {"version": 1, "id": commit.id, "digits": commit.id[:8], "commit": commit, "time": commit.time}[since]
     assert list(repo.follow(since=value, timeout=0)) == [repo.commit(2)]
 
 
@@ -367,7 +367,7 @@ def test_an_orphan_is_never_yielded(open_repo, tmp_path):
     put(repo, "0", "1", "lost", "orphan")
     directory = Path(repo.url, "commits", "main")
     lost, orphan = directory / "0000000002", directory / "0000000003"
-    os.unlink(lost)  # a power loss, and the hint went with it
+    os.unlink(lost)  # a power loss, and the head cache went with it
     os.unlink(Path(repo.url, "heads", "main"))
     reader = open_repo(durability="none")
     with pytest.raises(CommitNotFoundError, match="orphan"):
@@ -376,7 +376,7 @@ def test_an_orphan_is_never_yielded(open_repo, tmp_path):
     assert next(commits).message == "1"
     writer = open_repo(durability="none")
     put(writer, "2")
-    assert next(commits).message == "2"  # the orphan stands in the next slot now
+    assert next(commits).message == "2"  # the orphan stands in the next version now
     assert orphan.exists()
     assert next(commits, None) is None
     commits = reader.follow(since=2, timeout=DEADLINE)
@@ -403,14 +403,14 @@ def test_what_a_vacuum_removed(repo):
             next(each)
 
 
-def test_a_commit_below_the_floor_that_is_still_there(repo):
+def test_a_commit_below_the_oldest_kept_that_is_still_there(repo):
     """It holds values of later ones. What follows it may be gone, or nothing of the history."""
     put(repo, "a", "b", "c")
     repo.vacuum(keep=1)
-    slots = sorted(repo.engine.commits.slots("main"))
-    assert slots[0] < repo.head().slot - 1, "an old one has to be there"
+    versions = sorted(repo.engine.commits.versions("main"))
+    assert versions[0] < repo.head().version - 1, "an old one has to be there"
     with pytest.raises(SnapshotExpiredError):
-        next(repo.follow(since=slots[0], timeout=DEADLINE))
+        next(repo.follow(since=versions[0], timeout=DEADLINE))
 
 
 # --- a repository that goes away
@@ -637,10 +637,10 @@ def test_the_watch_is_closed_on_exec(native, tmp_path):
     os.close(descriptor)
 
 
-def test_the_twin_can_not_watch(tmp_path):
-    from txstore._native import watch_twin
+def test_the_fallback_can_not_watch(tmp_path):
+    from txstore._native import watch_fallback
 
     with pytest.raises(OSError):
-        watch_twin.open_watch(str(tmp_path))
+        watch_fallback.open_watch(str(tmp_path))
     with pytest.raises(OSError):
-        watch_twin.drain(0)
+        watch_fallback.drain(0)

@@ -54,9 +54,9 @@ def test_a_log_is_read_as_far_as_somebody_looks(several: txstore.Repository, mon
     commits = several.engine.commits
     real = type(commits).read
 
-    def reading(self: object, branch: str, slot: int) -> object:
-        read.append(slot)
-        return real(commits, branch, slot)
+    def reading(self: object, branch: str, version: int) -> object:
+        read.append(version)
+        return real(commits, branch, version)
 
     monkeypatch.setattr(type(commits), "read", reading)
     log = several.log()

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import txstore
-from txstore.history import packs
+from txstore.segments import packs
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
 

@@ -14,8 +14,8 @@ from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.history.run_packs import STEP
-from txstore.history.runs import find_runs, plan_aside, plan_merge
+from txstore.segments.compaction_outputs import STEP
+from txstore.segments.runs import find_runs, plan_aside, plan_merge
 from txstore.storage import pack_cache
 from txstore.storage.objects import client
 

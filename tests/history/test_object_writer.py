@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_late_work, wait_until
+from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
-from txstore.history import object_writer
-from txstore.history.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
-from txstore.history.packs import Staged
+from txstore.segments import object_writer
+from txstore.segments.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
+from txstore.segments.packs import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
@@ -172,9 +172,9 @@ def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyP
     writer = uploads.writer()
     append(writer, b"value")
     writer.finish(writer.size)
-    writer._storage.forget_staged(writer.path)  # its slot is taken
+    writer._storage.forget_staged(writer.path)  # its version is taken
     writer.release()
-    wait_for_late_work()
+    wait_for_background_cleanup()
     assert deleted == [[writer.path, writer.path + names.LEASE]]
     assert not uploads.objects.list(names.STAGING)
 
@@ -190,7 +190,7 @@ def test_what_is_let_go_of_needs_no_thread_for_single_requests(monkeypatch: pyte
     blocked = [threads.submit(free.wait, TIMEOUT) for _ in range(REQUESTS)]
     try:
         writer.release()
-        wait_for_late_work()
+        wait_for_background_cleanup()
         assert not uploads.objects.list(names.STAGING)
     finally:
         free.set()

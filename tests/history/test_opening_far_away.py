@@ -27,12 +27,12 @@ def url() -> str:
     with txstore.Repository(url).transaction() as store:
         zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="u1")[:] = np.arange(4)
     for thread in threading.enumerate():
-        if thread.name == "txstore hint":
+        if thread.name == "txstore head cache":
             thread.join(TIMEOUT)
     return url
 
 
-def test_the_hint_is_asked_for_beside_what_the_repository_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_cache_is_asked_for_beside_what_the_repository_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2, timeout=TIMEOUT)
     asked: list[str] = []
     get = ObjectClient.get
@@ -44,11 +44,11 @@ def test_the_hint_is_asked_for_beside_what_the_repository_is(url: str, monkeypat
 
     monkeypatch.setattr(ObjectClient, "get", meet)
     snapshot = txstore.Repository(url).snapshot()
-    assert sorted(asked) == sorted([names.FORMAT, names.hint_path("main")])
+    assert sorted(asked) == sorted([names.FORMAT, names.head_cache_path("main")])
     assert list(zarr.open_array(snapshot, path="x", mode="r")[:]) == [0, 1, 2, 3]
 
 
-def test_a_hint_that_was_asked_for_long_ago_is_asked_for_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_cache_that_was_asked_for_long_ago_is_asked_for_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     get = ObjectClient.get
     monkeypatch.setattr(ObjectClient, "get", lambda objects, path: asked.append(path) or get(objects, path))
@@ -58,7 +58,7 @@ def test_a_hint_that_was_asked_for_long_ago_is_asked_for_again(url: str, monkeyp
     expected.content.result(TIMEOUT)
     repo.engine.commits._expected = expected._replace(asked=expected.asked - 60)
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 3
-    assert asked.count(names.hint_path("main")) == 2
+    assert asked.count(names.head_cache_path("main")) == 2
 
 
 def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,9 @@ def held_after(ask: Callable[[], object]) -> Held | None:
     return reference()
 
 
-def test_a_hint_that_is_not_there_lets_go_of_who_has_asked(no_collector: None) -> None:
+def test_a_head_cache_that_is_not_there_lets_go_of_who_has_asked(no_collector: None) -> None:
     commits = txstore.Repository(f"memory://{uuid.uuid4().hex}").engine.commits
-    commits._expect_hint()
+    commits._expect_head_cache()
     assert isinstance(commits._expected.content.exception(TIMEOUT), FileNotFoundError)
     assert held_after(lambda: commits._hinted("main")) is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from txstore.format import packfile
 from txstore.history.opening import open_storage
-from txstore.history.packs import PackWriter, Staged
+from txstore.segments.packs import PackWriter, Staged
 
 SIZES = [0, 1, 7, 1023, 1024, 5000, 16 << 10, (16 << 10) + 1, 100_000, (128 << 10) - 1, 128 << 10, 3 << 20]
 

@@ -21,10 +21,10 @@ from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
-from txstore.history import ranged_packs
-from txstore.history.packs import MissingPackError
-from txstore.history.ranged_packs import RemotePacks
-from txstore.history.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
+from txstore.segments import ranged_packs
+from txstore.segments.packs import MissingPackError
+from txstore.segments.ranged_packs import RemotePacks
+from txstore.segments.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.storage.cache_directory import CacheDirectory
 from txstore.storage.pack_cache import PackCache, PieceMemory
 
@@ -108,7 +108,7 @@ def test_a_long_value_that_is_not_whole_or_not_there_is_not_read_to_anywhere(obj
 
 
 def test_whoever_asks_for_much_at_once_is_not_read_ahead_of(objects: FakeObjects) -> None:
-    """Batches of one statement: what was read ahead of one was asked for by the next one meanwhile."""
+    """Batches of one operation: what was read ahead of one was asked for by the next one meanwhile."""
     each = 1 << 20
     values = Values(objects, 24, each)
     for first in range(0, 24, 6):

@@ -26,13 +26,13 @@ from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.keys import encode_key
 from txstore.format.packfile import PackName
-from txstore.history import ranged_runs
-from txstore.history import runs as index
-from txstore.history.packs import Missing, MissingPackError, OpenPack
-from txstore.history.ranged_packs import PackReader, RemotePacks, open_packs
-from txstore.history.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
-from txstore.history.runs import Located, OpenRun, Runs
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.segments import ranged_runs
+from txstore.segments import runs as index
+from txstore.segments.packs import Missing, MissingPackError, OpenPack
+from txstore.segments.ranged_packs import PackReader, RemotePacks, open_packs
+from txstore.segments.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
+from txstore.segments.runs import Located, OpenRun, Runs
 from txstore.storage.pack_cache import PackCache
 
 OpenRepo = Callable[..., txstore.Repository]

@@ -1,4 +1,4 @@
-"""Taking a slot on an object store: what a commit asks for, alone and when others have been faster."""
+"""Taking a version on an object store: what a commit asks for, alone and when others have been faster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import txstore
 from tests.history.conftest import Requests
 from tests.waiting import TIMEOUT
 from txstore.format import names
+from txstore.history import publisher as versions_of_history
 from txstore.history import remote_commits
-from txstore.history import slots as slots_of_history
 from txstore.transactions.transaction import Transaction
 
 
@@ -24,7 +24,7 @@ def url(far: None) -> str:
 
 @pytest.fixture
 def requests(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> Requests:
-    monkeypatch.setattr(remote_commits, "HINT_PERIOD", 1000.0)  # no hints, which would be counted
+    monkeypatch.setattr(remote_commits, "HEAD_CACHE_PERIOD", 1000.0)  # no head caches, which would be counted
     return requests
 
 
@@ -33,13 +33,13 @@ def commit(repo: txstore.Repository, key: str, value: bytes) -> None:
         store[key] = value
 
 
-def slots(requests: Requests) -> list[int]:
-    """Return the slots that were asked for or offered to, one after the other."""
+def versions(requests: Requests) -> list[int]:
+    """Return the versions that were asked for or proposed to, one after the other."""
     found = [names.parse_commit_path(path) for path in requests]
     return [each[1] for each in found if each is not None]
 
 
-def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: Requests) -> None:
+def test_who_is_alone_proposals_its_file_without_another_look(url: str, requests: Requests) -> None:
     repo = txstore.Repository(url)
     for number in range(3):
         commit(repo, "a", b"%d" % number)
@@ -47,7 +47,7 @@ def test_who_is_alone_offers_its_file_without_another_look(url: str, requests: R
     transaction["a"] = b"3"
     requests.clear()
     transaction.commit()
-    assert slots(requests) == [3]  # the slot is taken
+    assert versions(requests) == [3]  # the version is taken
     assert not [path for path in requests if path == names.commits_directory("main")]
 
 
@@ -66,7 +66,7 @@ def test_who_has_seen_the_head_long_ago_looks_again(
     assert names.commits_directory("main") in requests
 
 
-def test_who_has_lost_a_slot_goes_on_to_the_first_that_is_free(url: str, requests: Requests) -> None:
+def test_who_has_lost_a_version_goes_on_to_the_first_that_is_free(url: str, requests: Requests) -> None:
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -75,14 +75,14 @@ def test_who_has_lost_a_slot_goes_on_to_the_first_that_is_free(url: str, request
         commit(other, f"theirs{number}", b"%d" % number)
     requests.clear()
     transaction.commit()
-    # Refused, then four are looked at together, then the free one is taken: for others, too, if any had offered.
-    assert (slots(requests)[0], sorted(slots(requests)[1:5]), slots(requests)[5:]) == (1, [1, 2, 3, 4], [4])
+    # Refused, then four are looked at together, then the free one is taken: for others, too, if any had proposed.
+    assert (versions(requests)[0], sorted(versions(requests)[1:5]), versions(requests)[5:]) == (1, [1, 2, 3, 4], [4])
     assert requests.count(names.commits_directory("main")) == 1
-    assert [each.slot for each in repo.log()] == [4, 3, 2, 1, 0]
+    assert [each.version for each in repo.log()] == [4, 3, 2, 1, 0]
     assert sorted(repo.mapping()) == ["a", "mine", "theirs0", "theirs1", "theirs2"]
 
 
-def test_who_has_lost_a_slot_by_far_looks_for_the_head(url: str) -> None:
+def test_who_has_lost_a_version_by_far_looks_for_the_head(url: str) -> None:
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -90,10 +90,10 @@ def test_who_has_lost_a_slot_by_far_looks_for_the_head(url: str) -> None:
     for number in range(10):
         commit(other, f"theirs{number}", b"%d" % number)
     transaction.commit()
-    assert [each.slot for each in repo.log()] == list(range(12))[::-1]
+    assert [each.version for each in repo.log()] == list(range(12))[::-1]
 
 
-def test_what_others_have_committed_is_a_conflict_after_a_lost_slot(url: str) -> None:
+def test_what_others_have_committed_is_a_conflict_after_a_lost_version(url: str) -> None:
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -121,7 +121,7 @@ def passed_by_a_vacuum(url: str) -> tuple[txstore.Repository, Transaction]:
 
 
 def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
+    """The version above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
     repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(remote_commits, "_STAYS", 0.0)
     with pytest.raises(txstore.SnapshotExpiredError):
@@ -133,8 +133,10 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
     assert repo.verify().ok
 
 
-def test_who_sleeps_before_it_takes_the_slot_looks_for_the_floor(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has seen the head so long ago that a vacuum may have freed the slot since."""
+def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen the head so long ago that a vacuum may have freed the version since."""
     repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
     with pytest.raises(txstore.CommitUnknownError) as caught:
@@ -161,7 +163,7 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     assert remote_commits.TRUSTED < waits[0] <= 11
 
 
-def test_a_small_commit_does_not_look_for_the_floor(url: str, requests: Requests) -> None:
+def test_a_small_commit_does_not_look_for_the_oldest_kept(url: str, requests: Requests) -> None:
     repo = txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -189,7 +191,7 @@ def test_each_commit_that_is_acknowledged_is_made_once(url: str) -> None:
     repo = txstore.Repository(url)
     log = list(repo.log())
     assert sorted(each.message for each in log[:-1]) == sorted(made)
-    assert [each.slot for each in log] == list(range(len(log)))[::-1]
+    assert [each.version for each in log] == list(range(len(log)))[::-1]
     assert len(repo.mapping()) == 1 + len(made)
     assert repo.verify().ok
 
@@ -201,14 +203,14 @@ def test_a_commit_tries_no_longer_than_it_was_asked_to(url: str, monkeypatch: py
     transaction = repo.begin()
     transaction["mine"] = b"1"
     commit(other, "theirs", b"1")
-    with pytest.raises(txstore.CommitTimeoutError, match="1 slots went to others"):
+    with pytest.raises(txstore.CommitTimeoutError, match="1 versions went to others"):
         transaction.commit()
     transaction.commit()  # what was staged is still there, and nobody is faster now
     assert sorted(other.mapping()) == ["a", "mine", "theirs"]
 
 
 def test_a_commit_that_has_tried_for_long_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots_of_history, "WARN_AFTER", 0.0)
+    monkeypatch.setattr(versions_of_history, "WARN_AFTER", 0.0)
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -218,8 +220,8 @@ def test_a_commit_that_has_tried_for_long_says_so(url: str, monkeypatch: pytest.
         transaction.commit()
 
 
-def test_who_sleeps_and_loses_a_slot_below_one_that_was_freed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slot that it has lost is tagged; the next one is free, and outside of history."""
+def test_who_sleeps_and_loses_a_version_below_one_that_was_freed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that it has lost is tagged; the next one is free, and outside of history."""
     repo, other = txstore.Repository(url), txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()

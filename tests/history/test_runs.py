@@ -1,7 +1,7 @@
 """Runs: what lookup, scan, build and merge answer, which bytes they write, and what they do with hostile ones.
 
-Every test with the fixture `index` runs on the C module and on its Python twin. `craft` is a third, independent writer:
-it lays down a run from raw parts, right or wrong, with right checksums.
+Every test with the fixture `index` runs on the C module and on its Python fallback. `craft` is a third, independent
+writer: it lays down a run from raw parts, right or wrong, with right checksums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 PURE_PYTHON = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
 needs_both = pytest.mark.skipif(PURE_PYTHON, reason="TXSTORE_PURE_PYTHON=1")
 
-MODULES = ["txstore._native.index_twin"] + ([] if PURE_PYTHON else ["txstore._native._index"])
+MODULES = ["txstore._native.index_fallback"] + ([] if PURE_PYTHON else ["txstore._native._index"])
 
 
 @pytest.fixture(params=MODULES, ids=lambda name: name.rpartition(".")[2])
@@ -149,8 +149,8 @@ def test_a_sink_is_given_the_same_run_piece_by_piece(index: Any, count: int) -> 
     run, table = index.Run(whole, 1), [b"file", b"pack"]
     merged = in_pieces(lambda sink: index.merge((run,), [table], 0, False, sink))
     assert b"".join(merged) == index.merge((run,), [table])
-    grafted = in_pieces(lambda sink: index.graft((run,), [table], b"position/", None, b"p/", sink))
-    assert b"".join(grafted) == index.graft((run,), [table], b"position/", None, b"p/", None)
+    reflinked = in_pieces(lambda sink: index.reflink((run,), [table], b"position/", None, b"p/", sink))
+    assert b"".join(reflinked) == index.reflink((run,), [table], b"position/", None, b"p/", None)
     index.Run(b"".join(merged), 1).verify()
 
 
@@ -909,11 +909,11 @@ def test_damage_is_an_error_or_changes_nothing(damages: list[Callable[[bytes], b
 @settings(max_examples=400, deadline=None)
 def test_forged_bytes_mean_the_same_to_both(damages: list[Callable[[bytes], bytes]]) -> None:
     """The damage has right checksums: what is left is the parsing."""
-    c, twin = both()
+    c, fallback = both()
     broken = sample(c)
     for apply in damages:
         broken = resealed(apply(broken) or b"?")
-    assert observe(c, broken, SAMPLE_KEYS[::20]) == observe(twin, broken, SAMPLE_KEYS[::20])
+    assert observe(c, broken, SAMPLE_KEYS[::20]) == observe(fallback, broken, SAMPLE_KEYS[::20])
 
 
 @pytest.mark.long
@@ -929,11 +929,11 @@ def test_forged_bytes_mean_the_same_to_both(damages: list[Callable[[bytes], byte
 )  # fmt: skip
 @settings(max_examples=400, deadline=None)
 def test_forged_blocks_mean_the_same_to_both(entries: Any, restarts: list[int], max_seq: int) -> None:
-    c, twin = both()
+    c, fallback = both()
     raw = [craft_entry(shared, suffix, seq, pack, kind=kind) for shared, suffix, kind, seq, pack in entries]
     data = one(craft_block(*raw, restarts=(0, *restarts)), packs=[b"p"], entries=len(raw), max_seq=max_seq)
     probes = [b"a", b"aa", b"ab", b"b", b"b/c", b"z"]
-    assert observe(c, data, probes) == observe(twin, data, probes)
+    assert observe(c, data, probes) == observe(fallback, data, probes)
 
 
 # ---- against a model, and against each other ----
@@ -1010,9 +1010,9 @@ def test_merging_changes_no_answer_and_its_order_no_byte(history: Any, cuts: tup
 @given(history=histories)
 @settings(max_examples=150, deadline=None)
 def test_both_write_the_same_bytes_and_read_the_same_answers(history: Any) -> None:
-    c, twin = both()
+    c, fallback = both()
     seen = []
-    for index in (c, twin):
+    for index in (c, fallback):
         runs = runs_of(index, history)
         files = [[b"file %d" % (i // 2)] for i in range(len(runs))]
         own = [index.build([(key, *ref) for key, ref in sorted(e.items())], removed) for e, removed in history]
@@ -1025,19 +1025,19 @@ def test_both_write_the_same_bytes_and_read_the_same_answers(history: Any) -> No
 @pytest.mark.long
 @given(history=histories, start=prefixes, to=prefixes)
 @settings(max_examples=100, deadline=None)
-def test_a_graft_has_the_live_entries_under_another_name(history: Any, start: bytes, to: bytes) -> None:
+def test_a_reflink_has_the_live_entries_under_another_name(history: Any, start: bytes, to: bytes) -> None:
     live = {key: ref for key, ref in state(history).items() if key.startswith(start)}
     stop = start[:-1] + b"0" if start else None
     written = []
     for index in (importlib.import_module(name) for name in MODULES):
         files = [[b"file %d" % i] for i in range(len(history))]
-        grafted = index.graft(runs_of(index, history), files, start, stop, to)
+        reflinked = index.reflink(runs_of(index, history), files, start, stop, to)
         own = index.build([(b"zz", 1, 7, 8, 9)], [b"a/"])
         merged = index.merge(
-            (index.Run(own, 1), index.Run(grafted, 1)), [[b""], [b"x", *index.Run(grafted, 1).packs]], 0, True
+            (index.Run(own, 1), index.Run(reflinked, 1)), [[b""], [b"x", *index.Run(reflinked, 1).packs]], 0, True
         )
-        written.append((grafted, merged))
-        run = index.Run(grafted, 5)
+        written.append((reflinked, merged))
+        run = index.Run(reflinked, 5)
         run.verify()
         found = {key: (run.packs[pack - 1], *ref) for key, _, seq, pack, *ref in run.scan(b"", None, -1) if seq == 5}
         wanted = {to + key[len(start) :]: (b"file %d" % i, *ref) for key, (i, _, _, _, *ref) in live.items()}
@@ -1049,26 +1049,26 @@ def test_a_graft_has_the_live_entries_under_another_name(history: Any, start: by
     assert written[0] == written[-1]
 
 
-def test_graft_refuses(index: Any) -> None:
+def test_reflink_refuses(index: Any) -> None:
     runs = (index.Run(index.build([(b"a/b", 1, 0, 0, 0), (b"c", 1, 0, 0, 0)], []), 1),)
     with pytest.raises(OverflowError, match="4096"):
-        index.graft(runs, [[b"p"]], b"a/", b"a0", b"x" * 4096)
+        index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x" * 4096)
     with pytest.raises(OverflowError, match="4096"):
-        index.graft(runs, [[b"p"]], b"a/", b"a0", b"x" * 4097)
+        index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x" * 4097)
     with pytest.raises(ValueError, match="does not begin"):
-        index.graft(runs, [[b"p"]], b"a/", None, b"x/")
+        index.reflink(runs, [[b"p"]], b"a/", None, b"x/")
     for tables in ([], [[b"p", b"q"]]):
         with pytest.raises(ValueError, match="table"):
-            index.graft(runs, tables, b"a/", b"a0", b"x/")
+            index.reflink(runs, tables, b"a/", b"a0", b"x/")
     with pytest.raises(TypeError):
-        index.graft(runs, [["p"]], b"a/", b"a0", b"x/")
+        index.reflink(runs, [["p"]], b"a/", b"a0", b"x/")
 
 
 @needs_both
 @given(seed=st.integers(0, 2**32), n=st.integers(0, 1500), length=st.integers(1, 300))
 @settings(max_examples=25, deadline=None)
 def test_both_cut_the_same_blocks(seed: int, n: int, length: int) -> None:
-    c, twin = both()
+    c, fallback = both()
     rng = random.Random(seed)
     chosen = sorted({rng.choice([b"x/", b"y" * 40]) + rng.randbytes(rng.randint(1, length)).hex().encode()
                      for _ in range(n)})  # fmt: skip
@@ -1076,14 +1076,14 @@ def test_both_cut_the_same_blocks(seed: int, n: int, length: int) -> None:
         (key, rng.randint(0, 1), rng.getrandbits(40), rng.getrandbits(20), rng.getrandbits(32)) for key in chosen
     ]
     data = c.build(entries, [])
-    assert twin.build(entries, []) == data
-    runs = c.Run(data, 3), twin.Run(data, 3)
+    assert fallback.build(entries, []) == data
+    runs = c.Run(data, 3), fallback.Run(data, 3)
     assert runs[0].scan(b"", None, -1) == runs[1].scan(b"", None, -1)
     files = [[b"p"], [b"q"]]
     half = c.build(entries[::2], [b"y/"])
-    assert c.merge((c.Run(half, 4), runs[0]), files) == twin.merge((twin.Run(half, 4), runs[1]), files)
+    assert c.merge((c.Run(half, 4), runs[0]), files) == fallback.merge((fallback.Run(half, 4), runs[1]), files)
     for key in chosen[::50]:
-        assert c.lookup((runs[0],), key) == twin.lookup((runs[1],), key)
+        assert c.lookup((runs[0],), key) == fallback.lookup((runs[1],), key)
 
 
 # ---- the C module alone ----

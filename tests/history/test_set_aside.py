@@ -1,4 +1,4 @@
-"""A commit on an object store that brought much, and has lost a slot: its values are not sent with each further try."""
+"""A large commit on an object store that has lost a version: its values are not sent with each further try."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import wait_for_late_work
+from tests.waiting import wait_for_background_cleanup
 from txstore.format import names
-from txstore.history.object_writer import SENT_AGAIN
 from txstore.history.remote_commits import RemoteCommits
 from txstore.maintenance import rebuild
 from txstore.maintenance.reachable import data_packs
+from txstore.segments.object_writer import SENT_AGAIN
 from txstore.storage.objects import client
 
 #: Returns a transaction, and the repository that is faster.
@@ -37,7 +37,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         send = getattr(client.ObjectClient, method)
 
         def counted(self: Any, path: str, parts: Sequence[bytes], send: Any = send) -> None:
-            if not path.endswith(names.LEASE) and not path.startswith("hint"):
+            if not path.endswith(names.LEASE) and not path.startswith("head_cache"):
                 found.append((path, sum(memoryview(part).nbytes for part in parts)))
             send(self, path, parts)
 
@@ -47,7 +47,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def overtaken(url: str, monkeypatch: pytest.MonkeyPatch) -> Overtaken:
-    """Begin a transaction; each time that it is about to take a slot, another repository takes that, so many times."""
+    """Begin a transaction; each time that it is about to take a version, another repository takes it first."""
 
     def begin(values: dict[str, bytes] = VALUES, *, theirs: Sequence[str] = ("theirs",)) -> tuple[Any, Any]:
         repo, other = txstore.Repository(url), txstore.Repository(url)
@@ -55,14 +55,14 @@ def overtaken(url: str, monkeypatch: pytest.MonkeyPatch) -> Overtaken:
         transaction = repo.begin()
         for key, value in values.items():
             transaction[key] = value
-        take_slot, left = RemoteCommits.take_slot, list(theirs)
+        take_version, left = RemoteCommits.take_version, list(theirs)
 
         def too_late(self: RemoteCommits, *arguments: Any, **options: Any) -> Any:
             if left and self is repo.engine.commits:
                 commit(other, left.pop(0), b"1")
-            return take_slot(self, *arguments, **options)
+            return take_version(self, *arguments, **options)
 
-        monkeypatch.setattr(RemoteCommits, "take_slot", too_late)
+        monkeypatch.setattr(RemoteCommits, "take_version", too_late)
         return transaction, other
 
     return begin
@@ -78,7 +78,7 @@ def test_values_are_sent_with_the_first_try_and_once_more(overtaken: Overtaken, 
     transaction.commit()
     large = [path.rpartition("/")[0] for path, size in sent if size > SENT_AGAIN]
     assert large == [names.commits_directory("main"), names.data_pack_directory(transaction._staging.id)]
-    assert [each.slot for each in other.log()] == [4, 3, 2, 1, 0]
+    assert [each.version for each in other.log()] == [4, 3, 2, 1, 0]
     mapping = other.mapping()
     assert {key: mapping[key] for key in VALUES} == VALUES
     assert other.verify().ok
@@ -94,7 +94,7 @@ def test_what_is_little_stays_in_the_commit(overtaken: Overtaken, sent: list[tup
 def test_nothing_is_left_of_it_but_the_pack(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
-    wait_for_late_work()
+    wait_for_background_cleanup()
     assert not other.engine.commits.paths_in(names.STAGING)
     other.vacuum(keep=1)
     assert {key: other.mapping()[key] for key in VALUES} == VALUES

@@ -8,10 +8,10 @@ import pytest
 
 import txstore
 from txstore.format.packfile import PackName
-from txstore.history import runs
-from txstore.history.packs import Packs
-from txstore.history.runs import OpenRun, Runs
 from txstore.history.snapshot import Snapshot
+from txstore.segments import runs
+from txstore.segments.packs import Packs
+from txstore.segments.runs import OpenRun, Runs
 
 OpenRepo = Callable[..., txstore.Repository]
 

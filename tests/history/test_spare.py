@@ -1,4 +1,4 @@
-"""Room that is made by deleting the hint and the guard: what is written again is true, and comes back."""
+"""Room that is made by deleting the head cache and the guard: what is written again is true, and comes back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def opened(path: Path) -> Commits:
 
 def make_room(path: Path) -> None:
     spare = Spare(opened(path), "main")
-    spare.delete_hint()
+    spare.delete_head_cache()
     spare.delete_guard()
     spare.restore()
 
@@ -40,42 +40,42 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The slots of the commits that are synced."""
-    slots, sync = list[int](), Commits._sync_files
+    """The versions of the commits that are synced."""
+    versions, sync = list[int](), Commits._sync_files
 
     def note(self: Commits, stored):
-        slots.append(stored.header.slot)
+        versions.append(stored.header.version)
         sync(self, stored)
 
     monkeypatch.setattr(Commits, "_sync_files", note)
-    return slots
+    return versions
 
 
-def test_a_hint_that_is_written_again_is_true(path, synced):
+def test_a_head_cache_that_is_written_again_is_true(path, synced):
     """What it calls durable has been synced (I1)."""
     overwrite(path, 1)
     overwrite(path, 3, durability="none")
     synced.clear()
     make_room(path)
     commits = opened(path)
-    assert commits.read_hint("main").durable
+    assert commits.read_head_cache("main").durable
     assert sorted(synced) == [1, 2, 3]
 
 
 def test_commits_that_are_made_meanwhile_are_synced(path, synced):
     overwrite(path, 1)
     spare = Spare(opened(path), "main")
-    spare.delete_hint()
+    spare.delete_head_cache()
     overwrite(path, 2, durability="none")
     synced.clear()
     spare.restore()
-    assert opened(path).read_hint("main").durable
+    assert opened(path).read_head_cache("main").durable
     assert sorted(synced) == [1, 2]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_of_a_copy_everything_is_synced_before_its_hint_goes(path, tmp_path, monkeypatch, is_killed):
-    """The hint of the original tells that nobody has synced the copy; nothing else does."""
+def test_of_a_copy_everything_is_synced_before_its_head_cache_goes(path, tmp_path, monkeypatch, is_killed):
+    """The head cache of the original tells that nobody has synced the copy; nothing else does."""
     overwrite(path, 3)
     copy = tmp_path / "copy.tx"
     shutil.copytree(path, copy)
@@ -87,22 +87,22 @@ def test_of_a_copy_everything_is_synced_before_its_hint_goes(path, tmp_path, mon
 
     monkeypatch.setattr(type(opened(copy).storage), "sync_file", note)
     spare = Spare(opened(copy), "main")
-    spare.delete_hint()
+    spare.delete_head_cache()
     if not is_killed:
         spare.restore()
-    assert {names.commit_path("main", slot) for slot in range(3)} <= files
+    assert {names.commit_path("main", version) for version in range(3)} <= files
 
 
 def test_a_sync_that_fails_is_told(path, monkeypatch):
     """Who tried again would be told that all is well (I9)."""
     overwrite(path, 1)
     spare = Spare(opened(path), "main")
-    spare.delete_hint()
+    spare.delete_head_cache()
     overwrite(path, 1, durability="none")
     monkeypatch.setattr(Commits, "_sync_files", fail(errno.EIO))
     with pytest.raises(OSError, match="failed"):
         spare.restore()
-    assert not opened(path).read_hint("main").durable
+    assert not opened(path).read_head_cache("main").durable
 
 
 def fail(number: int):

@@ -17,11 +17,11 @@ import pytest
 
 import txstore
 from tests.waiting import TIMEOUT, wait_until
+from txstore.commit_queue import tickets
+from txstore.commit_queue.group_commits import BranchListing, Look
+from txstore.commit_queue.tickets import Pace, Seen, Turns, Waiting
 from txstore.format import names
-from txstore.history import tickets
 from txstore.history.remote_commits import RemoteCommits
-from txstore.history.tickets import Pace, Seen, Turns, Waiting
-from txstore.history.trains import BranchListing, Look
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -52,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def persistent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for the next slot goes on asking, however long the machine takes, before it looks for who has left."""
+    """A committer asks for the next version for as long as the machine takes, before it looks for who has left."""
     monkeypatch.setattr(tickets, "_ASKING", math.inf)
 
 
@@ -87,7 +87,7 @@ def leave_ticket(url: str, number: int = 1) -> tickets.Place:
 
 
 def knows_head(url: str) -> txstore.Repository:
-    """Return a repository as it is in a process that has used it: without a hint, a first look shows no line."""
+    """Return a repository as it is in a process that has used it: without a head cache, a first look shows no line."""
     repo = txstore.Repository(url)
     assert repo.head()
     return repo
@@ -239,7 +239,7 @@ def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(
 
 
 def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, monkeypatch):
-    """It takes the slot above at once: who commits in a row would be faster than one that has to look first."""
+    """It takes the version above at once: who commits in a row would be faster than one that has to look first."""
     looks, see = [], RemoteCommits.see
 
     def noted(self: RemoteCommits, branch: str) -> Any:
@@ -255,7 +255,7 @@ def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient,
 
 def test_a_ticket_of_the_dead_is_waited_for_and_deleted(url, impatient):
     repo = has_met_others(url)
-    for number in range(1, CREW + 3):  # some look at the slot, and some at the line
+    for number in range(1, CREW + 3):  # some look at the version, and some at the line
         leave_ticket(url, number)
     repo.run(append("mine"))
     assert logged(url) == ["mine"]
@@ -315,8 +315,8 @@ def test_who_has_met_nobody_is_no_faster_than_those_in_line(url, patient, monkey
     objects_of(url).delete([names.ticket_path("main", place)])
 
 
-class FakeSlots:
-    """A history in which commits are their slots. Answers come when they are let."""
+class FakeVersionLog:
+    """A history in which commits are their versions. Answers come when they are let."""
 
     shows_tickets = True
 
@@ -331,69 +331,69 @@ class FakeSlots:
 
     def head_in(self, branch: str, seen: Seen | None) -> Any:
         self.read.append("head")
-        return self.stored(max(self.listed.slots))
+        return self.stored(max(self.listed.versions))
 
-    def stored(self, slot: int) -> Any:
-        return SimpleNamespace(header=SimpleNamespace(slot=slot, id=_id(slot), parent_id=_id(slot - 1)))
+    def stored(self, version: int) -> Any:
+        return SimpleNamespace(header=SimpleNamespace(version=version, id=_id(version), parent_id=_id(version - 1)))
 
-    def end_of(self, branch: str, slot: int) -> Any:
-        self.asked.append(slot)
-        return (b"", slot) if self.answers[slot].wait(TIMEOUT) else None
+    def end_of(self, branch: str, version: int) -> Any:
+        self.asked.append(version)
+        return (b"", version) if self.answers[version].wait(TIMEOUT) else None
 
     def note_free(self, branch: str, look: Look) -> None: ...
 
-    def note_next(self, known: Any, branch: str, slot: int, end: Any) -> Any:
-        assert known.header.slot == slot - 1
-        return self.stored(slot)
+    def note_next(self, known: Any, branch: str, version: int, end: Any) -> Any:
+        assert known.header.version == version - 1
+        return self.stored(version)
 
 
-def _id(slot: int) -> bytes:
-    return slot.to_bytes(4, "big") * 4
+def _id(version: int) -> bytes:
+    return version.to_bytes(4, "big") * 4
 
 
 def line_of(ahead: int) -> BranchListing:
-    """What is listed where the commits that those in line are to make have slots up to 20."""
+    """What is listed where the commits that those in line are to make have versions up to 20."""
     found, head = Object("", 0, None), 20 - ahead
-    return BranchListing({head: found}, {}, {}, {(1, _id(slot)): found for slot in range(head + 1, 21)})
+    return BranchListing({head: found}, {}, {}, {(1, _id(version)): found for version in range(head + 1, 21)})
 
 
-def test_the_second_slot_is_asked_for_before_the_first_one_is_taken(patient, persistent, monkeypatch):
+def test_the_second_version_is_asked_for_before_the_first_one_is_taken(patient, persistent, monkeypatch):
     """Who is told of one commit late is not told of the next one as late."""
-    slots = FakeSlots(line_of(2))
-    slots.answers = {19: threading.Event(), 20: threading.Event()}
-    slots.answers[20].set()  # and is answered first
+    versions = FakeVersionLog(line_of(2))
+    versions.answers = {19: threading.Event(), 20: threading.Event()}
+    versions.answers[20].set()  # and is answered first
     monkeypatch.setattr(Turns, "_pause", lambda self, seconds: LONG)
     pace = Pace()
     pace.met_at = time.monotonic()
-    with ThreadPoolExecutor(1) as threads, Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as threads, Turns(versions, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
         running = threads.submit(turns.next, time.monotonic() + LONG)
         wait_until(lambda: 20 in turns._ends)
-        slots.answers[19].set()
-        assert running.result(TIMEOUT).header.slot == 20
-        assert slots.read == ["head"], "nothing was looked for again"
-        assert slots.asked.count(20) == 1, "nor asked for"
+        versions.answers[19].set()
+        assert running.result(TIMEOUT).header.version == 20
+        assert versions.read == ["head"], "nothing was looked for again"
+        assert versions.asked.count(20) == 1, "nor asked for"
 
 
 def test_who_stands_far_behind_reads_no_commits(patient, persistent, monkeypatch):
-    slots, ahead = FakeSlots(line_of(12)), []
-    for slot in range(8, 21):
-        slots.answers[slot] = threading.Event()
-        slots.answers[slot].set()
+    versions, ahead = FakeVersionLog(line_of(12)), []
+    for version in range(8, 21):
+        versions.answers[version] = threading.Event()
+        versions.answers[version].set()
 
     def sleep(self: Turns, seconds: float) -> float:
         ahead.append(len(self._ahead))
         if len(self._ahead) > 4:
-            slots.listed = line_of(len(self._ahead) - 1)
-            assert not slots.read
+            versions.listed = line_of(len(self._ahead) - 1)
+            assert not versions.read
         return 0.01
 
     monkeypatch.setattr(Turns, "_pause", sleep)
     pace = Pace()
     pace.met_at = time.monotonic()
-    with Turns(slots, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
-        assert turns.next(time.monotonic() + LONG).header.slot == 20
+    with Turns(versions, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
+        assert turns.next(time.monotonic() + LONG).header.version == 20
     assert ahead[:9] == list(range(12, 3, -1))
-    assert slots.read == ["head"]
+    assert versions.read == ["head"]
 
 
 class FakeTickets:
@@ -416,7 +416,7 @@ def test_a_ticket_that_is_much_older_than_the_newest_object_counts_no_more(url, 
     wait_until(lambda: not in_line(url))
 
 
-def test_the_line_is_in_the_order_of_slots_and_the_old_are_left_out():
+def test_the_line_is_in_the_order_of_versions_and_the_old_are_left_out():
     def ticket(modified: float | None) -> Object:
         return Object("", 7, modified)
 
@@ -484,7 +484,7 @@ def test_other_names_are_no_tickets(file):
     assert names.parse_ticket(file) is None
 
 
-def test_a_ticket_lies_behind_all_slots():
+def test_a_ticket_lies_behind_all_versions():
     path = names.ticket_path("main", (12, bytes(16)))
     assert names.belongs(path)
     assert names.parse_ticket(path.rpartition("/")[2]) == (12, bytes(16))

@@ -74,19 +74,19 @@ def check_reader(directory: Path, states: dict[bytes | None, Tree]) -> None:
                 assert found == content, key
 
 
-def root_of(repo: txstore.Repository, slot: int) -> bytes:
-    return consolidate(documents_of(repo.mapping(at=slot)))["zarr.json"]
+def root_of(repo: txstore.Repository, version: int) -> bytes:
+    return consolidate(documents_of(repo.mapping(at=version)))["zarr.json"]
 
 
 def main(directory: Path) -> int:
     repo = txstore.Repository(directory / "data.tx", durability="none")
     fill(repo)
     tried = 0
-    head = repo.head().slot
-    for slot in range(-1, head):
-        for resumed_at in sorted({slot + 1, head}):
+    head = repo.head().version
+    for version in range(-1, head):
+        for resumed_at in sorted({version + 1, head}):
             for after in (False, True):
-                tried += killed_at_every_step(directory, repo, slot, resumed_at, after=after)
+                tried += killed_at_every_step(directory, repo, version, resumed_at, after=after)
     print(tried)
     return 0
 
@@ -94,35 +94,37 @@ def main(directory: Path) -> int:
 class At:
     """A repository whose head is an older commit: what a publisher found then."""
 
-    def __init__(self, repo: txstore.Repository, slot: int) -> None:
-        self._repo, self._slot = repo, slot
+    def __init__(self, repo: txstore.Repository, version: int) -> None:
+        self._repo, self._version = repo, version
         self.id, self.url, self.engine = repo.id, repo.url, repo.engine
 
     def mapping(self, branch: str = "main") -> txstore.Snapshot:
-        return self._repo.mapping(at=self._slot)
+        return self._repo.mapping(at=self._version)
 
-    def commit(self, slot: int, *, branch: str) -> txstore.Commit:
-        return self._repo.commit(slot)
+    def commit(self, version: int, *, branch: str) -> txstore.Commit:
+        return self._repo.commit(version)
 
 
-def killed_at_every_step(directory: Path, repo: txstore.Repository, slot: int, resumed_at: int, *, after: bool) -> int:
-    """Kill a publisher of slot + 1, over a copy of slot, at each step; go on to `resumed_at`."""
+def killed_at_every_step(
+    directory: Path, repo: txstore.Repository, version: int, resumed_at: int, *, after: bool
+) -> int:
+    """Kill a publisher of version + 1, over a copy of version, at each step; go on to `resumed_at`."""
     copy = directory / "copy"
     states: dict[bytes | None, Tree] = {None: {}}
-    if slot >= 0:
-        states = {root_of(repo, slot): chunks_of(repo, at=slot)}
-    states[root_of(repo, slot + 1)] = chunks_of(repo, at=slot + 1)
+    if version >= 0:
+        states = {root_of(repo, version): chunks_of(repo, at=version)}
+    states[root_of(repo, version + 1)] = chunks_of(repo, at=version + 1)
     step = 0
     while True:
         shutil.rmtree(copy, ignore_errors=True)
-        if slot >= 0:
-            publishing.publish(At(repo, slot), copy, durable=False)
-            check_copy(copy, repo, at=slot)
+        if version >= 0:
+            publishing.publish(At(repo, version), copy, durable=False)
+            check_copy(copy, repo, at=version)
         died = forked(
-            lambda step=step: publishing.publish(At(repo, slot + 1), Unsteady(copy, step, killed, after=after))
+            lambda step=step: publishing.publish(At(repo, version + 1), Unsteady(copy, step, killed, after=after))
         )
         if not died:
-            check_copy(copy, repo, at=slot + 1)
+            check_copy(copy, repo, at=version + 1)
             return step
         if (copy / STATE).exists():
             check_reader(copy, states)

@@ -259,7 +259,7 @@ def test_keys_that_are_no_file_names_are_refused(filled: txstore.Repository, tmp
 
 def test_the_command(filled: txstore.Repository, tmp_path: Path) -> None:
     told = run_json("export", filled.url, tmp_path / "out", "--at", "v1")
-    assert told["commit"]["slot"] == 0
+    assert told["commit"]["version"] == 0
     assert told["keys"] == len(files(tmp_path / "out"))
     assert "exported main@1" in run("export", filled.url, tmp_path / "new", "--path", "y").stdout
     again = run("export", filled.url, tmp_path / "new", "--path", "y")

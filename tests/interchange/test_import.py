@@ -96,7 +96,7 @@ def test_an_array_and_a_part_that_is_left_out(repo: txstore.Repository, plain: P
 
 def test_a_path_that_is_taken(repo: txstore.Repository, plain: Path) -> None:
     repo.import_from(plain, "a")
-    slot = repo.head().slot  # type: ignore[union-attr]
+    version = repo.head().version  # type: ignore[union-attr]
     for path in ("", "a", "a/x", "a/deep"):
         with pytest.raises(FileExistsError, match="free"):
             repo.import_from(plain, path)
@@ -104,7 +104,7 @@ def test_a_path_that_is_taken(repo: txstore.Repository, plain: Path) -> None:
         repo.import_from(plain, "a/x/below")
     with pytest.raises(ValueError, match="segment"):
         repo.import_from(plain, "../b")
-    assert repo.head().slot == slot  # type: ignore[union-attr]
+    assert repo.head().version == version  # type: ignore[union-attr]
 
 
 def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:

@@ -46,7 +46,7 @@ def test_eight_files_of_workers_become_one_array(repo: txstore.Repository, tmp_p
         assert list(tracks["axis"][:]) == [b"lon", b"lat"]
     assert commit.properties["import"]["sources"] == 8
     assert told[-1][0] >= 200 * 2 * 8
-    assert [commit.slot for commit in repo.log()] == [0]
+    assert [commit.version for commit in repo.log()] == [0]
 
 
 KILLED = """
@@ -76,7 +76,7 @@ def test_a_merge_that_was_killed_goes_on_where_it_was(
     np.testing.assert_array_equal(opened(repo)["tracks/position"][:], positions(0, 200))
     assert list(opened(repo)["tracks/name"][:]) == [f"p{n}" for n in range(200)]
     assert opened(repo)["tracks/position"].chunks == (16, 2)
-    assert [commit.slot for commit in repo.log()] == [0]
+    assert [commit.version for commit in repo.log()] == [0]
 
 
 def test_files_that_do_not_fit_together(repo: txstore.Repository, tmp_path: Path) -> None:

@@ -119,13 +119,13 @@ def test_after_the_published_commit_is_gone(repo: txstore.Repository, copy: Path
     append(repo)
     if upkeep != "optimize":
         repo.vacuum(keep=1)
-    repo.optimize()  # forgets the tombstones below the floor
+    repo.optimize()  # forgets the tombstones below the oldest kept version
     append(repo)
     repo.publish(copy)
     check_copy(copy, repo)
 
 
-def test_another_history_is_told_from_the_same_slots(
+def test_another_history_is_told_from_the_same_versions(
     open_repo: Callable[..., txstore.Repository], copy: Path, tmp_path: Path
 ) -> None:
     repo = open_repo()
@@ -373,7 +373,7 @@ def test_following(repo: txstore.Repository, copy: Path) -> None:
     seen = []
 
     def published(done: publishing.Published) -> None:
-        seen.append(done.commit.slot)
+        seen.append(done.commit.version)
         if len(seen) < 4:
             append(repo)
 
@@ -387,7 +387,7 @@ def test_following(repo: txstore.Repository, copy: Path) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["written"] == 0
         append(repo)
-        assert json.loads(process.stdout.readline())["commit"]["slot"] == 4
+        assert json.loads(process.stdout.readline())["commit"]["version"] == 4
         check_copy(copy, repo)
 
 

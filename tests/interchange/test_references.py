@@ -344,12 +344,12 @@ def test_without_a_tag(repo: txstore.Repository, tmp_path: Path) -> None:
     fill(repo)
     with pytest.raises(TypeError, match="tag"):
         repo.references(tmp_path / "x.json")  # type: ignore[call-arg]
-    with pytest.raises(txstore.CommitNotFoundError, match=re.escape("repo.tags['v2'] = repo.head().slot")):
+    with pytest.raises(txstore.CommitNotFoundError, match=re.escape("repo.tags['v2'] = repo.head().version")):
         repo.references(tmp_path / "x.json", tag="v2")
     assert not (tmp_path / "x.json").exists()
     assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit == repo.tags["v2"] == repo.head()
     repo.run(lambda store: zarr.open_array(store, path="x").append([1]))
-    assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit.slot == 0
+    assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit.version == 0
 
 
 def test_before_the_first_commit(tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_the_command(repo: txstore.Repository, tmp_path: Path, read: Callable[..
     assert run("references", repo.url, out).exit_code == 2
     assert "main@0" in run("references", repo.url, out, "--tag", "v1").stdout
     told = run_json("references", repo.url, out, "--tag", "v2", "--create-tag")
-    assert (told["commit"]["slot"], told["url"]) == (0, str(out))
+    assert (told["commit"]["version"], told["url"]) == (0, str(out))
     assert told["keys"] == len(repo.mapping())
     check_filled(read(out, FILLED.keys()))
     run("references", repo.url, out, "--tag", "v1", "--no-templates")

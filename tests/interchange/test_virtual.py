@@ -471,10 +471,10 @@ def test_a_reference_that_is_there_already_is_no_write(open_repo: OpenRepo, bina
     repo = open_repo(sources=binary.parent)
     with repo.transaction() as store:
         stage(store, binary)
-    slot = repo.head().slot  # type: ignore[union-attr]
+    version = repo.head().version  # type: ignore[union-attr]
     with repo.transaction() as store:
         store.set_reference("x/c/0", binary, 4, 200)
-    assert repo.head().slot == slot  # type: ignore[union-attr]
+    assert repo.head().version == version  # type: ignore[union-attr]
     record = ForeignRange(repo.engine.sources.look(binary), 4, 200).encode()
     with repo.transaction() as store:
         store["x/c/0"] = record  # the same bytes, but a value

@@ -60,7 +60,7 @@ def merge(repo: Repository, ago: int) -> list[Txn]:
     head = repo.head()
     assert head is not None
     name = f"aside{head.seq}"
-    repo.branches[name] = max(0, head.slot - ago)
+    repo.branches[name] = max(0, head.version - ago)
     with repo.begin(branch=name) as transaction:
         transaction[f"aside/{name}"] = b"1"
     commit = repo.merge(name)

@@ -16,7 +16,7 @@ OPS = (
     *("read list", "append", "read register", "write", "read element", "write element"),
     *("names", "keys", "any", "make", "remove", "clear"),
 )
-SLOTS = 3
+VERSIONS = 3
 OPTIMIZED = 12  # one step in so many is to optimize the repository
 FEW = 2  # lists, registers, and members of each directory
 
@@ -45,24 +45,24 @@ class Interleaving:
         if self.chance.choice(range(OPTIMIZED)) == OPTIMIZED - 1:
             self.history += optimize(self.repo)
             return
-        slot = self.chance.choice(range(SLOTS))
-        if slot not in self._open:
+        version = self.chance.choice(range(VERSIONS))
+        if version not in self._open:
             self._begun += 1
             transaction = self.repo.begin(isolation=self.isolation)
             client = Client(transaction, self.chance, 100 * self._begun, FEW)
-            self._open[slot] = _Open(transaction, client, self._begun)
+            self._open[version] = _Open(transaction, client, self._begun)
             return
         what = self.chance.choice((*self.ops, "commit", "commit", "rollback"))
         if what == "commit":
-            self.commit(slot)
+            self.commit(version)
         elif what == "rollback":
-            self.roll_back(slot)
+            self.roll_back(version)
         else:
-            self._open[slot].client.do(what)
+            self._open[version].client.do(what)
 
-    def commit(self, slot: int) -> None:
-        txn = self._end(slot)
-        transaction = self._open.pop(slot).transaction
+    def commit(self, version: int) -> None:
+        txn = self._end(version)
+        transaction = self._open.pop(version).transaction
         expected = must_conflict(txn, self.history, self.isolation)
         try:
             made = transaction.commit()
@@ -77,18 +77,18 @@ class Interleaving:
                 self.surprises.append(f"{txn} {txn.ops} should conflict")
         self.history.append(txn)
 
-    def roll_back(self, slot: int) -> None:
-        txn = self._end(slot)
-        self._open.pop(slot).transaction.rollback()
+    def roll_back(self, version: int) -> None:
+        txn = self._end(version)
+        self._open.pop(version).transaction.rollback()
         self.history.append(txn._replace(aborted=True))
 
-    def _end(self, slot: int) -> Txn:
-        ended = self._open[slot]
-        return Txn(ended.number, slot, tuple(ended.client.ops), ended.transaction.base.seq)
+    def _end(self, version: int) -> Txn:
+        ended = self._open[version]
+        return Txn(ended.number, version, tuple(ended.client.ops), ended.transaction.base.seq)
 
     def end(self) -> list[Txn]:
-        for slot in list(self._open):
-            self.commit(slot)
+        for version in list(self._open):
+            self.commit(version)
         return [*self.history, read_all(self.repo)]
 
 

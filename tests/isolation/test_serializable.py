@@ -22,7 +22,7 @@ from tests.system.processes.steps import forked, status_of
 from tests.transactions.arrays import append, array, both, commit, create, delete, group, put, values
 from txstore import ConflictError, TransactionStateError
 from txstore.store import TxStore
-from txstore.transactions.shared import SharedTransaction
+from txstore.transactions.participants.shared import SharedTransaction
 
 PROTOTYPE = default_buffer_prototype()
 PAIR = both(group(), create("g/a", n=4), create("g/b", n=4))

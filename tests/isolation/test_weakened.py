@@ -49,14 +49,14 @@ from txstore.codecs.merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region
-from txstore.history.runs import Runs
+from txstore.segments.runs import Runs
 from txstore.sessions import session as sessions
 from txstore.sessions.session import Session
 from txstore.transactions import conflicts, merges
 from txstore.transactions.conflicts import Check
 from txstore.transactions.merges import Merges
+from txstore.transactions.participants.siblings import Siblings
 from txstore.transactions.reads import NotingView, ReadMarks
-from txstore.transactions.siblings import Siblings
 from txstore.transactions.staging import Staging
 
 PART = slice(1, 3)  # of the first chunk of x

@@ -236,7 +236,7 @@ def test_processes_that_share_nothing_but_the_id_read_one_commit_while_others_ar
         with ended(*readers):
             found = [reader.result() for reader in readers]
     assert sorted(found[0] + found[1]) == list(range(COUNT))
-    assert repo.head().slot > samples.commit.slot
+    assert repo.head().version > samples.commit.version
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

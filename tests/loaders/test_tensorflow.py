@@ -27,7 +27,7 @@ def test_each_sample_once_an_epoch_of_one_commit_while_others_are_made(samples, 
                 )  # fmt: skip
                 found += numbers_of(items(dataset.prefetch(tf.data.AUTOTUNE)))
             assert sorted(found) == list(range(COUNT))
-    assert repo.head().slot > samples.commit.slot
+    assert repo.head().version > samples.commit.version
 
 
 def test_dtypes_and_shapes_are_known_before_anything_is_read(samples):

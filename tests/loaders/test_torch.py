@@ -60,7 +60,7 @@ def test_each_sample_once_an_epoch_of_one_commit_while_others_are_made(samples, 
         both = [rank[epoch] for rank in found]
         assert sorted(both[0] + both[1]) == list(range(COUNT))
     assert found[0][0] != found[0][1]
-    assert repo.head().slot > samples.commit.slot
+    assert repo.head().version > samples.commit.version
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -1,5 +1,5 @@
-"""A small repository that has everything: own and merged runs, a data pack, a run pack, tombstones, a prefix tombstone,
-a tag.
+"""A small repository that has everything: own and merged runs, a data pack, a compaction output, tombstones, a prefix
+tombstone, a tag.
 
 And chunks that were written in part, and merged: of two processes, beside another commit, and until nothing was left.
 """
@@ -65,7 +65,7 @@ def build(path: Path) -> Contents:
             del store["b/c/0"]
             store.mapping.delete_dir("shared")
             store["d"] = b"d"
-    assert aside.waiting(repo)  # the next one adopts it
+    assert aside.waiting(repo)  # the next one installs it
     committed()
     last = repo.begin(message="last")
     write_part(last, "p/c/0", slice(8, 10), 70)
@@ -78,7 +78,7 @@ def build(path: Path) -> Contents:
     committed()
     assert "p/c/1" not in contents[2]
     assert contents[-1]["p/c/0"] == b"AAAaBBBaFFaGaaaa"
-    headers = [repo.engine.commits.read("main", slot).header for slot in range(6)]  # type: ignore[union-attr]
-    assert [len(header.run_packs) for header in headers] == [0, 0, 0, 0, 1, 1]
+    headers = [repo.engine.commits.read("main", version).header for version in range(6)]  # type: ignore[union-attr]
+    assert [len(header.compaction_outputs) for header in headers] == [0, 0, 0, 0, 1, 1]
     assert repo.verify().faults == []
     return contents

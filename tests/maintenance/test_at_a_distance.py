@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_late_work
+from tests.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.maintenance import fetching
 from txstore.maintenance.fetching import Fetched
@@ -22,7 +22,7 @@ from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 
 COMMITS = 60
-_FEW = 8  # those that the hint names, and the head, before and afterwards
+_FEW = 8  # those that the head cache names, and the head, before and afterwards
 
 
 class Requests:
@@ -31,14 +31,14 @@ class Requests:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._begun = {names.commit_path("main", slot): threading.Event() for slot in range(COMMITS)}
+        self._begun = {names.commit_path("main", version): threading.Event() for version in range(COMMITS)}
         self._waits: dict[str, str] = {}
         self._meetings: dict[
             tuple[str, int], threading.Barrier
         ] = {}  # by a path, and how often it was asked for before
 
-    def wait(self, slot: int, other: int) -> None:
-        self._waits[names.commit_path("main", slot)] = names.commit_path("main", other)
+    def wait(self, version: int, other: int) -> None:
+        self._waits[names.commit_path("main", version)] = names.commit_path("main", other)
 
     def meet(self, paths: list[str], *, after: int = 0) -> None:
         barrier = threading.Barrier(len(paths))
@@ -94,7 +94,7 @@ def test_commits_are_read_in_advance_by_who_goes_through_all(url: str, requests:
     commits = txstore.Repository(url).engine.commits
     line = commits.ancestors(commits.head())
     assert [stored.header.message for stored in line] == [str(number) for number in reversed(range(COMMITS))]
-    assert all(requests.counts[names.commit_path("main", slot)] == 1 for slot in range(COMMITS - 1))
+    assert all(requests.counts[names.commit_path("main", version)] == 1 for version in range(COMMITS - 1))
 
 
 def test_who_looks_at_the_last_few_reads_few(url: str, requests: Requests) -> None:
@@ -186,12 +186,12 @@ def test_no_more_is_kept_than_there_is_room_for(
 
 
 def test_optimize_leaves_nothing_staged() -> None:
-    """What was copied has the names that it is committed under, and no slot has what was staged beside it."""
+    """What was copied has the names that it is committed under, and no version has what was staged beside it."""
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     for number in range(3):
         with repo.begin() as mapping:
             mapping[f"x/c/{number}"] = bytes(100)
     assert repo.optimize() is not None
-    wait_for_late_work()
+    wait_for_background_cleanup()
     assert not repo.engine.storage.list(names.STAGING)
     assert repo.verify().ok

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.long
 
 def contents_of(path: Path | str) -> list[dict[str, bytes]]:
     repo = txstore.Repository(path)
-    return [{key: bytes(value) for key, value in repo.mapping(at=slot).items()} for slot in range(repo.head().slot + 1)]
+    return [
+        {key: bytes(value) for key, value in repo.mapping(at=version).items()}
+        for version in range(repo.head().version + 1)
+    ]
 
 
 def put(repo: txstore.Repository, key: str, value: bytes = b"value") -> None:
@@ -48,7 +51,7 @@ def test_a_backup_is_the_repository(source, tmp_path):
     assert (copy.id, list(copy.log()), dict(copy.tags)) == (repo.id, list(repo.log()), dict(repo.tags))
     assert contents_of(tmp_path / "copy") == contents
     assert copy.verify().faults == []
-    assert (made.slot, made.commit) == (5, repo.head().id)
+    assert (made.version, made.commit) == (5, repo.head().id)
     put(copy, "restored/c/0")  # it can be written, like any
     assert copy.verify().faults == []
 
@@ -76,7 +79,7 @@ def test_the_backup_of_a_repository_without_commits(tmp_path):
         repo.backup(tmp_path / "copy")
     repo.engine.commits.identity.create(durable=False)
     made = repo.backup(tmp_path / "copy")
-    assert (made.slot, made.commit) == (-1, "")
+    assert (made.version, made.commit) == (-1, "")
     assert txstore.Repository(tmp_path / "copy").head() is None
 
 
@@ -195,15 +198,15 @@ def test_while_others_commit(tmp_path):
     try:
         assert ready.wait(60)
         repo = txstore.Repository(tmp_path / "data.tx")
-        slots = []
+        versions = []
         for _ in range(5):
             made = repo.backup(tmp_path / "copy")
-            slots.append(made.slot)
+            versions.append(made.version)
             copy = txstore.Repository(tmp_path / "copy")
-            assert copy.head().id == made.commit == repo.commit(made.slot).id
+            assert copy.head().id == made.commit == repo.commit(made.version).id
             found = dict(copy.mapping())
-            assert bytes(found["b"]) == bytes(found[f"a/{int(bytes(found['b'])[: len(str(made.slot))]) % 7}"])
-        assert slots == sorted(slots)
+            assert bytes(found["b"]) == bytes(found[f"a/{int(bytes(found['b'])[: len(str(made.version))]) % 7}"])
+        assert versions == sorted(versions)
     finally:
         stop.set()
         process.join(60)
@@ -218,16 +221,16 @@ def test_while_others_commit(tmp_path):
 
 @pytest.mark.parametrize("missed", [1, 3, 4])
 def test_a_copy_that_missed_a_commit_ends_before_it(source, tmp_path, missed):
-    """`cp -r` may list a directory while it grows. What the hint says was true of the original."""
+    """`cp -r` may list a directory while it grows. What the head cache says was true of the original."""
     repo, contents = source
     shutil.copytree(repo.url, tmp_path / "copy")
     (tmp_path / f"copy/commits/main/{missed:010d}").unlink()
     (tmp_path / "copy/tags/v1").unlink()
     copy = txstore.Repository(tmp_path / "copy")
-    assert copy.head().slot == missed - 1
+    assert copy.head().version == missed - 1
     assert dict(copy.mapping()) == contents[missed - 1]
     put(copy, "e", b"another way")
-    assert copy.head().slot == missed
+    assert copy.head().version == missed
     assert dict(txstore.Repository(tmp_path / "copy").mapping())["e"] == b"another way"
 
 
@@ -245,13 +248,13 @@ def test_the_first_durable_commit_makes_a_copy_durable(source, tmp_path):
     watched = watch(copy)
     put(copy, "x")
     synced = {call[1] for call in watched.named("sync_file", "sync_directory")}
-    assert {f"commits/main/{slot:010d}" for slot in range(6)} | {"packs", "commits/main", "format.json"} <= synced
+    assert {f"commits/main/{version:010d}" for version in range(6)} | {"packs", "commits/main", "format.json"} <= synced
     assert any(path.startswith("packs/") and len(path) > 40 for path in synced)
     watched.calls.clear()
     put(copy, "y")
     assert "commits/main/0000000000" not in {call[1] for call in watched.named("sync_file")}
     commits = txstore.Repository(tmp_path / "copy").engine.commits
-    assert commits.is_durable(commits.read_hint("main"))
+    assert commits.is_durable(commits.read_head_cache("main"))
 
 
 def test_while_others_vacuum(source, tmp_path):
@@ -283,7 +286,7 @@ def test_a_tag_is_deleted_at_every_step(tmp_path, vacuums):
             repo.tags[f"v{number}"] = repo.head()
         put(repo, "value", b"last")
         repo.optimize()
-        repo.vacuum(keep=1)  # the tagged ones lie below the floor
+        repo.vacuum(keep=1)  # the tagged ones lie below the oldest kept version
         other, calls = txstore.Repository(repo.url), itertools.count()
 
         class Each(dict):

@@ -40,7 +40,7 @@ def files_of(path: Path) -> Tree:
 
 
 def restore(path: Path, tree: Tree) -> None:
-    """Leave the files whose content is right alone: a hint is of its directory."""
+    """Leave the files whose content is right alone: a head cache is of its directory."""
     for name, content in files_of(path).items():
         if name not in tree:
             (path / name).unlink()
@@ -54,29 +54,29 @@ def restore(path: Path, tree: Tree) -> None:
 def read_all(path: Path, contents: small.Contents) -> tuple[int, bool]:
     """Read and list every commit: what was written, or an error. Returns how many errors; if the head is whole."""
     errors, head_is_whole = 0, True
-    for slot in [*range(len(contents)), None]:
-        content = contents[-1 if slot is None else slot]
+    for version in [*range(len(contents)), None]:
+        content = contents[-1 if version is None else version]
         try:
-            snapshot = txstore.Repository(path).mapping(at=slot)
+            snapshot = txstore.Repository(path).mapping(at=version)
         except txstore.TxStoreError:
             errors += 1
-            head_is_whole &= slot is not None
+            head_is_whole &= version is not None
             continue
         try:
-            assert list(snapshot) == sorted(content), slot
+            assert list(snapshot) == sorted(content), version
         except txstore.TxStoreError:
             errors += 1
-            head_is_whole &= slot is not None
+            head_is_whole &= version is not None
         for key in (*content, "absent", "a/absent"):
             try:
                 value = snapshot.get(key)
             except txstore.TxStoreError:
                 errors += 1
-                head_is_whole &= slot is not None
+                head_is_whole &= version is not None
             else:
-                assert (None if value is None else bytes(value)) == content.get(key), (slot, key)
+                assert (None if value is None else bytes(value)) == content.get(key), (version, key)
     try:
-        assert txstore.Repository(path).tags["v1"].slot == 1
+        assert txstore.Repository(path).tags["v1"].version == 1
     except txstore.TxStoreError:
         errors += 1
     return errors, head_is_whole

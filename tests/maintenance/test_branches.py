@@ -20,15 +20,15 @@ from tests.system.processes.steps import status_of
 from tests.transactions.faults import once, watch
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.history.commits import Commits
-from txstore.history.slots import Publisher
+from txstore.history.publisher import Publisher
 
 
 @pytest.fixture
 def repo(open_repo) -> txstore.Repository:
     """main with 6 commits; dev behind the third, with 5; deep behind the third of dev, with 3; empty without any."""
     repo = open_repo(durability="none")
-    for slot in range(6):
-        commit(repo, {"a": b"main%d" % slot, f"m{slot}": b"x" * 500})
+    for version in range(6):
+        commit(repo, {"a": b"main%d" % version, f"m{version}": b"x" * 500})
     repo.branches["dev"] = 2
     for number in range(5):
         commit(repo, {"a": b"dev%d" % number, f"d{number}": b"y" * 500}, "dev")
@@ -47,22 +47,22 @@ def contents(repo: txstore.Repository) -> dict[str, dict[str, bytes]]:
 
 
 def files(repo: txstore.Repository, name: str) -> list[int]:
-    return sorted(repo.engine.commits.slots(branch_id(repo, name)))
+    return sorted(repo.engine.commits.versions(branch_id(repo, name)))
 
 
 # --- vacuum
 
 
-def test_each_branch_has_its_own_floor(repo):
+def test_each_branch_has_its_own_oldest_kept(repo):
     before = contents(repo)
     report = repo.vacuum(keep=1, branch="dev")
-    assert (report.floor, report.expired) == (7, 4 - 1)  # deep begins behind one of them
+    assert (report.oldest_kept, report.expired) == (7, 4 - 1)  # deep begins behind one of them
     assert [str(each) for each in repo.log("dev")] == ["dev@8", "dev@7"]
-    assert [str(each) for each in repo.log("main")] == [f"main@{slot}" for slot in range(5, -1, -1)]
+    assert [str(each) for each in repo.log("main")] == [f"main@{version}" for version in range(5, -1, -1)]
     assert [str(each) for each in repo.log("deep")] == ["deep@8", "deep@7", "deep@6", "dev@5"]
-    for slot in (3, 4, 6):
+    for version in (3, 4, 6):
         with pytest.raises(SnapshotExpiredError):
-            repo.mapping(slot, branch="dev")
+            repo.mapping(version, branch="dev")
     assert on(repo, "dev", at=5)["a"] == b"dev2"  # kept as what is tagged is
     assert on(repo, "deep", at=2) == on(repo, at=2)
     assert contents(txstore.Repository(repo.url)) == before
@@ -86,13 +86,13 @@ def test_what_only_a_deleted_branch_needs_goes(repo):
     dev = branch_id(repo)
     del repo.branches["dev"]
     assert repo.vacuum().files > 0
-    left = sorted(repo.engine.commits.slots(dev))
+    left = sorted(repo.engine.commits.versions(dev))
     assert left
     assert set(left) < set(values)  # what deep begins behind, and what has values of it
     assert contents(txstore.Repository(repo.url)) == kept
     del repo.branches["deep"]
     repo.vacuum()
-    for directory in ("commits", "floor", "heads"):
+    for directory in ("commits", "oldest_kept", "heads"):
         assert os.listdir(Path(repo.url, directory)) == ["main"]
     assert repo.usage().orphan == 0
 
@@ -130,8 +130,8 @@ def test_pins_of_one_branch_are_not_those_of_another(repo):
     """main@3 and dev@3 have one seq: a reader of one keeps nothing of the other."""
     reader = repo.mapping(3)
     other = txstore.Repository(repo.url)
-    assert other.vacuum(keep=1, branch="dev").floor == 7
-    assert other.vacuum(keep=1).floor == 3
+    assert other.vacuum(keep=1, branch="dev").oldest_kept == 7
+    assert other.vacuum(keep=1).oldest_kept == 3
     assert bytes(reader["a"]) == b"main3"
 
 
@@ -175,8 +175,8 @@ def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
     while step < count:
         name = f"{step}.tx"
         repo, rival = open_repo(name, durability="none"), open_repo(name, durability="none")
-        for slot in range(4):
-            commit(repo, {"a": b"%d" % slot})
+        for version in range(4):
+            commit(repo, {"a": b"%d" % version})
         old = repo.commit(1)
         calls, count = watch(repo), 0
 
@@ -222,14 +222,14 @@ def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_floor(repo, monkeypatch, is_killed):
+def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_oldest_kept(repo, monkeypatch, is_killed):
     """Until the file says so nothing is given up: somebody may hold it, and the vacuum may never come to the file."""
     for number in range(4):
         write_beside(repo, "dev", bytes([number]) * 1000)
     old = list(repo.log(branch="dev"))[2]
     expected = repo.mapping(at=old)["large"]
     held: list[txstore.Snapshot] = []
-    write_floor = Commits.write_floor
+    write_oldest_kept = Commits.write_oldest_kept
 
     def overtaken(commits, stored):
         if commits is repo.engine.commits:
@@ -239,9 +239,9 @@ def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_floor(repo, m
             other.tags["held"] = old
             if is_killed:
                 raise InterruptedError
-        return write_floor(commits, stored)
+        return write_oldest_kept(commits, stored)
 
-    monkeypatch.setattr(Commits, "write_floor", overtaken)
+    monkeypatch.setattr(Commits, "write_oldest_kept", overtaken)
     with pytest.raises(InterruptedError) if is_killed else contextlib.nullcontext():
         repo.vacuum(keep=1, branch="dev")
     for _ in range(2):
@@ -250,13 +250,13 @@ def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_floor(repo, m
         txstore.Repository(repo.url).vacuum()
 
 
-def test_a_lost_pack_of_a_tagged_commit_below_the_floor_is_reported(repo):
+def test_a_lost_pack_of_a_tagged_commit_below_the_oldest_kept_is_reported(repo):
     for number in range(3):
         write_beside(repo, "dev", bytes([number]) * 1000)
     old = list(repo.log(branch="dev"))[1]
     repo.tags["held"] = old
     repo.vacuum(keep=1, branch="dev")
-    pack = repo.engine.commits.read(branch_id(repo, "dev"), old.slot).header.packs[0].name.path
+    pack = repo.engine.commits.read(branch_id(repo, "dev"), old.version).header.packs[0].name.path
     repo.engine.storage.delete(pack)
     assert [(fault.path, fault.part) for fault in repo.verify().faults] == [(pack, "missing")]
     del repo.tags["held"]
@@ -340,8 +340,8 @@ def test_verify_looks_at_every_branch(repo):
     everything = repo.verify()
     assert everything.commits == 6 + 5 + 3
     for name in BRANCHES[1:3]:
-        slot = files(repo, name)[-1]
-        path = Path(repo.url, f"commits/{branch_id(repo, name)}/{slot:010}")
+        version = files(repo, name)[-1]
+        path = Path(repo.url, f"commits/{branch_id(repo, name)}/{version:010}")
         content = path.read_bytes()
         at = content.index(b"dev4" if name == "dev" else b"deep2")
         path.write_bytes(content[:at] + b"?" + content[at + 1 :])

@@ -69,8 +69,8 @@ def leaks(files: Iterator[tuple[str, bytes]]) -> list[str]:
 
 
 def check_all_is_told(repo: txstore.Repository, commits: int, *, branch: str = "main") -> None:
-    for slot in range(commits):
-        mapping = repo.mapping(at=slot, branch=branch)
+    for version in range(commits):
+        mapping = repo.mapping(at=version, branch=branch)
         with pytest.raises(txstore.ErasedError, match="'s/c/0' was erased by") as caught:
             mapping["s/c/0"]
         assert caught.value.time is not None
@@ -85,7 +85,7 @@ def test_no_file_has_a_byte_of_it(repo: txstore.Repository) -> None:
     fill(repo)
     commits = [(commit.id, commit.message) for name in ("main", "dev") for commit in repo.log(name)]
     assert leaks(files_of(repo.url))
-    heads = {name: repo.head(name).slot for name in repo.branches}
+    heads = {name: repo.head(name).version for name in repo.branches}
 
     report = repo.erase("s")
 
@@ -186,9 +186,9 @@ def test_what_was_moved_or_copied_is_erased_with_it_or_not_at_all(repo: txstore.
     assert repo.verify().ok
     assert data.tobytes()[:100] not in b"".join(content for _, content in files_of(repo.url))
     assert np.array_equal(zarr.open_array(repo.snapshot(), path="other", mode="r")[:], data + 1)
-    for slot in range(3):
+    for version in range(3):
         with pytest.raises(txstore.ErasedError):
-            zarr.open_array(repo.snapshot(at=slot), path=("raw", "final", "copied")[slot], mode="r")
+            zarr.open_array(repo.snapshot(at=version), path=("raw", "final", "copied")[version], mode="r")
 
 
 def test_it_comes_back_by_no_way(repo: txstore.Repository) -> None:
@@ -520,13 +520,13 @@ def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("branch", "slot"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
+@pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
 @pytest.mark.parametrize("what", ["run", "frame"])
-def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, slot: int, what: str) -> None:
+def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, version: int, what: str) -> None:
     """Commits that have written what was erased, some of it as it was before, and one that has deleted it."""
     fill(repo)
     repo.erase("s")
-    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{slot:010}")
+    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{version:010}")
     content = bytearray(path.read_bytes())
     content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/") - 20] ^= 4
     path.write_bytes(content)
@@ -534,7 +534,7 @@ def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, slo
     report = txstore.Repository(repo.url).verify(repair=True)
     assert report.faults == []
     assert leaks(files_of(repo.url)) == []
-    check_all_is_told(txstore.Repository(repo.url), slot if slot == 7 else slot + 1, branch=branch)
+    check_all_is_told(txstore.Repository(repo.url), version if version == 7 else version + 1, branch=branch)
 
 
 def test_an_erased_value_that_is_there_again_is_erased_again(repo: txstore.Repository) -> None:
@@ -562,8 +562,8 @@ def test_objects_and_caches(tmp_path: Path) -> None:
     def scanned() -> list[str]:
         return leaks((path, bytes(objects.get(path))) for path, _ in below(objects))
 
-    for slot in range(3):
-        assert all(repo.mapping(at=slot).values())
+    for version in range(3):
+        assert all(repo.mapping(at=version).values())
     assert scanned()
     assert leaks(files_of(cache))
     repo.erase("s")

@@ -17,7 +17,7 @@ from txstore import Repository
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
 from txstore.storage.local import LocalStorage
-from txstore.transactions.reclaim import reclaim_staging
+from txstore.transactions.participants.reclaim import reclaim_staging
 
 SECRET = random.Random(5).randbytes(2000)
 
@@ -162,9 +162,9 @@ def test_beside_all_of_them(filled: Repository, tmp_path: Path, is_killed: bool)
     stop = tmp_path / "stop"
     kinds = ("vacuum", "branch", "fold", "optimize")
     others = [Worker(upkeep, filled.url, kind, str(stop), context=QUICK) for kind in kinds]
-    slot = filled.head().slot  # type: ignore[union-attr]
+    version = filled.head().version  # type: ignore[union-attr]
     with ended(*others):
-        wait_until(lambda: filled.head().slot > slot + 3)  # type: ignore[union-attr]
+        wait_until(lambda: filled.head().version > version + 3)  # type: ignore[union-attr]
         if is_killed:
             dying = Worker(erase, filled.url, context=QUICK)
             with ended(dying):

@@ -17,7 +17,7 @@ import txstore
 from tests.history.test_branches import commit, on
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
-from txstore.history.slots import Publisher
+from txstore.history.publisher import Publisher
 
 pytestmark = pytest.mark.long
 
@@ -91,7 +91,7 @@ def vacuum(repo: txstore.Repository) -> None:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Steps:
-    """What is old lies below the floor, kept by a tag; dev begins above it, and has changed the same."""
+    """What is old lies below the oldest kept version, kept by a tag; dev begins above it, and has changed the same."""
     steps = Steps(tmp_path)
     repo = steps.repo
     commit(repo, {**OLD, "p/zarr.json": GROUP})

@@ -11,8 +11,8 @@ import pytest
 import txstore
 from tests.maintenance.test_backup import put
 from tests.system.bad_input.disk import tree
+from txstore.commit import MAIN
 from txstore.format import names
-from txstore.history.commit import MAIN
 from txstore.history.commits import Commits
 from txstore.history.opening import open_storage
 from txstore.maintenance.check_file import frames_end
@@ -21,7 +21,9 @@ from txstore.maintenance.repair import verify_and_repair
 
 @pytest.fixture
 def maintained(tmp_path: Path) -> tuple[Path, dict[str, bytes], dict[str, bytes]]:
-    """A floor above 0, a tagged commit below it, merged and copied runs; what the head holds, and the tag."""
+    """A oldest kept version above 0, a tagged commit below it, merged and copied runs; what the head holds, and the
+    tag.
+    """
     repo = txstore.Repository(tmp_path / "data.tx")
     chance = random.Random(1)
     for number in range(20):
@@ -73,15 +75,15 @@ def test_it_is_backed_up(maintained, tmp_path):
 def test_its_runs_are_rebuilt_or_its_keys_are_errors(maintained, tmp_path):
     path, head, _ = maintained
     commits = Commits(open_storage(path))
-    floor = commits.head(MAIN).header.floor
-    assert floor > 0
-    for slot in sorted(commits.slots(MAIN)):
-        stored = commits.read(MAIN, slot)
+    oldest_kept = commits.head(MAIN).header.oldest_kept
+    assert oldest_kept > 0
+    for version in sorted(commits.versions(MAIN)):
+        stored = commits.read(MAIN, version)
         for section in stored.header.sections:
             work = tmp_path / "work"
             shutil.rmtree(work, ignore_errors=True)
             shutil.copytree(path, work)
-            file = work / names.commit_path(MAIN, slot)
+            file = work / names.commit_path(MAIN, version)
             content = bytearray(file.read_bytes())
             content[section.offset : section.offset + section.length] = bytes(section.length)
             file.write_bytes(content)
@@ -92,7 +94,7 @@ def test_its_runs_are_rebuilt_or_its_keys_are_errors(maintained, tmp_path):
             except txstore.CorruptionError:
                 assert not report.ok
             else:
-                assert found == head, (slot, section, report.repairs)
+                assert found == head, (version, section, report.repairs)
 
 
 def test_it_is_not_changed(maintained):
@@ -104,8 +106,8 @@ def test_it_is_not_changed(maintained):
 
 def test_a_damaged_value_of_a_tagged_commit(maintained):
     path, _, _ = maintained
-    slot = txstore.Repository(path).tags["kept"].slot
-    stored = Commits(open_storage(path)).read(MAIN, slot)
+    version = txstore.Repository(path).tags["kept"].version
+    stored = Commits(open_storage(path)).read(MAIN, version)
     assert stored is not None
     file = path / stored.path
     content = bytearray(file.read_bytes())

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import bytes_of_head, content, floor_of, put, rewrite, seqs, staged, tree
+from tests.maintenance.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, seqs, staged, tree
 from tests.transactions.faults import once, watch
 from txstore.maintenance import optimize
 
@@ -49,7 +49,7 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
     put(repo, {"b/": None, "c": None, "d": b""})
     model |= {"d": b""}
     log, before = [commit.id for commit in repo.log()], seqs(repo)
-    old = [(slot, content(repo, slot)) for slot in range(0, 52, 5)]
+    old = [(version, content(repo, version)) for version in range(0, 52, 5)]
     reader = repo.mapping()
     view = reader.get_view("a/c/1")
 
@@ -61,7 +61,7 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
     assert content(repo) == model
     assert seqs(repo) == before
     assert [commit.id for commit in repo.log()] == [made.id, *log]
-    assert [(slot, content(repo, slot)) for slot, _ in old] == old
+    assert [(version, content(repo, version)) for version, _ in old] == old
     assert {key: bytes(reader[key]) for key in reader} == model
     assert bytes(view) == model["a/c/1"]
     assert len(packs(repo)) == 1
@@ -94,7 +94,7 @@ def test_a_transaction_that_is_open_across_it(repo):
         for each in (conflicting, below):
             with pytest.raises(txstore.ConflictError):
                 each.commit()
-    assert mine.commit().slot == repo.head().slot
+    assert mine.commit().version == repo.head().version
     assert content(repo) == {"a": b"2", "b": b"theirs"}
     for each in (conflicting, below):
         each.rollback()
@@ -119,7 +119,7 @@ def test_large_packs_are_left_alone(open_repo, monkeypatch):
     rewrite(repo, 10)
     repo.optimize()
     uses = optimize.uses_of(repo.mapping())
-    assert sorted(name.slot for name, use in uses.items() if name.branch is not None and use.values) == [0]
+    assert sorted(name.version for name, use in uses.items() if name.branch is not None and use.values) == [0]
     repo.vacuum(keep=1)
     assert "commits/main/0000000000" in tree(repo)  # it holds values, and is no commit any more
     assert len(content(repo)) == 14
@@ -151,10 +151,10 @@ def test_new_packs_end_at_a_length(open_repo, monkeypatch):
     assert repo.optimize() is None
 
 
-def test_tombstones_are_forgotten_only_below_the_floor(repo):
-    """Whoever is based above the floor must still find that what it read was deleted."""
+def test_tombstones_are_forgotten_only_below_the_oldest_kept(repo):
+    """Whoever is based above the oldest kept version must still find that what it read was deleted."""
     put(repo, {"a": b"1", "b": b"1", "p/x": b"1", "p/y": b"1", "q/x": b"1"})
-    put(repo, {"a": None, "q/": None})  # before the floor that comes
+    put(repo, {"a": None, "q/": None})  # before the oldest kept version that comes
     put(repo, {"z": b"1"})
     base = repo.mapping()
     open_ones = {key: repo.begin() for key in ("b", "p/x")}
@@ -163,7 +163,7 @@ def test_tombstones_are_forgotten_only_below_the_floor(repo):
     put(repo, {"b": None, "p/": None})
     repo.optimize()
     repo.vacuum(keep=1)
-    assert floor_of(repo) == base.slot
+    assert oldest_kept_of(repo) == base.version
     repo.optimize()
     put(repo, {"y": b"1"})
     repo.optimize()

@@ -46,7 +46,7 @@ def test_nothing_overwrites_it(tmp_path, call):
     assert tree(tmp_path / "data.tx.d") == before
     repo = commit(tmp_path / "data.tx", b"2")
     assert repo.verify().ok
-    assert [bytes(repo.snapshot(at=slot)["a"]) for slot in (0, 1)] == [b"1", b"2"]
+    assert [bytes(repo.snapshot(at=version)["a"]) for version in (0, 1)] == [b"1", b"2"]
 
 
 def test_the_link_is_relative(tmp_path):

@@ -15,9 +15,9 @@ import txstore
 from tests.maintenance import small
 from tests.maintenance.test_backup import Dying, Killed, contents_of, put
 from tests.system.bad_input.disk import tree
+from txstore.commit import MAIN
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.packfile import PackName
-from txstore.history.commit import MAIN
 from txstore.history.commits import Commits
 from txstore.history.opening import open_storage
 from txstore.maintenance.repair import verify_and_repair
@@ -38,7 +38,7 @@ def written(tmp_path_factory) -> tuple[Path, small.Contents]:
 def path(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.write_hint(commits.head(), durable=True)
+    commits.write_head_cache(commits.head(), durable=True)
     return tmp_path / "data.tx"
 
 
@@ -46,12 +46,12 @@ def repaired(path: Path) -> Report:
     return verify_and_repair(open_storage(path))
 
 
-def commit_file(path: Path, slot: int) -> Path:
-    return path / names.commit_path(MAIN, slot)
+def commit_file(path: Path, version: int) -> Path:
+    return path / names.commit_path(MAIN, version)
 
 
-def stored_in(path: Path, slot: int):
-    stored = Commits(open_storage(path)).read(MAIN, slot)
+def stored_in(path: Path, version: int):
+    stored = Commits(open_storage(path)).read(MAIN, version)
     assert stored is not None
     return stored
 
@@ -78,22 +78,22 @@ def test_a_repository_that_is_well_is_not_changed(path):
 
 def runs_of(path: Path) -> list[tuple[int, int, int]]:
     return [
-        (slot, section.offset, section.length)
-        for slot in range(LAST + 1)
-        for section in stored_in(path, slot).header.sections
+        (version, section.offset, section.length)
+        for version in range(LAST + 1)
+        for section in stored_in(path, version).header.sections
     ]
 
 
 def test_every_run_is_rebuilt_byte_for_byte(written, path):
     found = runs_of(path)
     assert len(found) > LAST + 1  # merged ones, too
-    for slot, offset, length in found:
-        file = commit_file(path, slot)
+    for version, offset, length in found:
+        file = commit_file(path, version)
         whole = file.read_bytes()
         overwrite(file, offset, bytes(length))
         damaged = file.read_bytes()
         report = repaired(path)
-        assert report.ok, (slot, offset)
+        assert report.ok, (version, offset)
         assert [fault.part for fault in report.repaired] == ["run"]
         assert file.read_bytes() == whole
         assert damaged in quarantined(path).values()
@@ -102,8 +102,8 @@ def test_every_run_is_rebuilt_byte_for_byte(written, path):
 
 def test_all_runs_at_once(written, path):
     before = tree(path)
-    for slot, offset, length in runs_of(path):
-        overwrite(commit_file(path, slot), offset, b"\xff" * length)
+    for version, offset, length in runs_of(path):
+        overwrite(commit_file(path, version), offset, b"\xff" * length)
     assert repaired(path).ok
     assert {name: content for name, content in tree(path).items() if not name.startswith("quarantine")} == before
 
@@ -111,7 +111,7 @@ def test_all_runs_at_once(written, path):
 def test_a_fault_tells_the_commits_that_it_touches(path):
     ids = [commit.id for commit in txstore.Repository(path).log()][::-1]
     file = commit_file(path, 0)
-    overwrite(file, file.read_bytes().index(b"zero"), b"ZERO")  # a/c/0, which slot 1 writes anew
+    overwrite(file, file.read_bytes().index(b"zero"), b"ZERO")  # a/c/0, which version 1 writes anew
     (fault,) = txstore.Repository(path).verify().faults
     assert (fault.part, fault.key, fault.commits, fault.commit_count) == ("value", "a/c/0", (ids[0],), 1)
     overwrite(file, file.read_bytes().index(b"oneone"), b"ONE")
@@ -184,7 +184,7 @@ def test_parts_of_packs(written, path, how):
 
 def test_the_head_of_a_data_pack(written, path):
     files = list((path / "packs").rglob("*/*"))
-    assert len(files) == 2  # a run pack is one, too
+    assert len(files) == 2  # a compaction output is one, too
     for file in files:
         before = file.read_bytes()
         overwrite(file, 0, bytes(64))
@@ -235,7 +235,7 @@ def test_a_torn_head_is_moved_away(written, path, length):
     file.write_bytes(file.read_bytes()[:length])
     report = repaired(path)
     assert ["was durable here" in fault.reason for fault in report.faults] == [True]  # it is lost: said once
-    assert f"the head is slot {LAST - 1} again" in report.repairs[0].action
+    assert f"the head is version {LAST - 1} again" in report.repairs[0].action
     assert verify(Commits(open_storage(path))).ok
     assert contents_of(path) == written[1][:LAST]
     assert f"commits/main/{LAST:010d}" in quarantined(path)
@@ -253,8 +253,8 @@ def test_commits_that_a_power_loss_has_torn(tmp_path):
     (path / "heads/main").unlink()
     report = repaired(path)
     assert report.ok
-    assert txstore.Repository(path).head().slot == 1
-    assert sorted(quarantined(path)) == [f"commits/main/{slot:010d}" for slot in (2, 3, 4)]
+    assert txstore.Repository(path).head().version == 1
+    assert sorted(quarantined(path)) == [f"commits/main/{version:010d}" for version in (2, 3, 4)]
 
 
 def test_a_torn_run_of_a_commit_that_was_not_synced(tmp_path):
@@ -267,7 +267,7 @@ def test_a_torn_run_of_a_commit_that_was_not_synced(tmp_path):
     overwrite(file, packfile.HEAD_SIZE, bytes(stored.footer.header_offset - packfile.HEAD_SIZE))
     report = repaired(path)
     assert report.ok
-    assert txstore.Repository(path).head().slot == 1
+    assert txstore.Repository(path).head().version == 1
 
 
 def test_a_synced_commit_is_not_given_up_for_a_damaged_one_below_it(written, path):
@@ -275,7 +275,7 @@ def test_a_synced_commit_is_not_given_up_for_a_damaged_one_below_it(written, pat
     overwrite(file, packfile.HEAD_SIZE, bytes(stored.footer.header_offset - packfile.HEAD_SIZE))
     report = repaired(path)
     assert not report.ok
-    assert txstore.Repository(path).head().slot == LAST
+    assert txstore.Repository(path).head().version == LAST
     for key, value in written[1][LAST].items():
         with contextlib.suppress(txstore.CorruptionError):
             assert bytes(txstore.Repository(path).mapping()[key]) == value
@@ -367,7 +367,7 @@ def test_runs_for_which_there_is_no_room_are_committed(written, path, monkeypatc
     monkeypatch.setattr(rebuild, "own_run", unsure)
     report = repaired(path)
     repo = txstore.Repository(path)
-    assert repo.head().slot == LAST + 1
+    assert repo.head().version == LAST + 1
     assert "a new commit" in report.repairs[-1].action
     assert {key: bytes(value) for key, value in repo.mapping().items()} == written[1][LAST]
     assert {fault.part for fault in report.faults} == {"run"}  # the old commits still list what is damaged
@@ -414,8 +414,8 @@ def test_a_disk_that_can_not_be_read_is_no_damage(path, monkeypatch):
 
 @pytest.mark.long
 def test_a_repair_that_is_killed_is_run_again(written, path, tmp_path):
-    for slot, offset, length in runs_of(path):
-        overwrite(commit_file(path, slot), offset, bytes(length))
+    for version, offset, length in runs_of(path):
+        overwrite(commit_file(path, version), offset, bytes(length))
     overwrite(commit_file(path, LAST), _header_of(path)[0] + sum(_header_of(path)), bytes(10))
     overwrite(commit_file(path, 1), 0, bytes(64))
     (path / "format.json").write_text("{")
@@ -445,7 +445,7 @@ def test_a_repair_that_is_killed_is_run_again(written, path, tmp_path):
 
 
 def test_a_pack_that_another_commit_has_brought(written, path):
-    """The data pack of slot 2: frames that are damaged are read again from the run."""
+    """The data pack of version 2: frames that are damaged are read again from the run."""
     pack = stored_in(path, 2).header.packs[0]
     file = path / pack.name.path
     before = file.read_bytes()
@@ -467,12 +467,12 @@ def test_verify_reads_a_repository_that_only_others_may_write(path):
     assert verify(Commits(open_storage(path))).ok
 
 
-def test_a_hint_of_another_commit_in_a_slot_does_no_harm_to_the_one_that_is_there(path):
+def test_a_head_cache_of_another_commit_in_a_version_does_no_harm_to_the_one_that_is_there(path):
     """The other one is missing, which says nothing against this one."""
     commits = txstore.Repository(path).engine.commits
     head = commits.head()
     whole = commit_file(path, LAST).read_bytes()
-    hint = replace(commits.hint(head, durable=True), commit_id=b"other commit id.")
-    (path / names.hint_path(MAIN)).write_bytes(hint.encode())
+    head_cache = replace(commits.head_cache(head, durable=True), commit_id=b"other commit id.")
+    (path / names.head_cache_path(MAIN)).write_bytes(head_cache.encode())
     repaired(path)
     assert commit_file(path, LAST).read_bytes() == whole

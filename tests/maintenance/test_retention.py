@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import bytes_of_head, content, floor_of, put, rewrite, staged, tree
+from tests.maintenance.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, staged, tree
 from txstore.maintenance import retention
 from txstore.maintenance.retention import STEP
 from txstore.storage.local import LocalStorage
@@ -35,7 +35,7 @@ def test_files_and_bytes_stay_bounded(open_repo, keep):
         some = {f"a/{(number * 7 + i) % 50}": b"%06d" % number * 100 for i in range(2)}
         put(repo, some)
         model |= some
-        folds.add(floor_of(repo))
+        folds.add(oldest_kept_of(repo))
         if number % 20 == 19 and number > 2 * keep:
             most_files = max(most_files, len(files(repo)))
             most_bytes = max(most_bytes, sum(tree(repo).values()))
@@ -44,19 +44,19 @@ def test_files_and_bytes_stay_bounded(open_repo, keep):
     assert most_bytes <= (keep + 2 * STEP + 20) * 4096 + 3 * bytes_of_head(repo)
     assert len(folds) >= (1_000 - keep) // STEP - 2
     # What was promised is there: every one of the newest commits.
-    slots = [commit.slot for commit in repo.log()]
-    assert len(slots) >= keep
-    for slot in slots[:: max(1, keep // 10)]:
-        assert len(content(repo, slot)) <= 50
+    versions = [commit.version for commit in repo.log()]
+    assert len(versions) >= keep
+    for version in versions[:: max(1, keep // 10)]:
+        assert len(content(repo, version)) <= 50
 
 
 def test_by_age(open_repo):
     repo = open_repo(durability="none", retention=timedelta(days=1))
     rewrite(repo, 3 * STEP)
-    assert floor_of(repo) == 0
+    assert oldest_kept_of(repo) == 0
     short = open_repo(durability="none", retention=timedelta(0))
     rewrite(short, 2 * STEP, size=200)
-    assert floor_of(repo) > 3 * STEP
+    assert oldest_kept_of(repo) > 3 * STEP
     assert len(files(repo)) < 2 * STEP
 
 
@@ -66,11 +66,11 @@ def test_what_somebody_reads_stays(open_repo):
     held = open_repo(durability="none").mapping(at=4)
     old = {key: bytes(held[key]) for key in held}
     rewrite(repo, 4 * STEP, size=200)
-    assert floor_of(repo) <= 4
+    assert oldest_kept_of(repo) <= 4
     assert {key: bytes(held[key]) for key in held} == old == content(repo, 4)
     del held
     rewrite(repo, STEP + 1, size=300)
-    assert floor_of(repo) > 4 * STEP
+    assert oldest_kept_of(repo) > 4 * STEP
 
 
 def test_a_session_that_goes_on(open_repo):
@@ -120,11 +120,11 @@ def test_a_fold_that_fails_fails_no_commit(open_repo, monkeypatch):
         warnings.simplefilter("error")
         model |= rewrite(repo, STEP + 5, size=200)
     assert content(repo) == model
-    assert floor_of(repo) == 0
+    assert oldest_kept_of(repo) == 0
     monkeypatch.setattr(LocalStorage, "link", link)
     model |= rewrite(repo, STEP + 5, size=300)
     assert content(repo) == model
-    assert floor_of(repo) > 0
+    assert oldest_kept_of(repo) > 0
     assert staged(repo) == []
 
 

@@ -95,7 +95,7 @@ def test_what_other_commits_have_is_history_until_they_are_given_up(repo, size):
     usage = repo.usage()
     assert usage.total == packed(repo)
     assert size < usage.history  # the commits with tags
-    assert 2 * size < usage.overwritten < 4.5 * size  # of "key" in the files of the slots 0, 1, 2 and 4
+    assert 2 * size < usage.overwritten < 4.5 * size  # of "key" in the files of the versions 0, 1, 2 and 4
     del repo.tags["v2"], repo.tags["v1"]
     repo.vacuum(keep=1)
     assert repo.usage().overwritten == 0
@@ -145,7 +145,7 @@ def test_a_vacuum_does_not_delete_what_is_being_counted(open_repo):
     def vacuum_now(path):
         watched.before.clear()
         other.optimize()
-        assert other.vacuum(keep=1).floor == 0
+        assert other.vacuum(keep=1).oldest_kept == 0
 
     watched.before["map"] = vacuum_now
     assert repo.usage().orphan == 0
@@ -165,7 +165,7 @@ def test_a_commit_of_several_processes_is_being_made(open_repo):
         assert usage.orphan == 0
         seen.append(usage.staged)
 
-    for step in ("link", "lock", "write_hint", "rename_noreplace", "write_in_place", "delete"):
+    for step in ("link", "lock", "write_head_cache", "rename_noreplace", "write_in_place", "delete"):
         watched.before[step] = look
     repo.transaction(name="run").commit()
     assert max(seen) > 1_000

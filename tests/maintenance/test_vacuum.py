@@ -18,14 +18,14 @@ import txstore
 from tests import aside
 from tests.maintenance.upkeep import content, put, rewrite, staged, tree
 from tests.transactions.faults import Hook, once, watch
-from tests.waiting import wait_for_late_work
+from tests.waiting import wait_for_background_cleanup
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
 from txstore.storage.local import LocalStorage
 
 
-def slots(repo: txstore.Repository) -> list[int]:
-    return sorted(repo.engine.commits.slots("main"))
+def versions(repo: txstore.Repository) -> list[int]:
+    return sorted(repo.engine.commits.versions("main"))
 
 
 #: Every step is taken where the environment asks for it, else every third.
@@ -91,7 +91,7 @@ def steps(tmp_path: Path) -> Steps:
     return Steps(tmp_path)
 
 
-def hint_of(repo: txstore.Repository) -> bytes:
+def head_cache_of(repo: txstore.Repository) -> bytes:
     return Path(repo.url, "heads/main").read_bytes()
 
 
@@ -105,7 +105,7 @@ def test_nothing_to_do(repo):
     before = tree(repo)
     for options in ({}, {"keep": 1}, {"keep": 5}, {"older_than": timedelta(days=1)}):
         report = repo.vacuum(**options)
-        assert (report.floor, report.expired, report.files) == (0, 0, 0)
+        assert (report.oldest_kept, report.expired, report.files) == (0, 0, 0)
     assert tree(repo) == before
 
 
@@ -114,32 +114,32 @@ def test_keep(open_repo, keep):
     repo = open_repo(durability="none")
     model = rewrite(repo, 20)
     log = [commit.id for commit in repo.log()]
-    kept = {slot: content(repo, slot) for slot in range(20 - keep, 20)}
+    kept = {version: content(repo, version) for version in range(20 - keep, 20)}
     report = repo.vacuum(keep=keep)
-    assert (report.floor, report.expired) == (20 - keep, 20 - keep)
+    assert (report.oldest_kept, report.expired) == (20 - keep, 20 - keep)
     assert [commit.id for commit in repo.log()][1:] == log[:keep]
     assert repo.head().message == "vacuum"
-    assert {slot: content(repo, slot) for slot in kept} == kept
+    assert {version: content(repo, version) for version in kept} == kept
     assert content(repo) == model
-    for slot in range(20 - keep):
-        with pytest.raises(SnapshotExpiredError, match=f"main@{slot}"):
-            repo.mapping(at=slot)
+    for version in range(20 - keep):
+        with pytest.raises(SnapshotExpiredError, match=f"main@{version}"):
+            repo.mapping(at=version)
     assert repo.vacuum(keep=keep + 1).expired == 0
 
 
 def test_older_than_and_both(open_repo):
     repo = open_repo(durability="none")
     rewrite(repo, 10)
-    times = {commit.slot: commit.time for commit in repo.log()}
-    assert repo.vacuum(older_than=timedelta(days=1), dry_run=True).floor == 0
-    assert repo.vacuum(older_than=times[4], dry_run=True).floor == 4
-    assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).floor == 5
-    assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).floor == 4
-    assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).floor == 2
+    times = {commit.version: commit.time for commit in repo.log()}
+    assert repo.vacuum(older_than=timedelta(days=1), dry_run=True).oldest_kept == 0
+    assert repo.vacuum(older_than=times[4], dry_run=True).oldest_kept == 4
+    assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).oldest_kept == 5
+    assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).oldest_kept == 4
+    assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).oldest_kept == 2
     now = timedelta(seconds=-2 if repo.engine.storage.is_remote else 0)  # clocks of some servers tell whole seconds
-    assert repo.vacuum(older_than=now, dry_run=True).floor == 9
-    assert repo.vacuum(older_than=times[4]).floor == 4
-    assert [commit.slot for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
+    assert repo.vacuum(older_than=now, dry_run=True).oldest_kept == 9
+    assert repo.vacuum(older_than=times[4]).oldest_kept == 4
+    assert [commit.version for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
 
 
 @pytest.mark.parametrize("keep", [0, -1])
@@ -164,7 +164,12 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(open_repo, tmp_path):
     assert repo.head() == head
     assert content(repo, 0)
     done = repo.vacuum(keep=2)
-    assert (done.floor, done.expired, done.files, done.bytes) == (told.floor, told.expired, told.files, told.bytes)
+    assert (done.oldest_kept, done.expired, done.files, done.bytes) == (
+        told.oldest_kept,
+        told.expired,
+        told.files,
+        told.bytes,
+    )
     gone = before.keys() - tree(repo).keys()
     assert len(gone) == done.files
     assert sum(before[path] for path in gone) == done.bytes
@@ -177,11 +182,11 @@ def test_what_is_left_is_what_is_needed(open_repo):
     repo.optimize()
     repo.vacuum(keep=1)
     assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) == 3
-    assert [path for path in tree(repo) if path.startswith("floor/")] == ["floor/main/0000000030"]
+    assert [path for path in tree(repo) if path.startswith("oldest_kept/")] == ["oldest_kept/main/0000000030"]
     rewrite(repo, 1)
     repo.optimize()
     repo.vacuum(keep=1)
-    assert [path for path in tree(repo) if path.startswith("floor/")] == ["floor/main/0000000033"]
+    assert [path for path in tree(repo) if path.startswith("oldest_kept/")] == ["oldest_kept/main/0000000033"]
     assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) <= 4
 
 
@@ -210,12 +215,12 @@ def test_tags(open_repo):
     repo.tags["v1"] = 4
     old = content(repo, 4)
     report = repo.vacuum(keep=1)
-    assert (report.floor, report.expired) == (9, 8)
+    assert (report.oldest_kept, report.expired) == (9, 8)
     assert repo.tags["v1"] == tagged
     assert {key: bytes(value) for key, value in repo.mapping(tag="v1").items()} == old
     assert content(repo, 4) == old
     assert content(repo, tagged.id) == old
-    assert [commit.slot for commit in repo.log()] == [10, 9]
+    assert [commit.version for commit in repo.log()] == [10, 9]
     repo.optimize()
     repo.vacuum(keep=1)
     assert content(repo, 4) == old
@@ -229,7 +234,7 @@ def test_tags(open_repo):
         with pytest.raises((SnapshotExpiredError, CommitNotFoundError)):
             ask()
     assert repo.vacuum().files > 0
-    assert 4 not in slots(repo)
+    assert 4 not in versions(repo)
 
 
 def test_a_tag_that_comes_too_late(open_repo):
@@ -273,13 +278,13 @@ def test_snapshots_in_this_process(open_repo):
     store = repo.snapshot(at=3)
     mapping = repo.mapping(at=5)
     old = bytes(store["a/c/1"]), {key: bytes(value) for key, value in mapping.items()}
-    assert repo.vacuum(keep=1).floor == 3
+    assert repo.vacuum(keep=1).oldest_kept == 3
     assert content(repo, 3)
     del store
-    assert repo.vacuum(keep=1).floor == 5
+    assert repo.vacuum(keep=1).oldest_kept == 5
     assert {key: bytes(value) for key, value in mapping.items()} == old[1]
     del mapping
-    assert repo.vacuum(keep=1).floor == 11
+    assert repo.vacuum(keep=1).oldest_kept == 11
     with pytest.raises(SnapshotExpiredError):
         repo.mapping(at=5)
 
@@ -288,9 +293,9 @@ def test_another_repository_object_of_this_process(open_repo):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     rewrite(repo, 10)
     held = other.mapping(at=3)
-    assert repo.vacuum(keep=1).floor == 3
+    assert repo.vacuum(keep=1).oldest_kept == 3
     del held
-    assert repo.vacuum(keep=1).floor > 3
+    assert repo.vacuum(keep=1).oldest_kept > 3
 
 
 def test_open_transactions(open_repo):
@@ -299,10 +304,10 @@ def test_open_transactions(open_repo):
     private = repo.begin()
     private["mine"] = b"1"
     rewrite(repo, 5, size=200)
-    assert repo.vacuum(keep=1).floor == 4
+    assert repo.vacuum(keep=1).oldest_kept == 4
     private.commit()
     del private
-    assert repo.vacuum(keep=1).floor == 11
+    assert repo.vacuum(keep=1).oldest_kept == 11
     assert content(repo)["mine"] == b"1"
 
 
@@ -313,11 +318,11 @@ def test_a_transaction_with_a_name_outlives_its_processes(open_repo):
         store.mapping["mine"] = b"1"
     del store
     rewrite(repo, 5)
-    assert repo.vacuum(keep=1).floor == 4
-    assert repo.vacuum(older_than=timedelta(0)).floor == 4
+    assert repo.vacuum(keep=1).oldest_kept == 4
+    assert repo.vacuum(older_than=timedelta(0)).oldest_kept == 4
     repo.transaction(name="run").commit()
     assert content(repo)["mine"] == b"1"
-    assert repo.vacuum(keep=1).floor > 4
+    assert repo.vacuum(keep=1).oldest_kept > 4
 
 
 def test_the_name_is_being_ended(open_repo):
@@ -338,9 +343,9 @@ def test_the_name_is_being_ended(open_repo):
 
     watched._real.list = miss_it
     record.rename(sealed)
-    assert repo.vacuum(keep=1).floor == 4
+    assert repo.vacuum(keep=1).oldest_kept == 4
     sealed.rename(record)
-    assert repo.vacuum(keep=1).floor == 4
+    assert repo.vacuum(keep=1).oldest_kept == 4
     del watched._real.list
     repo.transaction(name="run").rollback()
 
@@ -352,9 +357,9 @@ def test_a_session_that_stands_at_an_old_commit(open_repo):
     session.commit()
     rewrite(repo, 5)
     session.mapping["b"] = b"1"
-    assert repo.vacuum(keep=1).floor == 0
+    assert repo.vacuum(keep=1).oldest_kept == 0
     session.commit()
-    assert repo.vacuum(keep=1).floor == 6
+    assert repo.vacuum(keep=1).oldest_kept == 6
     assert content(repo)["b"] == b"1"
 
 
@@ -385,7 +390,7 @@ def test_expired_for_all_who_ask(open_repo):
     repo.optimize()
     repo.vacuum(keep=1)
     asked = {
-        "at a slot": lambda: repo.mapping(at=0),
+        "at a version": lambda: repo.mapping(at=0),
         "through zarr": lambda: zarr.open_array(repo.snapshot(at=1), path="x", mode="r")[:],
         "at a time": lambda: repo.mapping(at=before),
         "pickled": lambda: zarr.open_array(pickle.loads(sent), path="x", mode="r")[:],
@@ -434,12 +439,12 @@ def test_history_is_found_by_time_and_id(open_repo):
 
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_a_writer_that_sleeps_right_before_its_rename(open_repo, no_lock, no_pins, durability):
-    """Its slot was taken and deleted meanwhile: the rename succeeds, and is no commit."""
+    """Its version was taken and deleted meanwhile: the rename succeeds, and is no commit."""
     repo, other = open_repo(durability=durability), open_repo(durability="none")
     rewrite(repo, 3)
     transaction = repo.begin("late")
     transaction["late"] = b"1"
-    hint = []
+    head_cache = []
 
     def sleep(source, target):
         if target == "commits/main/0000000003":
@@ -447,15 +452,15 @@ def test_a_writer_that_sleeps_right_before_its_rename(open_repo, no_lock, no_pin
             rewrite(other, 5)
             other.optimize()
             other.vacuum(keep=1)
-            assert 3 not in slots(other)
-            hint.append(hint_of(other))
+            assert 3 not in versions(other)
+            head_cache.append(head_cache_of(other))
 
     watched = watch(repo)
     watched.before["rename_noreplace"] = sleep
     with pytest.raises(SnapshotExpiredError):
         transaction.commit()
-    assert hint == [hint_of(other)]
-    assert 3 not in slots(other)
+    assert head_cache == [head_cache_of(other)]
+    assert 3 not in versions(other)
     assert "late" not in content(other)
     assert "late" not in content(repo)
     transaction.rollback()
@@ -481,7 +486,7 @@ def test_it_is_killed_right_after_its_rename(open_repo, no_lock, no_pins):
     watched.after["rename_noreplace"] = once(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         transaction.commit()
-    assert 3 in slots(other)
+    assert 3 in versions(other)
     anew = open_repo(durability="none")
     assert "late" not in content(anew)
     assert anew.head() == other.head()
@@ -491,7 +496,7 @@ def test_it_is_killed_right_after_its_rename(open_repo, no_lock, no_pins):
         next(anew.follow(since=-1, timeout=0))
     put(anew, {"z": b"1"})
     anew.vacuum()
-    assert 3 not in slots(other)
+    assert 3 not in versions(other)
 
 
 def test_a_writer_whose_base_was_passed(open_repo, no_pins):
@@ -521,7 +526,7 @@ def test_run_begins_anew_when_a_vacuum_has_passed_it(open_repo, no_pins):
 
     def change(store):
         store.mapping["mine"] = b"1"
-        rounds.append(store.mapping.base.slot)
+        rounds.append(store.mapping.base.version)
         if len(rounds) == 1:
             rewrite(other, 2, size=200)
             other.vacuum(keep=1)
@@ -534,12 +539,12 @@ def test_run_begins_anew_when_a_vacuum_has_passed_it(open_repo, no_pins):
 # --- the search for the head
 
 
-def test_a_hint_that_was_written_late(open_repo):
+def test_a_head_cache_that_was_written_late(open_repo):
     """It names a commit that a tag has kept, above which there is a gap."""
     repo = open_repo(durability="none")
     rewrite(repo, 3)
     repo.tags["v1"] = 2
-    late = hint_of(repo)
+    late = head_cache_of(repo)
     model = rewrite(repo, 5)
     repo.optimize()
     repo.vacuum(keep=1)
@@ -549,7 +554,7 @@ def test_a_hint_that_was_written_late(open_repo):
     assert anew.head() == head
     assert content(anew) == model
     put(anew, {"z": b"1"})
-    assert anew.head().slot == head.slot + 1
+    assert anew.head().version == head.version + 1
 
 
 def test_a_search_that_a_vacuum_overtakes(steps, no_lock):
@@ -568,18 +573,18 @@ def test_a_search_that_a_vacuum_overtakes(steps, no_lock):
         steps.act = vacuum_now
         with contextlib.suppress(SnapshotExpiredError):
             with searching.begin("mine") as transaction:
-                transaction["mine"] = b"1"  # it must not take slot 0 for the first
+                transaction["mine"] = b"1"  # it must not take version 0 for the first
             made += 1
             assert content(other)["mine"] == b"1"
         assert len(content(other)) == 10 + ("mine" in content(other))
     assert made > 3
 
 
-def test_a_floor_above_all_commits(tmp_path):
+def test_a_oldest_kept_above_all_commits(tmp_path):
     repo = txstore.Repository(tmp_path / "broken.tx", durability="none")
     rewrite(repo, 3)
-    Path(repo.url, "floor/main/0000000009").write_bytes(b"")
-    with pytest.raises(CorruptionError, match="floor/main"):
+    Path(repo.url, "oldest_kept/main/0000000009").write_bytes(b"")
+    with pytest.raises(CorruptionError, match="oldest_kept/main"):
         repo.head()
 
 
@@ -611,7 +616,7 @@ def test_interrupted_at_every_step(steps):
         other.vacuum(keep=1)
         assert content(other) == {**model, "z": b"1"}
         assert content(other, 3) == old
-        left.add(len([path for path in tree(other) if path.startswith(("commits/", "packs/", "floor/"))]))
+        left.add(len([path for path in tree(other) if path.startswith(("commits/", "packs/", "oldest_kept/"))]))
         assert staged(other) == []
     assert max(left) - min(left) <= 2
     assert steps.count > 40 // steps.operations
@@ -677,7 +682,7 @@ def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
 
 
 def test_a_vacuum_at_every_step_of_merging_aside_and_adopting(steps, no_lock, monkeypatch):
-    """A run pack has no commit that refers to it until one adopts it; nor is it a transaction's."""
+    """A compaction output has no commit that refers to it until one installs it; nor is it a transaction's."""
     aside.inline(monkeypatch)
     first = aside.fill(steps.repo, 0)
     lists = set()
@@ -685,14 +690,14 @@ def test_a_vacuum_at_every_step_of_merging_aside_and_adopting(steps, no_lock, mo
         steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum())
         model = first | aside.fill(repo, 1) | aside.fill(repo, 2)
         put(repo, {"mine": b"1"})
-        wait_for_late_work()  # where it takes requests, that a pack is no longer held comes after the commit
+        wait_for_background_cleanup()  # where it takes requests, that a pack is no longer held comes after the commit
         steps.end()
-        lists.add(len(aside.adopted(repo)))
+        lists.add(len(aside.installed(repo)))
         if "z" in other.mapping():
             model["z"] = b"1"
         assert content(other) == model | {"mine": b"1"}
         assert other.verify().faults == []
-        assert set(aside.adopted(repo)) <= set(tree(repo))
+        assert set(aside.installed(repo)) <= set(tree(repo))
     assert 1 in lists
     assert steps.count > 15 // steps.operations
 
@@ -703,12 +708,12 @@ def test_merging_aside_and_adopting_at_every_step_of_a_vacuum(steps, no_lock, mo
     for repo, other in steps:
         model = first | aside.fill(other, 1)
 
-        def adopt_now(other=other, model=model):
+        def install_now(other=other, model=model):
             model.update(aside.fill(other, 2))
             put(other, {"mine": b"1"})
-            assert aside.adopted(other)
+            assert aside.installed(other)
 
-        steps.act = adopt_now
+        steps.act = install_now
         repo.vacuum(keep=1)
         steps.end()
         mine = {"mine": b"1"} if "mine" in other.mapping() else {}
@@ -743,16 +748,16 @@ def test_a_reader_that_comes_at_every_step_of_a_vacuum(steps, no_lock):
     assert told
 
 
-def test_a_vacuum_that_comes_right_after_the_look_for_the_floor(open_repo):
+def test_a_vacuum_that_comes_right_after_the_look_for_the_oldest_kept(open_repo):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     rewrite(repo, 6)
     old = content(repo, 2)
     watched = watch(other)
 
     def vacuum_now(path):
-        if path == "floor/main":
+        if path == "oldest_kept/main":
             watched.after.clear()
-            assert repo.vacuum(keep=1).floor == 2
+            assert repo.vacuum(keep=1).oldest_kept == 2
 
     watched.after["list"] = vacuum_now
     reader = other.mapping(at=2)
@@ -777,11 +782,11 @@ def test_a_vacuum_between_the_search_and_the_pin(open_repo):
     watched = watch(other)
 
     def vacuum_now(path):
-        if path == "floor/main":
+        if path == "oldest_kept/main":
             watched.after.clear()
             rewrite(repo, 4, size=200)
             repo.optimize()
-            assert repo.vacuum(keep=1).floor > 4
+            assert repo.vacuum(keep=1).oldest_kept > 4
 
     watched.after["list"] = vacuum_now
     assert len(other.mapping()) == 10
@@ -797,7 +802,7 @@ def test_a_vacuum_right_before_a_tag_is_written(open_repo):
 
     def vacuum_now(path, *_):
         if path == "tags/v1":
-            assert repo.vacuum(keep=1).floor == 2
+            assert repo.vacuum(keep=1).oldest_kept == 2
 
     watched.before["write_once"] = vacuum_now
     other.tags["v1"] = 2
@@ -814,15 +819,15 @@ def test_what_is_left_in_part_is_asked_for(open_repo):
     watched.before["delete"] = once(OSError(5, "Input/output error"), lambda path: path.startswith("commits/"))
     with pytest.raises(OSError):
         repo.vacuum(keep=1)
-    for slot in range(0, 12, 2):
-        Path(repo.url, f"commits/main/{slot:010}").unlink(missing_ok=True)  # whose runs the others need
-    for slot in range(12):
+    for version in range(0, 12, 2):
+        Path(repo.url, f"commits/main/{version:010}").unlink(missing_ok=True)  # whose runs the others need
+    for version in range(12):
         asking = Asking()
-        other.engine.snapshots.pins("main").hold(asking, slot + 1)
+        other.engine.snapshots.pins("main").hold(asking, version + 1)
         repo.vacuum()
         del asking
     repo.vacuum()
-    assert slots(repo) == [12, 13]
+    assert versions(repo) == [12, 13]
     assert content(repo) == model
 
 
@@ -847,6 +852,6 @@ def test_where_pins_are_no_matter_of_this_system(open_repo, monkeypatch):
     repo = open_repo(durability="none")
     rewrite(repo, 5)
     held = repo.mapping(at=2)
-    assert repo.vacuum(keep=1).floor == 2  # this process knows its own
+    assert repo.vacuum(keep=1).oldest_kept == 2  # this process knows its own
     del held
-    assert repo.vacuum(keep=1).floor > 2
+    assert repo.vacuum(keep=1).oldest_kept > 2

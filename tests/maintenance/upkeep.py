@@ -9,7 +9,7 @@ from pathlib import Path
 import txstore
 from txstore.storage.objects.interface import ObjectStore
 
-#: Not data: a guard and two small files of fixed names, hints, and what is only there while somebody works.
+#: Not data: a guard and two small files of fixed names, head caches, and what is only there while somebody works.
 _NOT_COUNTED = ("locks", ".staging")
 
 
@@ -53,7 +53,7 @@ def seqs(repo: txstore.Repository) -> dict[str, int | None]:
 def tree(repo: txstore.Repository) -> dict[str, int]:
     """Return the files of a repository and their lengths, but for locks and what is staged.
 
-    On object stores hints are left out, too: they are written in the background, a second after their commit.
+    On object stores head caches are left out, too: they are written in the background, a second after their commit.
     """
     objects = getattr(repo.engine.storage, "objects", None)
     if objects is not None:
@@ -74,8 +74,8 @@ def bytes_of_head(repo: txstore.Repository) -> int:
     return sum(len(key) + (snapshot.size_of(key) or 0) for key in snapshot)
 
 
-def floor_of(repo: txstore.Repository) -> int:
-    return repo.engine.commits.floor("main")
+def oldest_kept_of(repo: txstore.Repository) -> int:
+    return repo.engine.commits.oldest_kept("main")
 
 
 def staged(repo: txstore.Repository) -> list[str]:

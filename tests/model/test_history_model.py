@@ -231,7 +231,7 @@ class Made:
     number: int  # in the order in which they were made
     id: str
     branch: str  # its id
-    slot: int
+    version: int
     parents: tuple[str, ...]
     content: Content
 
@@ -254,7 +254,7 @@ class History(RuleBasedStateMachine):
         self.ids = {"main": "main"}  # of branches, by name
         self.forks: dict[str, str] = {}  # by the id of a branch, the commit that it begins behind
         self.heads: dict[str, str] = {}  # by the id of a branch
-        self.floors: dict[str, int] = {}
+        self.oldest_kept_versions: dict[str, int] = {}
         self.tags: dict[str, str] = {}
         self.opened: list[Transaction] = []
         with self.repo.begin() as tx:
@@ -283,7 +283,7 @@ class History(RuleBasedStateMachine):
             if content is None or commit.message in ("vacuum", "optimize"):
                 held = self.made[parents[0]].content
             assert held is not None
-            made = Made(next(self.numbers), commit.id, branch, commit.slot, parents, held)
+            made = Made(next(self.numbers), commit.id, branch, commit.version, parents, held)
             self.made[commit.id] = made
             self.heads[branch] = commit.id
         return self.made[new[0].id] if new else None
@@ -305,7 +305,7 @@ class History(RuleBasedStateMachine):
             return True
         if any(made.id == fork for branch, fork in self.forks.items() if branch in self.ids.values()):
             return True
-        return made.branch in self.ids.values() and made.slot >= self.floors.get(made.branch, 0)
+        return made.branch in self.ids.values() and made.version >= self.oldest_kept_versions.get(made.branch, 0)
 
     def kept(self) -> list[tuple[str, Content]]:
         found = sorted(self.made.values(), key=lambda made: made.number)
@@ -510,7 +510,7 @@ class History(RuleBasedStateMachine):
         report = self.repo.vacuum(keep=keep, branch=name, dry_run=dry_run)
         self.note(name)
         if not dry_run:
-            self.floors[self.ids[name]] = report.floor
+            self.oldest_kept_versions[self.ids[name]] = report.oldest_kept
             self.check()
 
     @rule()
@@ -551,7 +551,7 @@ class HistoryOfObjects(History):
 
 
 class HistoryAside(aside.MergesAll, History):
-    """The same, where all runs of a commit are merged into a run pack when it is made."""
+    """The same, where all runs of a commit are merged into a compaction output when it is made."""
 
 
 class HistoryOfObjectsAside(aside.MergesAll, HistoryOfObjects):

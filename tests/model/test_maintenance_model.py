@@ -40,7 +40,7 @@ class Maintenance(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.url = str(Path(self.folder.name, "data.tx"))
         self.repo = txstore.Repository(self.url, durability="none")
-        self.history: list[Model] = []  # by slot
+        self.history: list[Model] = []  # by version
         self.tags: dict[str, int] = {}
         self.opened: list[Transaction] = []
         self.commit({"a": b"0"}, [], None)
@@ -53,12 +53,12 @@ class Maintenance(RuleBasedStateMachine):
             self.folder.cleanup()
 
     @property
-    def floor(self) -> int:
-        return self.repo.engine.commits.floor("main")
+    def oldest_kept(self) -> int:
+        return self.repo.engine.commits.oldest_kept("main")
 
     def follow(self) -> None:
         """What has made commits of its own has changed nothing."""
-        for _ in range(len(self.history), self.repo.head().slot + 1):
+        for _ in range(len(self.history), self.repo.head().version + 1):
             self.history.append(self.history[-1])
 
     @rule(
@@ -78,7 +78,7 @@ class Maintenance(RuleBasedStateMachine):
             transaction.update(values)
             model |= values
         head = self.repo.head()
-        if head is not None and head.slot == len(self.history):
+        if head is not None and head.version == len(self.history):
             self.history.append(model)
         else:
             assert not self.history or model == self.history[-1]
@@ -94,24 +94,24 @@ class Maintenance(RuleBasedStateMachine):
         report = self.repo.vacuum(keep=keep, dry_run=dry_run)
         self.follow()
         if not dry_run:
-            assert report.floor == self.floor
+            assert report.oldest_kept == self.oldest_kept
             assert self.repo.vacuum().files == 0
 
     @rule(target=readers, at=st.integers(0, 40), anew=st.booleans())
     def read(self, at: int, anew: bool) -> Any:
-        slot = at % len(self.history)
+        version = at % len(self.history)
         repo = txstore.Repository(self.url) if anew else self.repo
-        if slot < self.floor and slot not in self.tags.values():
+        if version < self.oldest_kept and version not in self.tags.values():
             try:
-                content(repo, slot)
+                content(repo, version)
             except SnapshotExpiredError:
                 return multiple()
-            raise AssertionError(f"slot {slot} was given up, and can be read")
-        return repo.mapping(at=slot)
+            raise AssertionError(f"version {version} was given up, and can be read")
+        return repo.mapping(at=version)
 
     @rule(reader=readers)
     def look(self, reader: Any) -> None:
-        assert {key: bytes(reader[key]) for key in reader} == self.history[reader.slot]
+        assert {key: bytes(reader[key]) for key in reader} == self.history[reader.version]
 
     @rule(reader=consumes(readers))
     def drop(self, reader: Any) -> None:
@@ -119,13 +119,13 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 40), name=st.sampled_from(["v1", "v2"]))
     def tag(self, at: int, name: str) -> None:
-        slot = at % len(self.history)
+        version = at % len(self.history)
         if name in self.tags:
             del self.repo.tags[name]
             del self.tags[name]
-        elif slot >= self.floor or slot in self.tags.values():
-            self.repo.tags[name] = slot
-            self.tags[name] = slot
+        elif version >= self.oldest_kept or version in self.tags.values():
+            self.repo.tags[name] = version
+            self.tags[name] = version
 
     @rule(target=open_ones, values=st.dictionaries(KEYS, VALUES, min_size=1, max_size=2), prefix=st.none() | PREFIXES)
     def begin_transaction(self, values: Model, prefix: str | None) -> Any:
@@ -140,8 +140,8 @@ class Maintenance(RuleBasedStateMachine):
     def end_transaction(self, opened: Any) -> None:
         transaction, values, prefix = opened
         self.opened.remove(transaction)
-        base, head = self.history[transaction.base.slot], self.history[-1]
-        between = self.history[transaction.base.slot :]
+        base, head = self.history[transaction.base.version], self.history[-1]
+        between = self.history[transaction.base.version :]
         touched = {key for key in {*base, *head} if any(model.get(key) != base.get(key) for model in between)}
         try:
             transaction.commit()
@@ -151,7 +151,7 @@ class Maintenance(RuleBasedStateMachine):
         else:
             lost = {key for key in touched & values.keys() if base.get(key) != values[key]}
             assert not lost, f"written over others: {lost}"
-            if self.repo.head().slot == len(self.history):
+            if self.repo.head().version == len(self.history):
                 self.history.append({**(without(head, prefix) if prefix else head), **values})
             else:
                 assert {**(without(base, prefix) if prefix else base), **values} == base
@@ -161,12 +161,12 @@ class Maintenance(RuleBasedStateMachine):
         if getattr(self, "history", None):
             assert content(txstore.Repository(self.url)) == self.history[-1]
             assert [file for file in staged(self.repo) if names.parse_staged_run(file) is None] == []
-            for slot in self.tags.values():
-                assert content(self.repo, slot) == self.history[slot]
+            for version in self.tags.values():
+                assert content(self.repo, version) == self.history[version]
 
 
 class MaintenanceAside(aside.MergesAll, Maintenance):
-    """The same, where all runs of a commit are merged into a run pack when it is made."""
+    """The same, where all runs of a commit are merged into a compaction output when it is made."""
 
 
 TestMaintenance = Maintenance.TestCase

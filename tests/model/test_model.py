@@ -257,16 +257,16 @@ class Model(RuleBasedStateMachine):
             "set": sorted(transaction.set, key=str.encode),
             "deleted": sorted(transaction.deleted, key=str.encode),
             "deleted_below": sorted(transaction.paths),
-            "grafted": [],
+            "reflinked": [],
             "constraints": [],
         }
 
     @precondition(lambda self: self.commits)
     @rule(data=st.data(), by_id=st.booleans())
     def check_commit(self, data: st.DataObject, by_id: bool) -> None:
-        slot = data.draw(st.integers(0, len(self.commits) - 1))
-        commit = self.commits[slot]
-        snapshot = self.repo.mapping(commit.id if by_id else slot)
+        version = data.draw(st.integers(0, len(self.commits) - 1))
+        commit = self.commits[version]
+        snapshot = self.repo.mapping(commit.id if by_id else version)
         assert dict(snapshot) == commit.content
         check_listing(snapshot, commit.content)
 
@@ -305,7 +305,7 @@ class Model(RuleBasedStateMachine):
         else:
             result = transaction.real.commit(f"commit {len(self.commits)}")
             assert result.commit is not None
-            assert result.commit.slot == len(self.commits)
+            assert result.commit.version == len(self.commits)
             recorded.id = result.commit.id
             recorded.content = transaction.apply_to(self.head)
             self.commits.append(recorded)
@@ -353,8 +353,8 @@ class Model(RuleBasedStateMachine):
             transaction.real.rollback()
         if self.repo.exists:
             assert self.repo.verify().faults == []
-            for slot, commit in enumerate(self.commits):
-                assert dict(self.repo.mapping(slot)) == commit.content
+            for version, commit in enumerate(self.commits):
+                assert dict(self.repo.mapping(version)) == commit.content
 
 
 def check_listing(real: txstore.Transaction | txstore.Snapshot, content: dict[str, bytes]) -> None:

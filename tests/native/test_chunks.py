@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from txstore._native import chunks as chosen
-from txstore._native import chunks_twin
+from txstore._native import chunks_fallback
 from txstore.codecs.layout import ELIDE_EQUAL, ELIDE_NAN, KEEP, libraries
 from txstore.format.packfile import decode_frame
 
-KINDS = [chunks_twin] + ([chosen] if chosen.IMPLEMENTATION == "c" else [])
+KINDS = [chunks_fallback] + ([chosen] if chosen.IMPLEMENTATION == "c" else [])
 ZERO = bytes(4)
 
 
@@ -258,7 +258,7 @@ COMPRESSORS: list[tuple[str | int, ...]] = [("zstd", 1, 1), ("blosc", 5, 1, 4, 0
 def test_compressors_and_what_only_looks_compressed(chunks: Any, codec: Any, around: Any) -> None:
     if codec[0] not in libraries():
         pytest.skip("no such library")
-    if chunks is chunks_twin:
+    if chunks is chunks_fallback:
         with pytest.raises(ValueError, match="is loaded"):
             batch(chunks, [], np.empty(4, "i4"), (4,), codecs=(codec,))
         return

@@ -1,4 +1,4 @@
-"""Every promise of `txstore._native.local`, on the C extension and on its Python twin."""
+"""Every promise of `txstore._native.local`, on the C extension and on its Python fallback."""
 
 import array
 import contextlib
@@ -24,7 +24,7 @@ from tests.storage.sandbox import without_openat2
 from tests.system.bad_input.disk import in_child
 from tests.system.processes.lock_clients import descriptors_of
 
-MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_twin"}
+MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_fallback"}
 GIL_THRESHOLD = 64 * 1024
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
@@ -114,7 +114,7 @@ def test_crc32c_refuses_a_value_of_more_than_32_bits(local, value):
 
 
 @given(data=st.binary(max_size=5000), value=st.integers(0, 0xFFFFFFFF))
-def test_crc32c_twins_agree(data, value):
+def test_crc32c_fallbacks_agree(data, value):
     assert load("c").crc32c(data, value) == load("python").crc32c(data, value)
 
 
@@ -150,7 +150,7 @@ def opening(request, local):
         return in_child(act)
 
     if request.param == "segments" and local.IMPLEMENTATION == "python":
-        pytest.skip("the twin never asks for it")
+        pytest.skip("the fallback never asks for it")
     return run
 
 
@@ -625,7 +625,7 @@ def test_rename_errors_carry_both_names(local, make_file, tmp_path):
 
 
 def test_one_of_many_wins(local, tmp_path):
-    target = str(tmp_path / "slot")
+    target = str(tmp_path / "version")
     start = threading.Barrier(8)
     winners, losers = [], []
 
@@ -680,7 +680,7 @@ def test_allocate_reports_what_fails(tmp_path):
 
 
 @posix_only
-def test_start_writeback_is_a_hint(local, tmp_path):
+def test_start_writeback_is_a_head_cache(local, tmp_path):
     with open(tmp_path / "pack", "w+b", buffering=0) as file:
         file.write(bytes(100_000))
         assert local.start_writeback(file.fileno(), 0, 100_000) is None
@@ -699,7 +699,7 @@ def test_ranges_are_checked(local, tmp_path, function, offset, length):
 # ---- The modules ---------------------------------------------------------------------------------------------------
 
 
-def test_the_twins_offer_the_same(local):
+def test_the_fallbacks_offer_the_same(local):
     names = {"IMPLEMENTATION", "MappedFile", "allocate", "crc32c", "map_file", "rename_noreplace", "start_writeback"}
     assert (names | {"view", "open_below", "list_directory"}) <= set(dir(local))
     assert local.IMPLEMENTATION in MODULES
@@ -707,7 +707,7 @@ def test_the_twins_offer_the_same(local):
 
 
 @pytest.mark.parametrize(("pure_python", "expected"), [("1", "python"), ("0", "c")])
-def test_which_twin_is_chosen(pure_python, expected):
+def test_which_fallback_is_chosen(pure_python, expected):
     load(expected)
     program = "from txstore._native import local; print(local.IMPLEMENTATION)"
     environment = {**os.environ, "TXSTORE_PURE_PYTHON": pure_python}

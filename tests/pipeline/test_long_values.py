@@ -14,9 +14,9 @@ from zarr.codecs import TransposeCodec, ZstdCodec
 import txstore
 from txstore.errors import CorruptionError
 from txstore.format import names
-from txstore.history import ranged_packs, ranged_runs, read_ahead
-from txstore.history.ranged_packs import PackReader
 from txstore.pipeline import codec_pipeline
+from txstore.segments import ranged_packs, ranged_runs, read_ahead
+from txstore.segments.ranged_packs import PackReader
 from txstore.storage import pack_cache
 
 SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches beyond the array

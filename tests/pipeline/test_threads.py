@@ -1,4 +1,4 @@
-"""Threads that write parts of the same chunks through one store, or one array, lose nothing; a statement is whole."""
+"""Threads that write parts of the same chunks through one store, or one array, lose nothing; an operation is whole."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _fails_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(PartCodec, "encode", encode)
 
 
-def test_a_statement_that_fails_half_way_is_not_committed(
+def test_a_operation_that_fails_half_way_is_not_committed(
     store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z = zarr.create_array(store, name="x", shape=(32,), chunks=(8,), dtype="i4")
@@ -118,7 +118,7 @@ def test_a_statement_that_fails_half_way_is_not_committed(
     assert not zarr.open_array(store, path="x")[...].any()
 
 
-def test_a_statement_that_has_staged_nothing_can_be_tried_again(
+def test_a_operation_that_has_staged_nothing_can_be_tried_again(
     store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     z = zarr.create_array(store, name="x", shape=(8,), chunks=(8,), dtype="i4")

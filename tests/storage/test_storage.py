@@ -269,9 +269,9 @@ def test_a_read_that_the_system_cuts_short_goes_on(storage, monkeypatch):
 
 
 def test_write_in_place(storage, synced):
-    storage.write_in_place("tags/hint", b"0123456789")
-    storage.write_in_place("tags/hint", b"ab")
-    assert storage.read("tags/hint") == b"ab23456789"
+    storage.write_in_place("tags/head_cache", b"0123456789")
+    storage.write_in_place("tags/head_cache", b"ab")
+    assert storage.read("tags/head_cache") == b"ab23456789"
     assert synced == []
 
 

@@ -49,8 +49,8 @@ def check(repo: txstore.Repository, first: np.ndarray[Any, Any], **arguments: An
         z = zarr.open_array(store, path="x")
         for part in parts:
             z[part] = second[part] = reverse[part]
-    for slot, expected in enumerate([first, second]):
-        z = zarr.open_array(repo.snapshot(slot), path="x", mode="r")
+    for version, expected in enumerate([first, second]):
+        z = zarr.open_array(repo.snapshot(version), path="x", mode="r")
         np.testing.assert_array_equal(z[...], expected)
         for part in parts:
             np.testing.assert_array_equal(z[part], expected[part])

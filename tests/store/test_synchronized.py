@@ -57,8 +57,8 @@ def a(repo: txstore.Repository) -> SynchronizedArray:
     return synchronized(repo, "x", lock_timeout=0)
 
 
-def slot(repo: txstore.Repository) -> int:
-    return repo.head().slot
+def version(repo: txstore.Repository) -> int:
+    return repo.head().version
 
 
 def at_head(repo: txstore.Repository, path: str = "x") -> zarr.Array:
@@ -106,10 +106,10 @@ WRITES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_one_commit_and_does_what_zarr_does(repo, pair, name):
     synced, plain = pair
-    before = slot(repo)
+    before = version(repo)
     result = WRITES[name](synced)
     expected = WRITES[name](plain)
-    assert slot(repo) == before + (name != "nothing")
+    assert version(repo) == before + (name != "nothing")
     if isinstance(expected, tuple):
         assert result == expected
     assert (synced.shape, synced.attrs.asdict()) == (plain.shape, plain.attrs.asdict())
@@ -143,14 +143,14 @@ READS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", READS)
 def test_reading_is_reading_with_zarr(repo, pair, name):
     synced, plain = pair
-    before = slot(repo)
+    before = version(repo)
     result, expected = READS[name](synced), READS[name](plain)
     assert type(result) is type(expected)
     if isinstance(result, tuple):
         assert result == expected
     else:
         np.testing.assert_array_equal(result, expected)
-    assert slot(repo) == before
+    assert version(repo) == before
 
 
 def test_what_zarr_arrays_have_not(pair):
@@ -199,12 +199,12 @@ def test_a_structured_type(repo):
     ],
 )
 def test_what_fails_commits_nothing_and_holds_nothing(repo, a, write):
-    before = slot(repo)
+    before = version(repo)
     with pytest.raises((ValueError, IndexError, KeyError, TypeError)):
         write(a)
-    assert slot(repo) == before
+    assert version(repo) == before
     a[...] = 1  # no lock is left behind
-    assert slot(repo) == before + 1
+    assert version(repo) == before + 1
 
 
 def test_each_read_is_of_the_newest_commit(repo, a):
@@ -445,13 +445,13 @@ def test_attributes(repo, path, fmt):
         zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i4", zarr_format=fmt, attributes={"a": 1})
         zarr.create_group(store, path="g", zarr_format=fmt, attributes={"a": 1})
     attrs = synchronized(repo, path).attrs
-    before = slot(repo)
+    before = version(repo)
     assert (attrs["a"], dict(attrs), len(attrs), "a" in attrs, "b" in attrs) == (1, {"a": 1}, 1, True, False)
     assert attrs.get("b", 5) == 5
     attrs["b"] = [1, {"c": None}]
     attrs.update({"c": 2}, d=3)
     attrs.update(iter([("e", 4)]))
-    assert slot(repo) == before + 3
+    assert version(repo) == before + 3
     assert dict(attrs) == {"a": 1, "b": [1, {"c": None}], "c": 2, "d": 3, "e": 4}
     del attrs["a"]
     assert attrs.pop("b") == [1, {"c": None}]
@@ -490,11 +490,11 @@ def test_a_group(repo, fmt):
     with repo.transaction() as store:
         zarr.create_group(store, zarr_format=fmt)
     g = synchronized(repo, message="made")
-    before = slot(repo)
+    before = version(repo)
     x = g.create_array("x", shape=(4,), chunks=(2,), dtype="i4", attributes={"u": 1})
     h = g.create_group("h", attributes={"v": 2})
     y = h.create_array("y", data=np.arange(3))
-    assert slot(repo) == before + 3
+    assert version(repo) == before + 3
     assert repo.head().message == "made"
     x[...] = 5
     assert isinstance(x, SynchronizedArray)
@@ -518,30 +518,30 @@ def test_a_group(repo, fmt):
 def test_creating_what_is_there(repo):
     g = make_group(repo)
     g.create_array("x", data=np.arange(3))
-    before = slot(repo)
+    before = version(repo)
     for create in (lambda: g.create_array("x", shape=(1,), dtype="i4"), lambda: g.create_group("x")):
         with pytest.raises(ValueError):  # zarr's ContainsArrayError
             create()
     with pytest.raises((ValueError, TypeError)):
         g.require_group("x")
-    assert slot(repo) == before
+    assert version(repo) == before
     x = g.create_array("x", shape=(1,), dtype="f4", overwrite=True)
     assert (x.shape, x.dtype) == ((1,), np.dtype("f4"))
     h = g.create_group("x", overwrite=True)
     assert isinstance(h, SynchronizedGroup)
-    assert slot(repo) == before + 2
+    assert version(repo) == before + 2
     assert g.require_group("x") == h
-    assert slot(repo) == before + 2
+    assert version(repo) == before + 2
     assert g.require_group("x/y/z") == g["x/y/z"]
-    assert slot(repo) == before + 3
+    assert version(repo) == before + 3
 
 
 def test_deleting(repo):
     g = make_group(repo)
     x = g.create_array("x", data=np.arange(3))
-    before = slot(repo)
+    before = version(repo)
     del g["x"]
-    assert slot(repo) == before + 1
+    assert version(repo) == before + 1
     assert "x" not in g
     assert list(repo.mapping().keys_below("x")) == []
     with pytest.raises(KeyError):
@@ -635,13 +635,13 @@ def test_threads_that_share_one(repo):
             a[place] = a[place] + 1
             a.attrs[str(place)] = int(a[place])
 
-    before = slot(repo)
+    before = version(repo)
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(increment, place) for place in (0, 1, 2, 7)]:
             done.result(120)
     assert a[:].tolist() == [10, 10, 10, 0, 0, 0, 0, 10]
     assert a.attrs == {"0": 10, "1": 10, "2": 10, "7": 10}
-    assert slot(repo) == before + 80
+    assert version(repo) == before + 80
 
 
 @pytest.mark.usefixtures("pipeline")

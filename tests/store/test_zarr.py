@@ -142,7 +142,7 @@ def test_appends_in_one_session_follow_one_another(repo: txstore.Repository, pip
     for n in range(1, 9):
         z.append(np.array([n]))
         store.commit()
-    assert [len(read(repo, at=slot)) for slot in range(9)] == list(range(1, 10))
+    assert [len(read(repo, at=version)) for version in range(9)] == list(range(1, 10))
     assert read(repo).tolist() == list(range(9))
 
 
@@ -361,9 +361,9 @@ def test_xarray_writes_appends_and_reads(repo: txstore.Repository, pipeline: str
     for _ in range(2):
         with repo.transaction() as store:
             data.to_zarr(store, append_dim="time")
-    for slot in range(3):
-        with xarray.open_zarr(repo.snapshot(slot), chunks=None) as found:
-            expected = xarray.concat([data] * (slot + 1), "time")
+    for version in range(3):
+        with xarray.open_zarr(repo.snapshot(version), chunks=None) as found:
+            expected = xarray.concat([data] * (version + 1), "time")
             xarray.testing.assert_identical(found.load(), expected)
 
 

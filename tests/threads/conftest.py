@@ -1,4 +1,4 @@
-"""Every codec pipeline of this zarr, and a gate that is open again when a test ends."""
+"""Every codec pipeline of this zarr, and a latch that is open again when a test ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.threads.gates import Gate
 from tests.threads.harness import PIPELINES, POOL
+from tests.threads.latches import Latch
 
 
 @pytest.fixture(params=PIPELINES)
@@ -20,6 +20,6 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def store(repo: txstore.Repository, pipeline: str) -> Iterator[txstore.TxStore]:
-    Gate.open()
+    Latch.open()
     yield txstore.TxStore(repo)
-    Gate.open()
+    Latch.open()

@@ -175,10 +175,10 @@ class Round:
     def _end_all(self, shared: Shared) -> None:
         """Whatever was interrupted: the rollback has led back to where one can work, and nobody is left inside."""
         store, watchdog = shared.store, shared.watchdog
-        with watchdog.over("the last statement"):
+        with watchdog.over("the last operation"):
             store["d/0"] = b"0"
             zarr.open_array(store, path="w0", mode="r+")[:] = 0
-        with watchdog.over("the rollback of the last statement"):
+        with watchdog.over("the rollback of the last operation"):
             store.rollback()
         with watchdog.over("the last rollback by name"), self.repo.transaction(name=NAME) as named:
             named.rollback()
@@ -272,8 +272,8 @@ def _made(series: Series, commits: dict[str, int]) -> list[Made]:
 def _unexpected(shared: Shared) -> Iterator[Fault]:
     """Yield errors that should not have been.
 
-    A conflict may be, at a commit and, if somebody else changes documents or chunks, in a statement. When a statement
-    has failed or was interrupted, the others get errors until a rollback: the transaction may be poisoned, or of
+    A conflict may be, at a commit and, if somebody else changes documents or chunks, in an operation. When an operation
+    has failed or was interrupted, the others get errors until a rollback: the transaction may be failed, or of
     unknown outcome, or another thread just rolls it back.
     """
     failures = [(each.note.begin, each.note.end) for each in shared.refusals if each.state == "conflict"]
@@ -307,7 +307,7 @@ def _transactions(
     What is in a transaction is in the content of its commit. Its base is not known; but what it has read and appended
     to must have been the same in the commit before it.
     """
-    appends = {each.wrote: each for each in series.statements if each.wrote is not None and each.wrote[0][0] == "l"}
+    appends = {each.wrote: each for each in series.operations if each.wrote is not None and each.wrote[0][0] == "l"}
     for end in series.ends:
         seq = commits.get(end.message)
         if seq is None:

@@ -1,4 +1,4 @@
-"""What threads say of what they did: statements, and the ends of transactions, each with when it began and ended.
+"""What threads say of what they did: operations, and the ends of transactions, each with when it began and ended.
 
 Times are ticks of one counter for all threads, so that no two are equal. What was interrupted may have been done, or be
 done later: its outcome is "unknown", and it has no end.
@@ -18,7 +18,7 @@ Values = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Statement:
+class Operation:
     """A call that reads or writes, whole, some registers: `wrote` a value to one, or an element to a list."""
 
     thread: int
@@ -69,5 +69,5 @@ class Series:
     """
 
     name: str
-    statements: list[Statement] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)

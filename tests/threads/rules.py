@@ -1,12 +1,12 @@
 """What threads that share a store may see and must find again, going by when each call began and ended.
 
-A statement is whole within one transaction: one that was open at some moment between its beginning and its end. So in a
-series of transactions, each of which begins where the one before ended:
+An operation is whole within one transaction: one that was open at some moment between its beginning and its end. So in
+a series of transactions, each of which begins where the one before ended:
 
-- a commit holds every statement that had ended before it began, unless a rollback may have come in between, or a later
-  statement wrote the same; it holds none that began after it ended, none that was rolled back, and no half of one
+- a commit holds every operation that had ended before it began, unless a rollback may have come in between, or a later
+  operation wrote the same; it holds none that began after it ended, none that was rolled back, and no half of one
 - a read is of one transaction: nothing in it is older than what was acknowledged before it and not rolled back, and no
-  commit stands between two parts of it. Only of a statement that ran at the same time it may see a half
+  commit stands between two parts of it. Only of an operation that ran at the same time it may see a half
 
 Values of a register ascend, so that "older" is "less". What holds among processes is in `tests.isolation.checker`.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.threads.layout import Content
-from tests.threads.records import DONE, NEVER, REFUSED, End, Series, Statement, Values
+from tests.threads.records import DONE, NEVER, REFUSED, End, Operation, Series, Values
 
 
 class Fault(NamedTuple):
@@ -51,21 +51,21 @@ class _Rollbacks:
             self._first_ends.append(min(end.end, self._first_ends[-1] if self._first_ends else NEVER))
         self._first_ends.reverse()
 
-    def may_have_dropped(self, statement: Statement, until: int) -> bool:
-        """Tell whether one that began before a moment may have come after the beginning of a statement."""
+    def may_have_dropped(self, operation: Operation, until: int) -> bool:
+        """Tell whether one that began before a moment may have come after the beginning of an operation."""
         place = bisect_left(self._begins, until)
-        return place > 0 and self._last_ends[place - 1] > statement.begin
+        return place > 0 and self._last_ends[place - 1] > operation.begin
 
-    def has_dropped(self, statement: Statement, before: int) -> bool:
-        """Tell whether one came for sure after a statement, and before a moment."""
-        place = bisect_right(self._done_begins, statement.end)
+    def has_dropped(self, operation: Operation, before: int) -> bool:
+        """Tell whether one came for sure after an operation, and before a moment."""
+        place = bisect_right(self._done_begins, operation.end)
         return place < len(self._first_ends) and self._first_ends[place] < before
 
 
 class _Register:
     """What was written to one register, and which commits hold what of it."""
 
-    def __init__(self, key: str, writes: list[Statement], made: list[Made], contents: dict[int, Content]) -> None:
+    def __init__(self, key: str, writes: list[Operation], made: list[Made], contents: dict[int, Content]) -> None:
         self.key = key
         self.writes = {each.wrote[1]: each for each in writes if each.wrote is not None}
         self.held = [contents[commit.seq][key][-1] for commit in made]  # ascending, or it is a fault
@@ -83,7 +83,7 @@ class _Register:
         assert last.wrote is not None
         return last.wrote[1]
 
-    def may_be_under_way(self, read: Statement, rollbacks: _Rollbacks) -> bool:
+    def may_be_under_way(self, read: Operation, rollbacks: _Rollbacks) -> bool:
         """Tell whether a write may be half done when a read sees it."""
         return any(
             each.begin < read.end
@@ -95,7 +95,7 @@ class _Register:
 class _List:
     """What was appended to one list, and which commit is the first to hold an element."""
 
-    def __init__(self, key: str, appends: list[Statement], made: list[Made], contents: dict[int, Content]) -> None:
+    def __init__(self, key: str, appends: list[Operation], made: list[Made], contents: dict[int, Content]) -> None:
         self.key = key
         self.appends = {each.wrote[1]: each for each in appends if each.wrote is not None}
         self.first: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Rules:
         self.contents = contents
         self.rollbacks = _Rollbacks(series.ends)
         writes = defaultdict(list)
-        for each in series.statements:
+        for each in series.operations:
             if each.wrote is not None:
                 writes[each.wrote[0]].append(each)
         self.registers = {key: _Register(key, writes[key], made, contents) for key in registers}
@@ -131,11 +131,11 @@ class Rules:
                 yield from self._held(register)
         for each in self.lists.values():
             yield from self._kept(each)
-        for statement in self.series.statements:
-            if statement.read and statement.outcome == DONE:
-                yield from self._read(statement)
-                if len(statement.read) > 1:
-                    yield from self._sides(statement)
+        for operation in self.series.operations:
+            if operation.read and operation.outcome == DONE:
+                yield from self._read(operation)
+                if len(operation.read) > 1:
+                    yield from self._sides(operation)
 
     # --- what commits hold
 
@@ -158,7 +158,7 @@ class Rules:
                     yield Fault("unwritten", f"{holds}, which nobody wrote")
             elif write.outcome == REFUSED:
                 if value != before:
-                    yield Fault("half done", f"{holds}, of a statement that failed: {write}")
+                    yield Fault("half done", f"{holds}, of an operation that failed: {write}")
             elif write.begin > end.end:
                 yield Fault("from the future", f"{holds}: {write}")
             elif value != before and self.rollbacks.has_dropped(write, end.begin):
@@ -188,7 +188,7 @@ class Rules:
 
     # --- what reads see
 
-    def _read(self, read: Statement) -> Iterator[Fault]:
+    def _read(self, read: Operation) -> Iterator[Fault]:
         place = bisect_left(self._ended, (read.begin, 0))
         base = max((each for _, each in self._ended[:place]), default=-1)
         for key, values in read.read.items():
@@ -197,7 +197,7 @@ class Rules:
             elif key in self.lists:
                 yield from self._read_list(read, self.lists[key], frozenset(values), base)
 
-    def _read_register(self, read: Statement, register: _Register, values: Values, base: int) -> Iterator[Fault]:
+    def _read_register(self, read: Operation, register: _Register, values: Values, base: int) -> Iterator[Fault]:
         if _is_created_anew(register.key) and register.may_be_under_way(read, self.rollbacks):
             values = tuple(value for value in values if value)  # the chunks may be gone, not yet there
             if not values:
@@ -224,7 +224,7 @@ class Rules:
             commit = self.made[between].end
             yield Fault("read of two commits", f"{saw}, from before and after {commit} with {register.held[between]}")
 
-    def _read_list(self, read: Statement, each: _List, elements: frozenset[int], base: int) -> Iterator[Fault]:
+    def _read_list(self, read: Operation, each: _List, elements: frozenset[int], base: int) -> Iterator[Fault]:
         saw = f"{read} saw {len(elements)} elements of {each.key}"
         for element in elements:
             append = each.appends.get(element)
@@ -245,7 +245,7 @@ class Rules:
             if missing:
                 yield Fault("stale read", f"{saw}, without {sorted(missing)[:3]}, after {self.made[base].end}")
 
-    def _sides(self, read: Statement) -> Iterator[Fault]:
+    def _sides(self, read: Operation) -> Iterator[Fault]:
         """Yield a commit that one register or list was read from before, and another from after."""
         before, after = len(self.made), -1  # the first commit that some part is older than, the last that one is newer
         old = new = ""

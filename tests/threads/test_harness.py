@@ -13,7 +13,7 @@ import pytest
 
 import txstore
 from tests.threads.harness import PIPELINES, Round, Settings
-from txstore.sessions.door import Door
+from txstore.sessions.gate import Gate
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 5
@@ -45,9 +45,9 @@ def test_eight_threads_over_one_store(pipeline: str, tmp_path: Path) -> None:
 
 
 def leave_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements enter while the door is shut, and who shuts it waits for nobody."""
-    monkeypatch.setattr(Door, "may_enter", lambda _: True)
-    monkeypatch.setattr(Door, "close", lambda *_: True)
+    """Operations enter while the gate is shut, and who shuts it waits for nobody."""
+    monkeypatch.setattr(Gate, "may_enter", lambda _: True)
+    monkeypatch.setattr(Gate, "close", lambda *_: True)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def let_go() -> Iterator[None]:
 @pytest.mark.usefixtures("let_go")
 @pytest.mark.filterwarnings("ignore::txstore.UncommittedChangesWarning")
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_it_finds_a_door_that_is_left_open(pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_a_gate_that_is_left_open(pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_it_open(monkeypatch)
     settings = Settings(interrupts=False, limit=60)
     for seed in range(20):

@@ -14,12 +14,12 @@ import zarr
 import zarr.core.sync
 
 import txstore
-from tests.threads import gates
-from tests.threads.gates import A_WHILE, Gate, Thread, gate
+from tests.threads import latches
 from tests.threads.interrupts import SIGNAL
+from tests.threads.latches import A_WHILE, Latch, Thread, latch
 from tests.transactions.faults import once, watch
 from tests.waiting import TIMEOUT
-from txstore.sessions import door
+from txstore.sessions import gate
 from txstore.sessions.lock_blocks import LockBlock
 
 
@@ -81,11 +81,11 @@ def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txsto
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
+def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(
     repo: txstore.Repository, store: txstore.TxStore, encodes: bool
 ) -> None:
     """zarr's threads go on with it: what they make of an older chunk must not come over what others then write."""
-    x = gates.create(store, n=8, chunks=8, value=0)
+    x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()
     is_left = threading.Event()
 
@@ -93,10 +93,10 @@ def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
         raise KeyboardInterrupt
 
     def interrupt_and_open() -> None:
-        assert Gate.reached.wait(TIMEOUT)
+        assert Latch.reached.wait(TIMEOUT)
         signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
         is_left.wait(A_WHILE)
-        Gate.open()
+        Latch.open()
 
     def write_another_element() -> None:
         with store.lock("x", 1):
@@ -106,7 +106,7 @@ def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
 
     before = signal.signal(SIGNAL, interrupt)
     try:
-        with gate(encodes=encodes):
+        with latch(encodes=encodes):
             opener = Thread(interrupt_and_open)
             with pytest.raises(KeyboardInterrupt), store.lock("x", 0):
                 x[0] = 7
@@ -116,34 +116,34 @@ def test_a_lock_is_kept_while_an_interrupted_statement_may_still_write(
         store.commit()
     finally:
         signal.signal(SIGNAL, before)
-    assert gates.values(repo.mapping())[1] == 8
+    assert latches.values(repo.mapping())[1] == 8
 
 
-def test_a_statement_that_has_not_begun_when_its_lock_is_left_does_not_begin(
+def test_a_operation_that_has_not_begun_when_its_lock_is_left_does_not_begin(
     repo: txstore.Repository, store: txstore.TxStore
 ) -> None:
     """As that of a call which was interrupted before zarr's loop came to it: others have the lock by then."""
-    x = gates.create(store, n=8, chunks=8, value=0)
+    x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()
     loop, may_go_on = zarr.core.sync._get_loop(), threading.Event()
     loop.call_soon_threadsafe(may_go_on.wait, TIMEOUT)
     try:
         with pytest.raises(ZeroDivisionError), store.lock("x", 0):
-            statement = asyncio.run_coroutine_threadsafe(x.async_array.setitem(0, 7), loop)
+            operation = asyncio.run_coroutine_threadsafe(x.async_array.setitem(0, 7), loop)
             raise ZeroDivisionError
     finally:
         may_go_on.set()
     with pytest.raises(txstore.TransactionStateError, match="left before it began"):
-        statement.result(TIMEOUT)
+        operation.result(TIMEOUT)
     with store.lock("x", 1):
         x[1] = 8
     store.commit()
-    assert gates.values(repo.mapping())[:2] == [0, 8]
+    assert latches.values(repo.mapping())[:2] == [0, 8]
 
 
 def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repository, store: txstore.TxStore) -> None:
     """As the collector does with one of an interrupted thread: that thread goes on."""
-    x = gates.create(store, n=8, chunks=8, value=0)
+    x = latches.create(store, n=8, chunks=8, value=0)
     lock = store.lock("x", 0)
     lock.__enter__()
     Thread(lambda: lock.__exit__(None, None, None)).result()
@@ -151,14 +151,14 @@ def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repos
     with store.lock("x", 1):
         x[1] = 8
     store.commit()
-    assert gates.values(repo.mapping())[:2] == [7, 8]
+    assert latches.values(repo.mapping())[:2] == [7, 8]
 
 
 def test_a_lock_that_was_refused_is_not_left_to_the_collector(
     repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt came where it was about to be given up: nobody else could commit until there was a collection."""
-    gates.create(store, n=8, chunks=8, value=0)
+    latches.create(store, n=8, chunks=8, value=0)
     store.commit()
     real, interrupt = LockBlock._give_up, once(KeyboardInterrupt())
 
@@ -167,12 +167,12 @@ def test_a_lock_that_was_refused_is_not_left_to_the_collector(
         real(block, **options)
 
     monkeypatch.setattr(LockBlock, "_give_up", give_up)
-    monkeypatch.setattr(door, "TIMEOUT", 0.0)
+    monkeypatch.setattr(gate, "TIMEOUT", 0.0)
     is_refused = False
     gc.disable()
     try:
         store["key"] = b"1"
-        store.mapping.poison(txstore.TransactionStateError("by a test", state="poisoned"))
+        store.mapping.fail(txstore.TransactionStateError("by a test", state="failed"))
         try:
             with store.lock("x", 0):
                 pass
@@ -184,30 +184,30 @@ def test_a_lock_that_was_refused_is_not_left_to_the_collector(
     assert is_refused
 
 
-def test_a_statement_that_outlives_its_lock_poisons_the_transaction(
+def test_a_operation_that_outlives_its_lock_poisons_the_transaction(
     repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "PATIENCE", 0.0)
-    x = gates.create(store, n=8, chunks=8, value=0)
+    monkeypatch.setattr(gate, "PATIENCE", 0.0)
+    x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()
 
     def leave() -> None:
         with pytest.raises(ZeroDivisionError), store.lock("x", 0):
-            context = contextvars.copy_context()  # as that of an interrupted call: its statement goes on
-            statements.append(Thread(lambda: context.run(x.__setitem__, 0, 7)))
-            assert Gate.reached.wait(TIMEOUT)
+            context = contextvars.copy_context()  # as that of an interrupted call: its operation goes on
+            operations.append(Thread(lambda: context.run(x.__setitem__, 0, 7)))
+            assert Latch.reached.wait(TIMEOUT)
             raise ZeroDivisionError
 
-    statements: list[Thread] = []
-    with gate(encodes=True):
+    operations: list[Thread] = []
+    with latch(encodes=True):
         leave()
         with pytest.raises(txstore.TransactionStateError, match="interrupted"):
             store["other"] = b"1"
     with pytest.raises(txstore.TransactionStateError):
-        statements[0].result()
+        operations[0].result()
     store.rollback()
     x = zarr.open_array(store, path="x")
     with store.lock("x", 1):
         x[1] = 8
     store.commit()
-    assert gates.values(repo.mapping())[:2] == [0, 8]
+    assert latches.values(repo.mapping())[:2] == [0, 8]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.threads.layout import Content
-from tests.threads.records import DONE, REFUSED, UNKNOWN, End, Series, Statement, Values
+from tests.threads.records import DONE, REFUSED, UNKNOWN, End, Operation, Series, Values
 from tests.threads.rules import Made, Rules
 
 W, V, L = "r/w/0", "r/e/1", "l/c/0"
@@ -27,12 +27,12 @@ class Story:
         self.tick += 1
         return self.tick
 
-    def begin(self, key: str = "", value: int = 0, **read: Values) -> Statement:
+    def begin(self, key: str = "", value: int = 0, **read: Values) -> Operation:
         wrote = (key, value) if key else None
         found = {{"w": W, "v": V, "l": L}[name]: values for name, values in read.items()}
-        statement = Statement(0, "statement", self._next(), wrote, found)
-        self.series.statements.append(statement)
-        return statement
+        operation = Operation(0, "operation", self._next(), wrote, found)
+        self.series.operations.append(operation)
+        return operation
 
     def finish(self, each: Any, outcome: str = DONE) -> Any:
         each.end, each.outcome = self._next(), outcome

@@ -17,14 +17,14 @@ from zarr.storage import MemoryStore
 
 import txstore
 from tests.system.processes.workers import QUICK, Worker, ended
-from tests.threads.gates import A_WHILE, Gate, Thread, create, gate, values, writing
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import is_asleep
+from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
 from tests.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
-from txstore.sessions import door
-from txstore.sessions.door import Door
-from txstore.sessions.statements import Statement, of_context
+from txstore.sessions import gate
+from txstore.sessions.gate import Gate
+from txstore.sessions.operations import Operation, of_context
 
 COMMITS = 3000
 
@@ -71,13 +71,13 @@ def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(
     store.commit()
     z = create(store if of_this_store else MemoryStore(), "z")  # type: ignore[arg-type]
     store.commit()
-    with gate(encodes=True, passes=8), monkeypatch.context() as patched:
+    with latch(encodes=True, passes=8), monkeypatch.context() as patched:
         if of_this_store:
-            statement = writing(store, z, 2)
+            operation = writing(store, z, 2)
         else:
-            statement = Thread(lambda: z.__setitem__(slice(None), 2))
-            assert Gate.reached.wait(TIMEOUT)
-        patched.setattr(door, "TIMEOUT", 0.1)
+            operation = Thread(lambda: z.__setitem__(slice(None), 2))
+            assert Latch.reached.wait(TIMEOUT)
+        patched.setattr(gate, "TIMEOUT", 0.1)
         store["key"] = b"1"
         for _ in range(3):
             if of_this_store:
@@ -86,7 +86,7 @@ def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(
             else:  # which is none of its business
                 store.commit()
                 assert repo.mapping()["key"] == b"1"
-    statement.result()
+    operation.result()
     store["key"] = b"2"
     commit = Thread(store.commit)
     commit.result()
@@ -106,7 +106,7 @@ def _calls_of(thread: int) -> set[str]:
 
 
 def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]:
-    """In a process of its own, interrupt the main thread in commits or rollbacks that wait for a statement."""
+    """In a process of its own, interrupt the main thread in commits or rollbacks that wait for an operation."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.get_ident()
 
@@ -117,12 +117,12 @@ def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]
     with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "threading.max_workers": 4}):
         repo = txstore.Repository(path)
         store = txstore.TxStore(repo)
-        Gate.open()
+        Latch.open()
         x = create(store)
         store.commit()
         interrupts = 0
-        with gate(encodes=True, passes=8):
-            statement = writing(store, x, 2)
+        with latch(encodes=True, passes=8):
+            operation = writing(store, x, 2)
             for _ in range(3):
                 interrupter = Thread(interrupt)
                 with suppress(KeyboardInterrupt):
@@ -130,7 +130,7 @@ def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]
                     break
                 interrupts += 1
                 interrupter.result()
-        statement.result()
+        operation.result()
         Thread(getattr(store, end)).result()
         store["key"] = b"1"
         Thread(store.commit).result()
@@ -177,15 +177,15 @@ def test_who_waits_for_a_lock_while_another_thread_commits_gets_it_in_the_next_t
     assert set(zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist()) == {1}
 
 
-def test_a_statement_that_was_let_in_does_not_wait_for_who_shuts_next() -> None:
-    """Of its two tasks, one came to the door just when that was opened for the other, and shut again."""
+def test_a_operation_that_was_let_in_does_not_wait_for_who_shuts_next() -> None:
+    """Of its two tasks, one came to the gate just when that was opened for the other, and shut again."""
 
     meanwhile: list[Callable[[], object]] = []
 
-    class Slow(Statement):
+    class Slow(Operation):
         """Between looking whether it is inside and asking to be let in, something happens."""
 
-        def at_end(self, call: Callable[[Statement], object]) -> None:
+        def at_end(self, call: Callable[[Operation], object]) -> None:
             super().at_end(call)
             while meanwhile:
                 meanwhile.pop(0)()
@@ -195,15 +195,15 @@ def test_a_statement_that_was_let_in_does_not_wait_for_who_shuts_next() -> None:
             return 0
 
     async def two_tasks() -> None:
-        statement, writer = Slow(), Writer()
-        its_door = Door(writer.writes)
-        of_context.set(statement)
-        first, second = its_door.shut(), its_door.shut()
+        operation, writer = Slow(), Writer()
+        its_gate = Gate(writer.writes)
+        of_context.set(operation)
+        first, second = its_gate.shut(), its_gate.shut()
         first.__enter__()
-        one = asyncio.create_task(its_door.enter())
+        one = asyncio.create_task(its_gate.enter())
         await asyncio.sleep(0)
         meanwhile.extend((lambda: first.__exit__(None, None, None), second.__enter__))
-        await asyncio.wait_for(its_door.enter(), TIMEOUT)
+        await asyncio.wait_for(its_gate.enter(), TIMEOUT)
         await one
         second.__exit__(None, None, None)
 

@@ -1,4 +1,4 @@
-"""What one thread does until it is told to stop: statements, locks, commits and rollbacks, as chance has it."""
+"""What one thread does until it is told to stop: operations, locks, commits and rollbacks, as chance has it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import txstore
 from tests.threads import layout
 from tests.threads.interrupts import Signals, interrupted_after
 from tests.threads.layout import BLOCK, GROWN, LIST_KEYS, NAME, ROW, THREADS, Content
-from tests.threads.records import DONE, REFUSED, End, Series, Statement, Ticks, Values
+from tests.threads.records import DONE, REFUSED, End, Operation, Series, Ticks, Values
 from tests.threads.rules import Fault
 from tests.threads.watchdog import Watchdog
 
@@ -31,7 +31,7 @@ INTERRUPTED = 0.03  # of the calls of threads other than the main one
 class Refusal(NamedTuple):
     """A call that raised an error of TxStore's, which says what the state of the transaction is."""
 
-    note: Statement | End
+    note: Operation | End
     state: str
     told: str
 
@@ -61,7 +61,7 @@ class Shared:
 class _Refused(Exception):
     """TxStore has refused a call."""
 
-    def __init__(self, note: Statement | End) -> None:
+    def __init__(self, note: Operation | End) -> None:
         super().__init__(str(note))
         self.note = note
 
@@ -110,7 +110,7 @@ class Worker:
         return self._value * THREADS + self.number
 
     @contextmanager
-    def _noting(self, kind: str, note: Statement | End) -> Iterator[None]:
+    def _noting(self, kind: str, note: Operation | End) -> Iterator[None]:
         """Note when a call begins and ends, and what comes of it. Now and then it is interrupted."""
         shared, signals = self.shared, self.shared.signals
         interrupted: AbstractContextManager[None] = nullcontext()
@@ -134,7 +134,7 @@ class Worker:
         self.counts[kind] += 1
 
     @contextmanager
-    def _in_session(self, kind: str, note: Statement | End) -> Iterator[None]:
+    def _in_session(self, kind: str, note: Operation | End) -> Iterator[None]:
         try:
             with self._noting(kind, note):
                 yield
@@ -147,21 +147,21 @@ class Worker:
                 self._judge(note, refused.__cause__)
             raise
 
-    def _judge(self, note: Statement | End, error: BaseException | None) -> None:
+    def _judge(self, note: Operation | End, error: BaseException | None) -> None:
         """Find out what to do after an error; whether it may be is told at the end of the round."""
         state = "conflict" if isinstance(error, txstore.ConflictError) else getattr(error, "state", "none")
-        may_wait = state in ("conflict", "poisoned") and not isinstance(note, End)
+        may_wait = state in ("conflict", "failed") and not isinstance(note, End)
         self._rolls_back = not may_wait or self._chance.random() < 0.5
         self.shared.refusals.append(Refusal(note, state, _told(error)))
 
-    def _statement(self, kind: str, call: Callable[[Statement], T], wrote: tuple[str, int] | None = None) -> T:
-        note = Statement(self.number, kind, self.shared.tick(), wrote)
-        self.shared.session.statements.append(note)
+    def _operation(self, kind: str, call: Callable[[Operation], T], wrote: tuple[str, int] | None = None) -> T:
+        note = Operation(self.number, kind, self.shared.tick(), wrote)
+        self.shared.session.operations.append(note)
         with self._in_session(kind, note):
             return call(note)
 
     def _open(self, name: str) -> Any:
-        return self._statement("open", lambda _: zarr.open_array(self.shared.store, path=name, mode="r+"))
+        return self._operation("open", lambda _: zarr.open_array(self.shared.store, path=name, mode="r+"))
 
     def _array(self, name: str) -> Any:
         """Return an array that this thread goes on using, or one that it has just opened."""
@@ -170,19 +170,19 @@ class Worker:
         return self._arrays[name]
 
     def _read(self, kind: str, call: Callable[[], Content]) -> None:
-        def read(note: Statement) -> None:
+        def read(note: Operation) -> None:
             note.read = call()
 
-        self._statement(kind, read)
+        self._operation(kind, read)
 
     def _somebody(self) -> int:
         return self._chance.randrange(THREADS)
 
-    # --- statements
+    # --- operations
 
     def write_whole(self) -> None:
         array, value = self._array(f"w{self.number}"), self._next()
-        self._statement("write", lambda _: array.__setitem__(slice(None), value), (f"r/w/{self.number}", value))
+        self._operation("write", lambda _: array.__setitem__(slice(None), value), (f"r/w/{self.number}", value))
 
     def read_whole(self) -> None:
         number = self._somebody()
@@ -192,7 +192,7 @@ class Worker:
     def write_unlocked(self) -> None:
         array, value, first = self._array("h"), self._next(), 4 * self.number
         quarter = slice(first, first + 4)
-        self._statement("write", lambda _: array.__setitem__(quarter, value), (f"r/h/{self.number}", value))
+        self._operation("write", lambda _: array.__setitem__(quarter, value), (f"r/h/{self.number}", value))
 
     def read_elements(self) -> None:
         array = self._array("e")
@@ -216,7 +216,7 @@ class Worker:
         array, value = self._array("e"), self._next()
         with self._locked("e", self.number, "e"):
             wrote = f"r/e/{self.number}", value
-            self._statement("write", lambda _: array.__setitem__(self.number, value), wrote)
+            self._operation("write", lambda _: array.__setitem__(self.number, value), wrote)
             self._commit_in_block("e")
 
     def append_to_list(self) -> None:
@@ -224,19 +224,19 @@ class Worker:
         key = self._chance.choice(LIST_KEYS)
         number = int(key[-1])
 
-        def read(note: Statement) -> Values:
+        def read(note: Operation) -> Values:
             row = array[number]
             note.read[key] = tuple(row[row != 0].tolist())
             return note.read[key]
 
-        def append(note: Statement) -> None:
+        def append(note: Operation) -> None:
             note.knew = there
             array[number, len(there)] = value
 
         with self._locked("l", np.s_[number], key):
-            there = self._statement("read", read)
+            there = self._operation("read", read)
             if len(there) < ROW:
-                self._statement("append", append, (key, value))
+                self._operation("append", append, (key, value))
             self._commit_in_block(key)
 
     @contextmanager
@@ -244,7 +244,7 @@ class Worker:
         """Lock what `key` stands for, and see that nobody else is in such a block."""
         shared = self.shared
         with (
-            self._in_session("lock", Statement(self.number, "lock", shared.tick())),
+            self._in_session("lock", Operation(self.number, "lock", shared.tick())),
             shared.store.lock(path, selection, timeout=LOCK_TIMEOUT),
         ):
             try:
@@ -269,16 +269,16 @@ class Worker:
         array, value = self._array(f"g{self.number}"), self._next()
         if array.shape[0] < GROWN:
             rows = np.full(BLOCK, value)
-            self._statement("append", lambda _: array.append(rows), (f"r/g/{self.number}", value))
+            self._operation("append", lambda _: array.append(rows), (f"r/g/{self.number}", value))
 
     def read_rows(self) -> None:
         # Nobody else opens it: after a rollback, older array objects would not be told from the new one (I6).
         array = self._array(f"g{self.number}")
-        self._statement("read", lambda _: array[:])
+        self._operation("read", lambda _: array[:])
 
     def resize(self) -> None:
         array, value = self._array(f"s{self.number}"), self._next()
-        self._statement("resize", lambda _: array.resize((value,)), (f"r/s/{self.number}", value))
+        self._operation("resize", lambda _: array.resize((value,)), (f"r/s/{self.number}", value))
 
     def read_shape(self) -> None:
         name = f"s{(number := self._somebody())}"
@@ -286,9 +286,9 @@ class Worker:
 
     def set_attribute(self) -> None:
         path, value = f"a{self.number}", self._next()
-        group = self._statement("open", lambda _: zarr.open_group(self.shared.store, path=path, mode="r+"))
+        group = self._operation("open", lambda _: zarr.open_group(self.shared.store, path=path, mode="r+"))
         wrote = f"r/a/{self.number}", value
-        self._statement("attribute", lambda _: group.attrs.__setitem__("value", value), wrote)
+        self._operation("attribute", lambda _: group.attrs.__setitem__("value", value), wrote)
 
     def read_attribute(self) -> None:
         path = f"a{(number := self._somebody())}"
@@ -300,7 +300,7 @@ class Worker:
 
     def create_anew(self) -> None:
         number, value = self.number, self._next()
-        self._statement("create", lambda _: layout.recreate(self.shared.store, number, value), (f"r/c/{number}", value))
+        self._operation("create", lambda _: layout.recreate(self.shared.store, number, value), (f"r/c/{number}", value))
 
     def read_created(self) -> None:
         number = self._somebody()
@@ -312,7 +312,7 @@ class Worker:
 
     def set_key(self) -> None:
         key, value = f"d/{self.number}", self._next()
-        self._statement(
+        self._operation(
             "store[key] = value",
             lambda _: self.shared.store.__setitem__(key, b"%d" % value),
             (f"r/d/{self.number}", value),
@@ -325,7 +325,7 @@ class Worker:
     def read_snapshot(self) -> None:
         """Read one commit, through a store of its own."""
         number = self._somebody()
-        with self._in_session("snapshot", Statement(self.number, "snapshot", self.shared.tick())):
+        with self._in_session("snapshot", Operation(self.number, "snapshot", self.shared.tick())):
             snapshot = self.shared.repo.snapshot()
             array = zarr.open_array(snapshot, path=f"w{number}", mode="r")
             found = {f"r/w/{number}": layout.distinct(array[:])}
@@ -354,8 +354,8 @@ class Worker:
 
     def stage_by_name(self) -> None:
         value, first = self._next(), 4 * self.number
-        note = Statement(self.number, "entry", self.shared.tick(), (f"r/n/{self.number}", value))
-        self.shared.named.statements.append(note)
+        note = Operation(self.number, "entry", self.shared.tick(), (f"r/n/{self.number}", value))
+        self.shared.named.operations.append(note)
         is_inside = False
         try:
             with self._noting("entry", note), self.shared.repo.transaction(name=NAME) as store:

@@ -52,7 +52,7 @@ def watch(repo: txstore.Repository) -> Watched:
     repo.engine.storage = repo.engine.commits.storage = watched  # type: ignore[assignment]
     repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
     repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
-    repo.engine.commits.run_packs._storage = watched  # type: ignore[assignment]
+    repo.engine.commits.compaction_outputs._storage = watched  # type: ignore[assignment]
     repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched
 

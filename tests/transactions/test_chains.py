@@ -9,7 +9,7 @@ import pytest
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
-from txstore.transactions.chains import Link, extend, newest, order, resolve, tombstone
+from txstore.transactions.participants.chains import Link, extend, newest, order, resolve, tombstone
 from txstore.transactions.staged_keys import StagedKeys
 
 OWNER, A, B, C, DEAD = 0, 1, 2, 3, 9

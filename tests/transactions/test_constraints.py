@@ -34,7 +34,7 @@ from txstore import ConflictError, ConstraintError, TransactionStateError
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.format import commitfile, documents
-from txstore.history.slots import Publisher
+from txstore.history.publisher import Publisher
 
 ALIGNED = EqualLength(["x", "y"])
 XY = both(create("x"), create("y"))
@@ -344,7 +344,7 @@ def test_what_changes_nothing_is_no_commit(repo):
     with repo.transaction() as store:
         store.constraints["a"] = OnlyGrows("x")
         del store.constraints["a"]
-    assert repo.head().slot == 1
+    assert repo.head().version == 1
 
 
 def test_two_drop_the_same(repo):
@@ -457,7 +457,7 @@ def test_one_declares_it_while_another_breaks_it(repo, first):
     other.rollback()
 
 
-def test_another_commits_between_the_look_and_the_slot(repo, monkeypatch):
+def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
     commit(repo, XY)
     prepare = Publisher.prepare
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_late_work
+from tests.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
-from txstore.history import object_writer
+from txstore.segments import object_writer
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import Object
-from txstore.transactions import reclaim
+from txstore.transactions.participants import reclaim
 
 HOUR = 3600.0
 
@@ -124,7 +124,7 @@ def packs(url: str) -> set[str]:
 
 
 def staged(url: str) -> set[str]:
-    wait_for_late_work()
+    wait_for_background_cleanup()
     return {each.name for each in txstore.Repository(url).engine.storage.objects.list(names.STAGING)}
 
 
@@ -278,7 +278,7 @@ def test_the_next_one_goes_on_where_one_was_interrupted(url: str, server: Server
     report = txstore.Repository(url).vacuum()
     assert not of(url, dead)
     assert not staged(url)
-    assert report.floor == 0
+    assert report.oldest_kept == 0
 
 
 def test_a_young_process_that_commits_little_asks_nothing(
@@ -310,7 +310,7 @@ def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: p
 
 def test_usage_counts_what_was_uploaded_and_a_vacuum_says_what_it_frees(url: str, server: Server) -> None:
     repo = txstore.Repository(url)
-    wait_for_late_work()
+    wait_for_background_cleanup()
     before = repo.usage()
     dead = upload(url)
     assert repo.usage().staged >= before.staged + 120_000

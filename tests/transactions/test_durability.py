@@ -23,8 +23,8 @@ def put(repo: txstore.Repository, key: str) -> None:
         mapping[key] = b"1"
 
 
-def file_of(repo: txstore.Repository, slot: int) -> Path:
-    return Path(repo.url, names.commit_path("main", slot))
+def file_of(repo: txstore.Repository, version: int) -> Path:
+    return Path(repo.url, names.commit_path("main", version))
 
 
 def test_the_first_durable_commit_syncs_that_there_is_a_repository(open_repo: OpenRepo) -> None:
@@ -69,25 +69,25 @@ def holed(open_repo: OpenRepo, power_loss: Callable[..., None]) -> txstore.Repos
     """A durable commit, then three that were not synced, of which power loss has taken the first."""
     put(open_repo(), "durable")
     scratch = open_repo(durability="none")
-    for slot in (1, 2, 3):
-        put(scratch, f"scratch {slot}")
+    for version in (1, 2, 3):
+        put(scratch, f"scratch {version}")
     power_loss(file_of(scratch, 1))
     return scratch
 
 
-@pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
-def test_commits_above_a_hole_are_not_followed(holed: txstore.Repository, hint: bool) -> None:
-    if not hint:
-        Path(holed.url, names.hint_path("main")).unlink()
+@pytest.mark.parametrize("head_cache", [True, False], ids=["head_cache", "no head cache"])
+def test_commits_above_a_hole_are_not_followed(holed: txstore.Repository, head_cache: bool) -> None:
+    if not head_cache:
+        Path(holed.url, names.head_cache_path("main")).unlink()
     repo = txstore.Repository(holed.url)
     assert sorted(repo.mapping()) == ["durable"]
     put(repo, "new")
-    Path(holed.url, names.hint_path("main")).unlink()
+    Path(holed.url, names.head_cache_path("main")).unlink()
     again = txstore.Repository(holed.url)
     assert sorted(again.mapping()) == ["durable", "new"]
     for key in ("over", "and over"):  # the orphans are moved aside
         put(again, key)
-    assert again.head().slot == 3
+    assert again.head().version == 3
     assert again.verify().faults == []
 
 
@@ -106,40 +106,40 @@ def pending(open_repo: OpenRepo) -> txstore.Repository:
     """A commit that is known to be durable, then three by different processes, none of which has synced its name."""
     repo = open_repo()
     put(repo, "durable")
-    for slot in (1, 2, 3):
-        leave_pending(txstore.Repository(repo.url), f"pending {slot}")
+    for version in (1, 2, 3):
+        leave_pending(txstore.Repository(repo.url), f"pending {version}")
     return repo
 
 
 def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
-    def pending_of(slot: int) -> int:
-        stored = pending.engine.commits.read("main", slot)
+    def pending_of(version: int) -> int:
+        stored = pending.engine.commits.read("main", version)
         assert stored is not None
         return stored.header.pending
 
-    assert [pending_of(slot) for slot in range(4)] == [0, 0, 1, 2]
+    assert [pending_of(version) for version in range(4)] == [0, 0, 1, 2]
     put(pending, "fourth")
-    Path(pending.url, names.hint_path("main")).unlink()
+    Path(pending.url, names.head_cache_path("main")).unlink()
     put(pending, "fifth")  # all is known to be durable by the sync of the fourth
-    assert [pending_of(slot) for slot in (4, 5)] == [3, 0]
-    put(txstore.Repository(pending.url), "sixth")  # as the hint says
+    assert [pending_of(version) for version in (4, 5)] == [3, 0]
+    put(txstore.Repository(pending.url), "sixth")  # as the head cache says
     assert pending_of(6) == 0
 
 
-@pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
+@pytest.mark.parametrize("head_cache", [True, False], ids=["head_cache", "no head cache"])
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_pending_commits_above_a_lost_one_are_not_followed(
-    pending: txstore.Repository, power_loss: Callable[..., None], lost: int, hint: bool
+    pending: txstore.Repository, power_loss: Callable[..., None], lost: int, head_cache: bool
 ) -> None:
     power_loss(file_of(pending, lost))
-    if not hint:
-        Path(pending.url, names.hint_path("main")).unlink()
+    if not head_cache:
+        Path(pending.url, names.head_cache_path("main")).unlink()
     repo = txstore.Repository(pending.url)
-    assert sorted(repo.mapping()) == ["durable", *(f"pending {slot}" for slot in range(1, lost))]
+    assert sorted(repo.mapping()) == ["durable", *(f"pending {version}" for version in range(1, lost))]
     for key in ("over", "over it", "over all"):
         put(repo, key)
     assert repo.verify().faults == []
-    assert repo.head().slot == lost + 2
+    assert repo.head().version == lost + 2
 
 
 def test_nobody_builds_on_too_many_pending_commits(
@@ -168,43 +168,43 @@ def test_others_commit_while_the_directory_is_synced(open_repo: OpenRepo) -> Non
 
     storage.before["sync_directory"] = overtake
     put(repo, "key")
-    assert [repo.mapping(slot).commit.seq for slot in range(3)] == [1, 2, 3]
+    assert [repo.mapping(version).commit.seq for version in range(3)] == [1, 2, 3]
     assert sorted(repo.mapping()) == ["first", "key", "second"]
-    assert hint_of(repo).slot == 2  # not put back by the slower one
-    assert hint_of(repo).durable
+    assert head_cache_of(repo).version == 2  # not put back by the slower one
+    assert head_cache_of(repo).durable
 
 
-def hint_of(repo: txstore.Repository) -> records.Hint:
-    return records.Hint.decode(Path(repo.url, names.hint_path("main")).read_bytes())
+def head_cache_of(repo: txstore.Repository) -> records.HeadCache:
+    return records.HeadCache.decode(Path(repo.url, names.head_cache_path("main")).read_bytes())
 
 
-def test_the_hint_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -> None:
+def test_the_head_cache_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -> None:
     repo = open_repo()
     put(repo, "first")
     seen = []
-    watch(repo).before["sync_directory"] = lambda path: seen.append(hint_of(repo))
+    watch(repo).before["sync_directory"] = lambda path: seen.append(head_cache_of(repo))
     put(repo, "key")
-    assert [(hint.slot, hint.durable) for hint in seen] == [(1, False)]
-    assert (hint_of(repo).slot, repo.engine.commits.is_durable(hint_of(repo))) == (1, True)
+    assert [(head_cache.version, head_cache.durable) for head_cache in seen] == [(1, False)]
+    assert (head_cache_of(repo).version, repo.engine.commits.is_durable(head_cache_of(repo))) == (1, True)
     put(open_repo(durability="none"), "not synced")
-    assert (hint_of(repo).slot, hint_of(repo).durable) == (2, False)
+    assert (head_cache_of(repo).version, head_cache_of(repo).durable) == (2, False)
 
 
 @pytest.mark.skipif(LocalStorage("/").boot() == 0, reason="this system does not tell one boot from another")
 def test_within_one_boot_parents_are_not_looked_for(
     pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slots_read() -> list[str]:
+    def versions_read() -> list[str]:
         repo = txstore.Repository(pending.url)
         storage = watch(repo)
-        assert repo.head().slot == 3
+        assert repo.head().version == 3
         return [path for _, path, _ in storage.named("read_tail")]
 
     above = names.commit_path("main", 4)
-    assert slots_read() == [names.commit_path("main", 3), above]
+    assert versions_read() == [names.commit_path("main", 3), above]
     for boot in (0, 1):  # not known, and another one
         monkeypatch.setattr(LocalStorage, "boot", lambda _, boot=boot: boot)
-        assert slots_read() == [*(names.commit_path("main", slot) for slot in (3, 2, 1, 0)), above]
+        assert versions_read() == [*(names.commit_path("main", version) for version in (3, 2, 1, 0)), above]
 
 
 def test_an_older_commit_is_read_beside_a_torn_newer_one(repo: txstore.Repository) -> None:
@@ -230,7 +230,7 @@ def test_a_head_that_has_gone_is_an_error_every_time(repo: txstore.Repository, t
         put(repo, key)
     file_of(repo, 1).rename(tmp_path / "taken away")
     mapping = txstore.Repository(repo.url).begin()
-    assert sorted(mapping) == ["first"]  # a new process can't know; verify() does, by the hint
+    assert sorted(mapping) == ["first"]  # a new process can't know; verify() does, by the head cache
     for _ in range(2):
         with pytest.raises(txstore.CorruptionError, match="was there and is gone"):
             repo.begin()
@@ -243,16 +243,16 @@ def test_an_orphan_with_two_names_is_moved_aside(open_repo: OpenRepo, repo: txst
     orphan = repo.head()
     assert orphan is not None
     content = file_of(repo, 2).read_bytes()
-    for slot in (1, 2):
-        file_of(repo, slot).unlink()
-    Path(repo.url, names.hint_path("main")).unlink()
+    for version in (1, 2):
+        file_of(repo, version).unlink()
+    Path(repo.url, names.head_cache_path("main")).unlink()
     put(txstore.Repository(repo.url), "new parent")
     file_of(repo, 2).write_bytes(content)
     # What a crash between link and unlink leaves.
     os.link(file_of(repo, 2), Path(repo.url, names.orphan_path("main", 2, bytes.fromhex(orphan.id))))
     again = open_repo()
     put(again, "key")
-    assert again.head().slot == 2
+    assert again.head().version == 2
     assert sorted(again.mapping()) == ["first", "key", "new parent"]
 
 
@@ -286,4 +286,4 @@ def test_a_commit_that_is_not_durable_leaves_a_copy_what_it_is(
     monkeypatch.setattr(LocalStorage, "sync_file", note)
     with open_repo("copy.tx").begin("durable") as mapping:
         mapping["a"] = b"4"
-    assert {f"commits/main/{slot:010}" for slot in range(4)} <= set(synced)
+    assert {f"commits/main/{version:010}" for version in range(4)} <= set(synced)

@@ -1,4 +1,4 @@
-"""I6: writes that arrive when their statement has failed already, and writes beside a commit."""
+"""I6: writes that arrive when their operation has failed already, and writes beside a commit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sevens_first() -> np.ndarray:
 
 @pytest.fixture
 def z(store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[zarr.Array]:
-    """An array, committed, whose next statement fails in one chunk while the others are under way, until `go_on`."""
+    """An array, committed, whose next operation fails in one chunk while the others are under way, until `go_on`."""
     data = sevens_first()
     z = zarr.create_array(
         store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
@@ -136,7 +136,7 @@ def test_late_writes_after_a_failed_write_are_refused(
         store.commit()
     store.rollback()
     assert nothing_arrives(store)
-    assert repo.head().slot == 0
+    assert repo.head().version == 0
 
 
 def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository, pipeline: str) -> None:
@@ -156,7 +156,7 @@ def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository,
         finally:
             SlowCodec.raises = False
         assert nothing_arrives(store)
-    assert repo.head().slot == 0
+    assert repo.head().version == 0
 
 
 def slow_write(repo: txstore.Repository, write: Callable[[], object]) -> tuple[threading.Thread, threading.Event]:
@@ -193,7 +193,7 @@ def test_the_commit_of_a_store_waits_for_a_write_of_another_thread(repo: txstore
     thread, leave = slow_write(repo, lambda: store.__setitem__("key", bytes(1 << 18)))
     with ThreadPoolExecutor(1) as committer:
         commit = committer.submit(store.commit)
-        wait_until(lambda: store._session.door.is_closed)
+        wait_until(lambda: store._session.gate.is_closed)
         assert not commit.done()
         leave.set()
         commit.result(30)
@@ -220,7 +220,7 @@ def test_a_rollback_beside_a_write_of_another_thread_waits_for_it(repo: txstore.
     assert "key" not in store
 
 
-def test_a_commit_waits_for_a_statement_of_zarr_in_another_thread(repo: txstore.Repository, pipeline: str) -> None:
+def test_a_commit_waits_for_a_operation_of_zarr_in_another_thread(repo: txstore.Repository, pipeline: str) -> None:
     store = txstore.TxStore(repo)
     z = zarr.create_array(store, name="x", shape=(8, 1 << 18), chunks=(1, 1 << 18), dtype="u1", compressors=None)
     store.commit()
@@ -254,7 +254,7 @@ def test_a_commit_is_possible_on_the_loop_of_zarr(repo: txstore.Repository) -> N
 
 
 def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstore.sessions.statements import finish_codec_threads
+    from txstore.sessions.operations import finish_codec_threads
 
     if not hasattr(zarr.core.codec_pipeline, "_pool"):
         pytest.skip("no codec threads in this zarr")

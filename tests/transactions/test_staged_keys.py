@@ -20,7 +20,7 @@ from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
 from txstore.storage import spool
 from txstore.storage.local import LocalStorage
 from txstore.transactions import staged_keys
-from txstore.transactions.chains import Link
+from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
@@ -286,7 +286,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
     assert sorted(again.mapping()) == ["a/c/0", "zarr.json"]
 
 
-@pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the twin merges runs in memory")
+@pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the fallback merges runs in memory")
 def test_memory_does_not_grow_with_the_number_of_keys(
     repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,7 +225,7 @@ def test_a_prefix_deleted_inside_one_deleted_earlier_is_the_newer(repo: txstore.
 # --- bytes that are equal
 
 
-def test_what_equals_the_base_takes_no_slot(repo: txstore.Repository) -> None:
+def test_what_equals_the_base_takes_no_version(repo: txstore.Repository) -> None:
     commit(repo, create(), attributes(a=1))
     head = repo.head()
     store = repo.transaction()
@@ -233,7 +233,7 @@ def test_what_equals_the_base_takes_no_slot(repo: txstore.Repository) -> None:
     put(slice(0, 4), 1)(store)
     commit(repo, attributes(a=2), put(slice(0, 4), 2))
     assert store.commit() is None
-    assert repo.head().slot == head.slot + 1
+    assert repo.head().version == head.version + 1
     assert values(repo)[0] == 2
 
 
@@ -252,7 +252,7 @@ def test_what_equals_the_base_leaves_no_file(repo: txstore.Repository, size: int
 def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Repository) -> None:
     commit(repo, create(value=0))
     commit(repo, create(value=0, overwrite=True))
-    assert repo.head().slot == 1
+    assert repo.head().version == 1
     assert values(repo) == [0] * 8
 
 

@@ -11,7 +11,7 @@ import zarr
 
 import txstore
 from txstore import Repository, TxStore
-from txstore.history import runs as index
+from txstore.segments import runs as index
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_message_is_a_commit_though_nothing_changes(filled: Repository, work: 
         work(store)
     head = filled.head()
     assert head is not None
-    assert (head.message, head.properties, head.slot) == ("checked", {"run": 7}, 1)
+    assert (head.message, head.properties, head.version) == ("checked", {"run": 7}, 1)
     assert store.unchanged
     assert head.statistics["keys_set"] == 0
 
@@ -74,7 +74,7 @@ def test_without_either_there_is_none(filled: Repository, work: Callable[[TxStor
     store["y"] = b"1"
     assert store.commit() == filled.head()
     assert not store.unchanged
-    assert filled.head().slot == 2  # type: ignore[union-attr]
+    assert filled.head().version == 2  # type: ignore[union-attr]
 
 
 def test_a_mapping_says_the_same(filled: Repository) -> None:
@@ -146,7 +146,7 @@ def test_synchronized_arrays_record_their_message(filled: Repository) -> None:
     txstore.synchronized(filled, "x", message="calibrated")[:] = np.arange(4)
     assert filled.head().message == "calibrated"  # type: ignore[union-attr]
     txstore.synchronized(filled, "x")[:] = np.arange(4)
-    assert filled.head().slot == 1  # type: ignore[union-attr]
+    assert filled.head().version == 1  # type: ignore[union-attr]
 
 
 def test_a_message_makes_the_first_commit(open_repo: Callable[..., Repository]) -> None:
@@ -166,7 +166,7 @@ def test_a_retention_folds_none_that_was_not_made(open_repo: Callable[..., Repos
         store["x"] = b"1"
     with repo.transaction() as store:
         store["x"] = b"1"
-    assert repo.head().slot == 0  # type: ignore[union-attr]
+    assert repo.head().version == 0  # type: ignore[union-attr]
 
 
 def test_declaring_again_is_no_commit(filled: Repository) -> None:

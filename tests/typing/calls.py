@@ -35,7 +35,7 @@ def merging(repo: txstore.Repository, dry_run: bool) -> None:
     print(plan.conflicts, plan.is_empty)
     either = repo.merge("dev", dry_run=dry_run)
     if isinstance(either, txstore.Commit):
-        print(either.slot)
+        print(either.version)
     resolve = {"x": "theirs"}
     repo.merge("dev", resolve={"x": "ours", "y": lambda conflict: conflict.path}, append="concatenate")
     repo.merge("dev", resolve=resolve)

@@ -1,6 +1,6 @@
-"""The C extensions, or their Python twins where one was not built or TXSTORE_PURE_PYTHON=1.
+"""The C extensions, or their Python fallbacks where one was not built or TXSTORE_PURE_PYTHON=1.
 
-`locktable` has no twin: it is None there, and wherever there are no futexes. `locks/chunk_locks.py` has others to
+`locktable` has no fallback: it is None there, and wherever there are no futexes. `locks/chunk_locks.py` has others to
 choose from.
 `header` has none either: format/commitfile.py can do all of it in Python.
 """
@@ -22,7 +22,7 @@ else:
             raise ImportError
         from . import _chunks as chunks
     except ImportError:
-        from . import chunks_twin as chunks
+        from . import chunks_fallback as chunks
     try:
         if pure_python:
             raise ImportError
@@ -34,13 +34,13 @@ else:
             raise ImportError
         from . import _index as index
     except ImportError:
-        from . import index_twin as index
+        from . import index_fallback as index
     try:
         if pure_python:
             raise ImportError
         from . import _local as local
     except ImportError:
-        from . import local_twin as local
+        from . import local_fallback as local
     try:
         if pure_python:
             raise ImportError
@@ -52,6 +52,6 @@ else:
             raise ImportError
         from . import _watch as watch
     except ImportError:
-        from . import watch_twin as watch
+        from . import watch_fallback as watch
 
 __all__ = ["chunks", "header", "index", "local", "locktable", "watch"]

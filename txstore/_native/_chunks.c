@@ -2,11 +2,11 @@
  * txstore._native._chunks: many chunks of one array at once, between stored values and an array in memory.
  *
  *     load     find the compressors that numcodecs has brought along: chunk_codecs.h
- *     Batch    the rows that zarr hands to a codec pipeline for one statement, parsed once
+ *     Batch    the rows that zarr hands to a codec pipeline for one operation, parsed once
  *       .read    checks, decodes and places stored chunks
  *       .encode  gathers, encodes and frames chunks for a pack
  *
- * chunks_twin.py says the same in Python, without compressors; tests/native/test_chunks.py runs every test on both.
+ * chunks_fallback.py says the same in Python, without compressors; tests/native/test_chunks.py runs every test on both.
  *
  * A ROW is (byte getter, spec, chunk selection, out selection, is complete); only the selections are looked at. One that
  * is not made of integers and slices that go forward is `odd`: it goes the ordinary way, as does each row that fails, so
@@ -17,7 +17,7 @@
  *
  * THREADS. A call starts threads, shares the rows out by a counter, and joins them, all without the GIL. Nothing outlives
  * the call: there is no pool to be lost by a fork or to be stopped at exit. Threads write to different parts of `out`,
- * as the out selections of one statement do not overlap. Frames are placed under a mutex, which is held for arithmetic
+ * as the out selections of one operation do not overlap. Frames are placed under a mutex, which is held for arithmetic
  * alone: so their sequence is their order in the pack.
  *
  * MEMORY. A thread has room for one chunk as it is in memory, and one as it is encoded. What is stored is hostile: each
@@ -259,7 +259,7 @@ parse_rows(batch *b, PyObject *list)
 
 PyDoc_STRVAR(batch_doc,
              "Batch(rows, array, chunk, inner, itemsize, codecs, fill, empties, writable, /)\n--\n\n"
-             "The rows of one statement. `array`: what is read into, or written; a buffer. `chunk`: (shape, strides) of a\n"
+             "The rows of one operation. `array`: what is read into, or written; a buffer. `chunk`: (shape, strides) of a\n"
              "decoded chunk. `inner`: None, or (shape, strides, index at start, index has a checksum) of the chunks of a\n"
              "shard. `fill`: the bytes of one element. `empties`: 0, chunks of fill values are stored; 1, they are not; 2,\n"
              "nor are those of floats that are not a number.");
@@ -931,7 +931,7 @@ load(PyObject *module, PyObject *args)
         return NULL;
     libraries found = {0};
     const uint16_t probe = 1;
-    int little = *(const uint8_t *)&probe; /* the twin does for big-endian machines */
+    int little = *(const uint8_t *)&probe; /* the fallback does for big-endian machines */
     int has_zstd = little && zstd != NULL && load_zstd(&found, zstd);
     int has_blosc = little && blosc != NULL && load_blosc(&found, blosc);
     state->libraries = found;

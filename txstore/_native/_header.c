@@ -5,7 +5,7 @@
  *     encode              the typed fields of a header
  *
  * Each commit reads the headers of those that others made, and writes its own, while they wait: in Python that takes as
- * long as syncing a file. There is no twin. format/commitfile.py can do all of this in Python, and says what is wrong with
+ * long as syncing a file. There is no fallback. format/commitfile.py can do all of this in Python, and says what is wrong with
  * a header; here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in
  * it. What is answered is what format/commitfile.py would have found.
  *
@@ -15,7 +15,7 @@
  *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
- *     entry of a run      kind 1: u8 | id 16 | slot | branch          kind 2: u8 | id 16          numbers are varints
+ *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are varints
  *
  * Every length is compared with what is left before it is used; integers are read by memcpy. The bytes are immutable, no
  * state, no statics.
@@ -33,7 +33,7 @@
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
-enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, CONSTRAINTS, FORK, MERGED, REACH, TRAIN, TYPES };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, CONSTRAINTS, FORK, MERGED, REACH, GROUP_COMMIT, TYPES };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
 enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
@@ -137,9 +137,9 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
     int kind = *entry.at;
     const uint8_t *id = entry.at + 1;
     entry.at += 1 + ID_BYTES;
-    uint64_t slot = 0;
+    uint64_t version = 0;
     if (kind == PACK_COMMIT_FILE) {
-        if (!read_varint(&entry, &slot) || !is_name(entry))
+        if (!read_varint(&entry, &version) || !is_name(entry))
             return NULL;
         if (entry.end - entry.at == branch.end - branch.at &&
             memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) == 0)
@@ -153,17 +153,17 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
         Py_INCREF(branch_object);
     }
     PyObject *fields = PyTuple_New(3), *id_object = bytes_of(id, ID_BYTES);
-    PyObject *slot_object = PyLong_FromUnsignedLongLong(slot);
-    if (fields == NULL || id_object == NULL || slot_object == NULL || branch_object == NULL) {
+    PyObject *version_object = PyLong_FromUnsignedLongLong(version);
+    if (fields == NULL || id_object == NULL || version_object == NULL || branch_object == NULL) {
         Py_XDECREF(fields);
         Py_XDECREF(branch_object);
         Py_XDECREF(id_object);
-        Py_XDECREF(slot_object);
+        Py_XDECREF(version_object);
         return NULL;
     }
     PyTuple_SET_ITEM(fields, 0, id_object);
     PyTuple_SET_ITEM(fields, 1, branch_object);
-    PyTuple_SET_ITEM(fields, 2, slot_object);
+    PyTuple_SET_ITEM(fields, 2, version_object);
     return named(type, fields);
 }
 
@@ -292,9 +292,9 @@ find_fields(span from, span fields[TYPES])
 }
 
 PyDoc_STRVAR(decode_doc, "decode(header, pack_name, run_name, section, /)\n--\n\n"
-                         "Return (repository_id, id, parent_id, parent_hash, slot, seq, time, branch, author, message,\n"
-                         "properties, statistics, sections, runs, pending, floor, required, optional, train);\n"
-                         "properties and train are bytes or None. The last three arguments are subclasses of tuple.\n"
+                         "Return (repository_id, id, parent_id, parent_hash, version, seq, time, branch, author, message,\n"
+                         "properties, statistics, sections, runs, pending, oldest kept version, required, optional, group commit);\n"
+                         "properties and group commit are bytes or None. The last three arguments are subclasses of tuple.\n"
                          "None: not plain.");
 
 static PyObject *
@@ -330,14 +330,14 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *sections = statistics == NULL ? NULL : all_sections(fields[SECTIONS], types[2]);
     PyObject *runs = sections == NULL ? NULL : all_runs(fields[RUNS], fields[BRANCH], branch, types[0], types[1]);
     if (runs != NULL) {
-        span properties = fields[PROPERTIES], train = fields[TRAIN];
+        span properties = fields[PROPERTIES], group_commit = fields[GROUP_COMMIT];
         result = Py_BuildValue(
             "y#y#y#y#KKKOOOy#OOOKKKKy#", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
             (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load(data + 88, 8),
             (unsigned long long)load(data + 96, 8), (unsigned long long)load(data + 112, 8), branch, author, message,
             properties.at, (Py_ssize_t)(properties.end - properties.at), statistics, sections, runs,
             (unsigned long long)pending, (unsigned long long)load(data + 104, 8), (unsigned long long)load(data + 8, 8),
-            (unsigned long long)load(data + 16, 8), train.at, (Py_ssize_t)(train.end - train.at));
+            (unsigned long long)load(data + 16, 8), group_commit.at, (Py_ssize_t)(group_commit.end - group_commit.at));
     }
     Py_XDECREF(branch);
     Py_XDECREF(author);
@@ -420,7 +420,7 @@ put_text(growing *g, PyObject *text)
     return data == NULL ? -1 : put(g, data, (size_t)length);
 }
 
-/* Length and entry of a pack: an id, a branch or None, and a slot. */
+/* Length and entry of a pack: an id, a branch or None, and a version. */
 static int
 put_pack(growing *g, PyObject *pack)
 {
@@ -435,11 +435,11 @@ put_pack(growing *g, PyObject *pack)
     }
     uint8_t kind = branch == Py_None ? PACK_DATA : PACK_COMMIT_FILE;
     growing entry = {NULL, 0, 0};
-    uint64_t slot = 0;
+    uint64_t version = 0;
     int failed = put(&entry, &kind, 1) < 0 || put(&entry, PyBytes_AS_STRING(id), ID_BYTES) < 0;
     if (!failed && kind == PACK_COMMIT_FILE) {
-        slot = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pack, 2));
-        failed = (slot == (uint64_t)-1 && PyErr_Occurred()) || put_varint(&entry, slot) < 0 ||
+        version = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pack, 2));
+        failed = (version == (uint64_t)-1 && PyErr_Occurred()) || put_varint(&entry, version) < 0 ||
                  put_text(&entry, branch) < 0;
     }
     failed = failed || put_varint(g, entry.length) < 0 || put(g, entry.data, entry.length) < 0;

@@ -1,4 +1,4 @@
-/* txstore._native._index: look up, scan, build and merge runs. index_twin.py is the same in Python.
+/* txstore._native._index: look up, scan, build and merge runs. index_fallback.py is the same in Python.
  *
  * A run is one immutable sorted table of key -> ref, a section of a pack. docs/understand/format.md, "Runs", is normative; this
  * is how it lies in memory, and what is done there:
@@ -860,17 +860,17 @@ merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *ne
     }
 }
 
-/* What merge() and graft() are asked for besides the runs. */
+/* What merge() and reflink() are asked for besides the runs. */
 typedef struct {
     uint64_t forgotten;
     int own;
     PyObject *sink;
-    span start, stop, to; /* of graft(); `to` is NULL in merge() */
+    span start, stop, to; /* of reflink(); `to` is NULL in merge() */
 } request;
 
 /* The live entries from `start` on, below `stop`, with `to` in place of `start` in their keys, as those of an own run. */
 static int
-graft_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
+reflink_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
               const request *r)
 {
     uint8_t key[KEY_BYTES];
@@ -901,7 +901,7 @@ graft_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *kno
     return more;
 }
 
-/* The result of merge() or graft(), once the arguments are checked and `tables` and `next` are zeroed memory for each
+/* The result of merge() or reflink(), once the arguments are checked and `tables` and `next` are zeroed memory for each
  * run. */
 static PyObject *
 merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table *tables, uint32_t *next,
@@ -916,7 +916,7 @@ merge_runs(const run *const *runs, Py_ssize_t count, PyObject *packs, pack_table
     for (Py_ssize_t i = 0; !failed && i < count; i++)
         failed = pack_table_init(&tables[i], runs[i], PyTuple_GET_ITEM(packs, i));
     if (!failed && r->to.data != NULL)
-        failed = graft_entries(&w, runs, count, known, tables, r);
+        failed = reflink_entries(&w, runs, count, known, tables, r);
     else if (!failed)
         failed = merge_entries(&w, runs, count, known, tables, r->forgotten, r->own) < 0 ||
                  merge_prefixes(&w, runs, count, next, r->forgotten, r->own) < 0;
@@ -976,17 +976,17 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
     return merge_tuple(module, tuple, tables, &r);
 }
 
-PyDoc_STRVAR(graft_doc, "graft($module, /, runs, tables, start, stop, to, sink=None)\n--\n\n"
+PyDoc_STRVAR(reflink_doc, "reflink($module, /, runs, tables, start, stop, to, sink=None)\n--\n\n"
                         "An own run of the live entries of `runs`, newest first, with start <= key < stop, which all\n"
                         "begin with `start`: `to` stands in its place. The values stay where they are. `sink`: as in\n"
                         "build().");
 
 static PyObject *
-index_graft(PyObject *module, PyObject *args, PyObject *kwargs)
+index_reflink(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"runs", "tables", "start", "stop", "to", "sink", NULL};
     PyObject *tuple, *tables, *start, *stop, *to, *sink = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS|O:graft", (char **)names, &PyTuple_Type, &tuple, &tables,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS|O:reflink", (char **)names, &PyTuple_Type, &tuple, &tables,
                                      &start, &stop, &to, &sink))
         return NULL;
     request r = {.start = span_of(start), .to = span_of(to), .sink = sink};
@@ -1033,7 +1033,7 @@ static PyMethodDef index_methods[] = {
     {"scan", (PyCFunction)(void (*)(void))index_scan, METH_VARARGS | METH_KEYWORDS, scan_doc},
     {"build", (PyCFunction)(void (*)(void))index_build, METH_VARARGS | METH_KEYWORDS, build_doc},
     {"merge", (PyCFunction)(void (*)(void))index_merge, METH_VARARGS | METH_KEYWORDS, merge_doc},
-    {"graft", (PyCFunction)(void (*)(void))index_graft, METH_VARARGS | METH_KEYWORDS, graft_doc},
+    {"reflink", (PyCFunction)(void (*)(void))index_reflink, METH_VARARGS | METH_KEYWORDS, reflink_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,11 +7,11 @@
  *     list_directory      the names in one
  *     map_file            one whole file mapped read-only, without keeping a descriptor
  *     view, crc32c        a checked slice of any buffer; the checksum by itself
- *     rename_noreplace    a rename that refuses to replace: how a commit takes its slot (I2)
+ *     rename_noreplace    a rename that refuses to replace: how a commit takes its version (I2)
  *     allocate            disk space for a pack, before it is written
  *     start_writeback     begin writing dirty pages, so that the sync to come finds little left to do
  *
- * local_twin.py says the same in Python; tests/native/test_local.py runs every test on both.
+ * local_fallback.py says the same in Python; tests/native/test_local.py runs every test on both.
  *
  * MEMORY
  *

@@ -4,7 +4,7 @@
  *     open_watch          a descriptor that becomes readable when that happens
  *     drain               take the events off it, and say whether there will be more
  *
- * The caller waits with select.poll(), which knows signals and deadlines. watch_twin.py says that it can't watch; the
+ * The caller waits with select.poll(), which knows signals and deadlines. watch_fallback.py says that it can't watch; the
  * caller polls the directory then.
  *
  * THE DESCRIPTOR

@@ -22,7 +22,7 @@
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the C modules are for little-endian machines; elsewhere the Python twins serve"
+#error "the C modules are for little-endian machines; elsewhere the Python fallbacks serve"
 #endif
 
 static inline uint64_t

@@ -28,7 +28,7 @@ from txstore.cli.output import (
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
 
 app = typer.Typer(help="Begin, rename and delete branches.", no_args_is_help=True, cls=Commands)
 

@@ -33,7 +33,7 @@ from txstore.cli.output import (
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
 
 
 def register(app: typer.Typer) -> None:

@@ -56,9 +56,9 @@ from txstore.format.names import MAIN
 from txstore.format.shown import readable_size
 
 if TYPE_CHECKING:
+    from txstore.commit import Commit
     from txstore.format.constraints import Constraint
     from txstore.format.mapping import Hierarchy
-    from txstore.history.commit import Commit
     from txstore.repository import Repository
 
 app = typer.Typer(
@@ -158,7 +158,7 @@ def log(
             tell(row.drawn if row.commit is None else f"{row.drawn} {_commit_line(row.commit, called)}")
     else:
         rows = (_commit_row(commit, called, branch) for commit in commits)
-        print_table(["slot>", "id", "time", "author?", "keys>", "size>", "message~"], rows)
+        print_table(["version>", "id", "time", "author?", "keys>", "size>", "message~"], rows)
 
 
 @app.command()
@@ -299,7 +299,7 @@ def _commit_row(commit: Commit, called: Mapping[str, list[str]], branch: str) ->
     statistics = commit.statistics
     deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
     return (
-        f"{commit.slot}" if commit.branch == branch else str(commit),
+        f"{commit.version}" if commit.branch == branch else str(commit),
         commit.id[:12],
         local_time(commit.time),
         commit.author,

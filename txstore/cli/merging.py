@@ -32,7 +32,7 @@ from txstore.errors import CUT, MergeConflictError
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.merging.conflicts import Answer
     from txstore.merging.three_way import MergePlan
     from txstore.repository import Repository
@@ -151,7 +151,7 @@ def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
 
 
 def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePlan], as_json: bool) -> None:
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.merging.conflicts import KINDS, Conflict
     from txstore.merging.three_way import MergePlan
 

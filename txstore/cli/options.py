@@ -18,13 +18,13 @@ from txstore.errors import CommitNotFoundError
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.repository import Repository
 
-#: What names a commit: `history/find.py`. A decimal number this short is a slot; a longer one begins an id.
-_SLOT = re.compile(r"(-?\d{1,9})((?:~\d*)*)")
+#: What names a commit: `history/find.py`. A decimal number this short is a version; a longer one begins an id.
+_VERSION = re.compile(r"(-?\d{1,9})((?:~\d*)*)")
 _NEGATIVE = re.compile(r"-\d+(~\d*)*")
-_COMMIT = "A slot (-1: the newest), an id, a tag, a branch, a date; HEAD~1."
+_COMMIT = "A version (-1: the newest), an id, a tag, a branch, a date; HEAD~1."
 
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)]
@@ -155,19 +155,19 @@ def one_of(option: str, given: str | None, known: Sequence[str]) -> None:
 
 
 def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
-    """Return the commit that a slot of a branch, a tag, a date, another branch or the first digits of an id name."""
-    slot = _SLOT.fullmatch(commit)
-    if slot is None:
+    """Return the commit that a version of a branch, a tag, a date, another branch or the first digits of an id name."""
+    version = _VERSION.fullmatch(commit)
+    if version is None:
         return repo.commit(commit, branch=branch)
-    found = repo.commit(int(slot[1]), branch=branch)
-    return repo.commit(found.id + slot[2], branch=branch) if slot[2] else found
+    found = repo.commit(int(version[1]), branch=branch)
+    return repo.commit(found.id + version[2], branch=branch) if version[2] else found
 
 
 def commit_or_newest(repo: Repository, commit: str | None, branch: str) -> Commit:
     """Return the commit that was named, or else the newest of a branch. Raises `CommitNotFoundError`."""
     found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
     if found is None:
-        raise CommitNotFoundError(repo.url, hint="nothing was committed yet")
+        raise CommitNotFoundError(repo.url, advice="nothing was committed yet")
     return found
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.repository import Repository
     from txstore.storage.objects.errors import Secrets
 

@@ -29,7 +29,7 @@ from txstore.errors import shown_keys
 from txstore.format.shown import readable_size
 
 if TYPE_CHECKING:
-    from txstore.transactions.named import NamedTransaction, Participant
+    from txstore.transactions.participants.named import NamedTransaction, Participant
 
 app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from txstore.commit import Commit
 from txstore.comparing.nodes import index_of
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import Described, describe
 from txstore.format.keys import DOCUMENT_NAMES, after_prefix, directory_prefix, document_key, is_document
 from txstore.format.shown import html_head, html_table, printable
-from txstore.history.commit import Commit
-from txstore.history.runs import Live
 from txstore.history.snapshot import Snapshot
+from txstore.segments.runs import Live
 
 #: So many chunks an array may have to be told of, stored or not.
 MAX_CHUNKS = 1 << 27

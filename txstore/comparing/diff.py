@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import Commit
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
 from txstore.comparing.shown import as_html, as_text, counted
 from txstore.errors import NodeNotFoundError
-from txstore.history.commit import Commit
 
 if TYPE_CHECKING:
     from txstore.comparing.elements import ChunkValues

@@ -12,7 +12,7 @@ from txstore.format import commitfile
 from txstore.format.commitfile import Footer, Header
 from txstore.format.encoding import CHECKSUM, MalformedError, Reader, crc32c
 
-#: A commit carries the headers of those before it, down to the next slot below that is a multiple of this.
+#: A commit carries the headers of those before it, down to the next version below that is a multiple of this.
 GROUP = 16
 #: No more than so many bytes: of what has long messages, fewer are carried.
 MOST = 16 << 10

@@ -29,7 +29,7 @@ from txstore.format.encoding import (
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
 
 HEADER_COMMIT = 1
-SECTION_RUN, SECTION_CARRIED, SECTION_TRAIN = 1, 2, 3
+SECTION_RUN, SECTION_CARRIED, SECTION_GROUP_COMMIT = 1, 2, 3
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
 FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent
@@ -45,10 +45,10 @@ assert HEADER.size == 120
 #: docs/understand/format.md, "Bounds": a header in bytes, its runs and sections. `_header.c` has the last two.
 MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
-MAX_TRAIN = 128
+MAX_GROUP_COMMIT = 128
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
-_FORK, _MERGED, _REACH, _TRAIN = 11, 12, 13, 14
+_FORK, _MERGED, _REACH, _GROUP_COMMIT = 11, 12, 13, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +63,22 @@ class CommitName(NamedTuple):
     """Which commit is meant, wherever it lies: nothing else has this hash."""
 
     branch: str  # its id
-    slot: int
+    version: int
     id: bytes
     hash: bytes  # of its header
 
     def encode(self) -> bytes:
-        return self.id + self.hash + encode_varint(self.slot) + self.branch.encode()
+        return self.id + self.hash + encode_varint(self.version) + self.branch.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> CommitName:
         reader = Reader(data)
-        commit_id, header_hash, slot = reader.take(16), reader.take(16), reader.varint()
-        check_numbers(("slot", slot, MAX_COUNT))
-        return cls(reader.branch(), slot, commit_id, header_hash)
+        commit_id, header_hash, version = reader.take(16), reader.take(16), reader.varint()
+        check_numbers(("version", version, MAX_COUNT))
+        return cls(reader.branch(), version, commit_id, header_hash)
 
 
-class Train(NamedTuple):
+class GroupCommit(NamedTuple):
     """Of which of several commits, decided together by the first one, a header is: from 0, and how many there are."""
 
     place: int
@@ -88,10 +88,12 @@ class Train(NamedTuple):
         return encode_varint(self.place) + encode_varint(self.length)
 
     @classmethod
-    def decode(cls, data: bytes) -> Train:
+    def decode(cls, data: bytes) -> GroupCommit:
         reader = Reader(data)
         place, length = reader.varint(), reader.varint()
-        check_numbers(("length of the train", length, MAX_TRAIN), ("place in the train", place, length - 1))
+        check_numbers(
+            ("length of the group commit", length, MAX_GROUP_COMMIT), ("place in the group commit", place, length - 1)
+        )
         return cls(place, length)
 
 
@@ -141,7 +143,7 @@ class Header:
     id: bytes
     parent_id: bytes
     parent_hash: bytes
-    slot: int
+    version: int
     seq: int
     time: int  # microseconds since 1970 UTC
     branch: str
@@ -153,29 +155,30 @@ class Header:
     runs: tuple[RunName, ...] = ()
     packs: tuple[DataPack, ...] = ()
     pending: int = 0  # of so many commits right below it the names were not known to be durable when it was made
-    floor: int = 0
+    oldest_kept: int = 0
     required: int = 0
     optional: int = 0
     constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
     fork: str | None = None  # the id of the parent's branch, where it is another: the first commit of a branch
     merged: CommitName | None = None  # the other parent of a merge
-    #: Of each branch that it has come from, or has merged, up to which slot. Only where history may be cut, or joins.
+    #: Of each branch that it has come from, or has merged, up to which version. Only where history may be cut, or
+    #: joins.
     reach: Mapping[str, int] = field(default_factory=dict)
-    train: Train | None = None  # of commits that were decided together
+    group_commit: GroupCommit | None = None  # of commits that were decided together
 
     @property
     def name(self) -> PackName:
-        return PackName(self.id, self.branch, self.slot)
+        return PackName(self.id, self.branch, self.version)
 
     @property
-    def run_packs(self) -> frozenset[PackName]:
+    def compaction_outputs(self) -> frozenset[PackName]:
         """The data packs that its runs lie in: each holds one run, and no values."""
         return frozenset([run.pack for run in self.runs if run.pack is not None and run.pack.branch is None])
 
     @property
     def decided_in(self) -> int:
-        """The slot whose file has decided this commit: its own, but in a train."""
-        return self.slot if self.train is None else self.slot - self.train.place
+        """The version whose file has decided this commit: its own, but in a group commit."""
+        return self.version if self.group_commit is None else self.version - self.group_commit.place
 
     @property
     def synced(self) -> bool:
@@ -183,7 +186,7 @@ class Header:
 
     def check_bounds(self) -> None:
         """Raise `MalformedError` for what could be encoded, and not be decoded again."""
-        _check_places(self.slot, self.seq, self.floor, self.time, self.pending)
+        _check_places(self.version, self.seq, self.oldest_kept, self.time, self.pending)
         check_numbers(
             ("number of runs", len(self.runs), MAX_RUNS), ("number of sections", len(self.sections), MAX_SECTIONS)
         )
@@ -198,7 +201,7 @@ class Header:
         fixed = HEADER.pack(
             b"TXHD", HEADER_COMMIT, CHECKSUM_CRC32C, self.required, self.optional,
             self.repository_id, self.id, self.parent_id, self.parent_hash,
-            self.slot, self.seq, self.floor, self.time,
+            self.version, self.seq, self.oldest_kept, self.time,
         )  # fmt: skip
         properties = _encode_json(self.properties)
         last = _encode_fields(
@@ -206,7 +209,7 @@ class Header:
             (_FORK, b"" if self.fork is None else self.fork.encode()),
             (_MERGED, b"" if self.merged is None else self.merged.encode()),
             (_REACH, b"".join(map(_encode_reached, self.reach.items()))),
-            (_TRAIN, b"" if self.train is None else self.train.encode()),
+            (_GROUP_COMMIT, b"" if self.group_commit is None else self.group_commit.encode()),
         )
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
@@ -232,14 +235,14 @@ class Header:
         plain = None if native is None else native.decode(data, PackName, RunName, Section)
         if plain is None:
             return cls._decode_any(data)
-        (repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
-         properties, statistics, sections, runs, pending, floor, required, optional, train) = plain  # fmt: skip
-        _check_places(slot, seq, floor, time, pending)
+        (repository_id, commit_id, parent_id, parent_hash, version, seq, time, branch, author, message, properties,
+         statistics, sections, runs, pending, oldest_kept, required, optional, group_commit) = plain  # fmt: skip
+        _check_places(version, seq, oldest_kept, time, pending)
         return cls(
-            repository_id, commit_id, parent_id, parent_hash, slot, seq, time, branch, author, message,
+            repository_id, commit_id, parent_id, parent_hash, version, seq, time, branch, author, message,
             {} if properties is None else json_object(properties),
-            Statistics(*statistics), sections, runs, (), pending, floor, required, optional,
-            train=Train.decode(train) if train is not None else None,
+            Statistics(*statistics), sections, runs, (), pending, oldest_kept, required, optional,
+            group_commit=GroupCommit.decode(group_commit) if group_commit is not None else None,
         )  # fmt: skip
 
     @classmethod
@@ -247,7 +250,7 @@ class Header:
         """Decode what is left to Python: all, without the extension; with it what is rare, and what is malformed."""
         reader = Reader(data)
         (magic, kind, checksum_kind, required, optional, repository_id, commit_id, parent_id, parent_hash,
-         slot, seq, floor, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
+         version, seq, oldest_kept, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
         if magic != b"TXHD":
             raise MalformedError("no header is here: wrong magic")
         if required & ~REQUIRED_FEATURES_KNOWN:
@@ -265,10 +268,10 @@ class Header:
         if len(sections) % 3:
             raise MalformedError("the list of sections is cut short")
         pending = Reader(typed.get(_PENDING, b"\0")).varint()
-        _check_places(slot, seq, floor, time, pending)
+        _check_places(version, seq, oldest_kept, time, pending)
         return cls(
             repository_id=repository_id, id=commit_id, parent_id=parent_id, parent_hash=parent_hash,
-            slot=slot, seq=seq, time=time, floor=floor, required=required, optional=optional,
+            version=version, seq=seq, time=time, oldest_kept=oldest_kept, required=required, optional=optional,
             branch=_text(typed, _BRANCH), author=_text(typed, _AUTHOR), message=_text(typed, _MESSAGE),
             properties=json_object(typed.get(_PROPERTIES, b"{}")),
             statistics=Statistics(*numbers),
@@ -280,15 +283,15 @@ class Header:
             fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
             merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
             reach=dict(_decode_reach(typed.get(_REACH, b""))),
-            train=Train.decode(typed[_TRAIN]) if _TRAIN in typed else None,
+            group_commit=GroupCommit.decode(typed[_GROUP_COMMIT]) if _GROUP_COMMIT in typed else None,
         )  # fmt: skip
 
 
-def _check_places(slot: int, seq: int, floor: int, time: int, pending: int) -> None:
+def _check_places(version: int, seq: int, oldest_kept: int, time: int, pending: int) -> None:
     """Check the numbers of a header that others are counted from."""
     check_numbers(
-        ("slot", slot, seq - 1), ("seq", seq, MAX_COUNT), ("floor", floor, slot), ("time", time, MAX_TIME),
-        ("pending", pending, slot),
+        ("version", version, seq - 1), ("seq", seq, MAX_COUNT), ("oldest kept version", oldest_kept, version),
+        ("time", time, MAX_TIME), ("pending", pending, version),
     )  # fmt: skip
 
 
@@ -341,16 +344,16 @@ def _decode_runs(data: bytes) -> Iterator[RunName]:
 
 
 def _encode_reached(reached: tuple[str, int]) -> bytes:
-    branch, slot = reached
-    return encode_varint(len(branch)) + branch.encode() + encode_varint(slot)
+    branch, version = reached
+    return encode_varint(len(branch)) + branch.encode() + encode_varint(version)
 
 
 def _decode_reach(data: bytes) -> Iterator[tuple[str, int]]:
     reader = Reader(data)
     while not reader.at_end:
-        branch, slot = Reader(reader.take(reader.varint())).branch(), reader.varint()
-        check_numbers(("slot", slot, MAX_COUNT))
-        yield branch, slot
+        branch, version = Reader(reader.take(reader.varint())).branch(), reader.varint()
+        check_numbers(("version", version, MAX_COUNT))
+        yield branch, version
 
 
 def _encode_data_pack(pack: DataPack) -> bytes:

@@ -16,7 +16,7 @@ VERSION = 1
 NO_ID = bytes(16)
 
 # What numbers and documents may say: docs/understand/format.md, "Bounds".
-#: Of slots and seqs: whoever counts on from one comes to no number that a field, or a byte lock, has no room for.
+#: Of versions and seqs: whoever counts on from one comes to no number that a field, or a byte lock, has no room for.
 MAX_COUNT = (1 << 62) - 1
 #: Microseconds since 1970 UTC: the end of the year 9999, behind which Python has no dates.
 MAX_TIME = 253_402_300_799_999_999

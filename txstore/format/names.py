@@ -21,12 +21,14 @@ BRANCHES = "branches"
 ERASED = "erased"
 #: The id of the first branch, which is also its name. Those of others are 32 hexadecimal digits.
 MAIN = "main"
-DIRECTORIES = (STAGING, "commits", "commits/main", "floor", "floor/main", "heads", PACKS, TAGS, LOCKS)
+DIRECTORIES = (STAGING, "commits", "commits/main", "oldest_kept", "oldest_kept/main", "heads", PACKS, TAGS, LOCKS)
 
 QUARANTINE = "quarantine"
-FLOOR = "floor"
+OLDEST_KEPT = "oldest_kept"
 #: All that lies at the top of a repository.
-TOP = frozenset({GUARD, FORMAT, QUARANTINE, FLOOR, BRANCHES, ERASED, *(name.partition("/")[0] for name in DIRECTORIES)})
+TOP = frozenset(
+    {GUARD, FORMAT, QUARANTINE, OLDEST_KEPT, BRANCHES, ERASED, *(name.partition("/")[0] for name in DIRECTORIES)}
+)
 
 NEW = ".new"
 #: What the name of a lease ends with (`leases`): it is beside what is held.
@@ -84,12 +86,12 @@ def commits_directory(branch: str) -> str:
     return f"commits/{branch}"
 
 
-def slot_name(slot: int) -> str:
-    return f"{slot:010d}"
+def version_name(version: int) -> str:
+    return f"{version:010d}"
 
 
-def commit_path(branch: str, slot: int) -> str:
-    return f"commits/{branch}/{slot_name(slot)}"
+def commit_path(branch: str, version: int) -> str:
+    return f"commits/{branch}/{version_name(version)}"
 
 
 def is_commit_path(path: str) -> bool:
@@ -97,80 +99,87 @@ def is_commit_path(path: str) -> bool:
 
 
 def parse_commit_path(path: str) -> tuple[str, int] | None:
-    """Return branch and slot of the path of a commit file; None for any other path."""
+    """Return branch and version of the path of a commit file; None for any other path."""
     top, _, rest = path.partition("/")
     branch, _, name = rest.partition("/")
-    slot = parse_slot(name)
-    return (branch, slot) if top == "commits" and slot is not None and is_branch_id(branch) else None
+    version = parse_version(name)
+    return (branch, version) if top == "commits" and version is not None and is_branch_id(branch) else None
 
 
-def parse_slot(name: str) -> int | None:
-    """Return the slot of a commit file's name, None for any other name."""
+def parse_version(name: str) -> int | None:
+    """Return the version of a commit file's name, None for any other name."""
     if not 10 <= len(name) <= 19 or not (name.isascii() and name.isdigit()):
         return None
-    slot = int(name)
-    return slot if slot_name(slot) == name else None
+    version = int(name)
+    return version if version_name(version) == name else None
 
 
-def orphan_path(branch: str, slot: int, commit_id: bytes) -> str:
-    return f"{commit_path(branch, slot)}.orphan-{commit_id.hex()}"
+def orphan_path(branch: str, version: int, commit_id: bytes) -> str:
+    return f"{commit_path(branch, version)}.orphan-{commit_id.hex()}"
 
 
-def offer_path(branch: str, slot: int, commit_id: bytes) -> str:
-    """Where a committer puts its file for whoever takes a slot for several. It lies right behind the slot."""
-    return f"{commit_path(branch, slot)}.offer-{commit_id.hex()}"
+def proposal_path(branch: str, version: int, commit_id: bytes) -> str:
+    """Where a committer puts its file for whoever takes a version for several. It lies right behind the version."""
+    return f"{commit_path(branch, version)}.proposal-{commit_id.hex()}"
 
 
-def lead_path(branch: str, slot: int) -> str:
-    """What says that somebody is about to take a slot for several."""
-    return f"{commit_path(branch, slot)}.lead"
+def lead_path(branch: str, version: int) -> str:
+    """What says that somebody is about to take a version for several."""
+    return f"{commit_path(branch, version)}.lead"
 
 
-def parse_offer(file: str) -> tuple[int, bytes] | None:
-    """Return slot and commit id of the file name of an offer, None for any other name."""
-    name, mark, commit_id = file.partition(".offer-")
-    slot = parse_slot(name)
-    return None if not mark or slot is None or not _ID.fullmatch(commit_id) else (slot, bytes.fromhex(commit_id))
+def parse_proposal(file: str) -> tuple[int, bytes] | None:
+    """Return version and commit id of the file name of a proposal, None for any other name."""
+    name, mark, commit_id = file.partition(".proposal-")
+    version = parse_version(name)
+    return None if not mark or version is None or not _ID.fullmatch(commit_id) else (version, bytes.fromhex(commit_id))
 
 
 def parse_lead(file: str) -> int | None:
-    """Return the slot of the file name of `lead_path`, None for any other name."""
-    return parse_slot(file.removesuffix(".lead")) if file.endswith(".lead") else None
+    """Return the version of the file name of `lead_path`, None for any other name."""
+    return parse_version(file.removesuffix(".lead")) if file.endswith(".lead") else None
 
 
 def ticket_path(branch: str, ticket: tuple[int, bytes]) -> str:
-    """What says that somebody waits for its turn to commit. It lies behind all slots: whoever lists these sees it."""
-    slot, commit_id = ticket
-    return f"{commits_directory(branch)}/{_WAIT}{slot_name(slot)}-{commit_id.hex()}"
+    """What says that somebody waits for its turn to commit.
+
+    It lies behind all versions: whoever lists these sees it.
+    """
+    version, commit_id = ticket
+    return f"{commits_directory(branch)}/{_WAIT}{version_name(version)}-{commit_id.hex()}"
 
 
 def parse_ticket(file: str) -> tuple[int, bytes] | None:
-    """Return of a ticket's file name the slot of the head when it was drawn, and the id of the commit that it is for.
+    """Return of a ticket's file name the version of the head when it was drawn, and the id of the commit that it is
+    for.
 
     None for any other name.
     """
     return _parse_behind(_WAIT, file)
 
 
-def stop_path(branch: str, slot: int, commit_id: bytes) -> str:
-    """What says that a commit may have taken another's slot, or lost its own. Each process that lists slots sees it."""
-    return f"{commits_directory(branch)}/{_STOP}{slot_name(slot)}-{commit_id.hex()}"
+def stop_path(branch: str, version: int, commit_id: bytes) -> str:
+    """What says that a commit may have taken another's version, or lost its own.
+
+    Each process that lists versions sees it.
+    """
+    return f"{commits_directory(branch)}/{_STOP}{version_name(version)}-{commit_id.hex()}"
 
 
 def parse_stop(file: str) -> tuple[int, bytes] | None:
-    """Return slot and commit id of the file name of `stop_path`, None for any other name."""
+    """Return version and commit id of the file name of `stop_path`, None for any other name."""
     return _parse_behind(_STOP, file)
 
 
 def _parse_behind(begin: str, file: str) -> tuple[int, bytes] | None:
-    """Return slot and commit id of a name that lies behind all slots, None for any other name."""
+    """Return version and commit id of a name that lies behind all versions, None for any other name."""
     name, _, commit_id = file.removeprefix(begin).partition("-")
-    slot = parse_slot(name) if file.startswith(begin) else None
-    return None if slot is None or not _ID.fullmatch(commit_id) else (slot, bytes.fromhex(commit_id))
+    version = parse_version(name) if file.startswith(begin) else None
+    return None if version is None or not _ID.fullmatch(commit_id) else (version, bytes.fromhex(commit_id))
 
 
 #: What parses the names that lie beside commits on an object store: no part of the data.
-_BESIDE_COMMITS = (parse_offer, parse_lead, parse_ticket, parse_stop)
+_BESIDE_COMMITS = (parse_proposal, parse_lead, parse_ticket, parse_stop)
 
 
 def staging_path(transaction: bytes, participant: int) -> str:
@@ -186,12 +195,12 @@ def parse_staging(name: str) -> tuple[bytes, int] | None:
 
 
 def staged_run_path(pack_id: bytes) -> str:
-    """What is below `.staging/` of a run pack until a commit lists it."""
+    """What is below `.staging/` of a compaction output until a commit lists it."""
     return f"{STAGING}/{pack_id.hex()}{_RUN}"
 
 
 def parse_staged_run(file: str) -> bytes | None:
-    """Return the id of a run pack from the name of what is staged of it, None for any other name."""
+    """Return the id of a compaction output from the name of what is staged of it, None for any other name."""
     pack_id = file.removesuffix(_RUN)
     return bytes.fromhex(pack_id) if pack_id != file and _ID.fullmatch(pack_id) else None
 
@@ -246,8 +255,8 @@ def is_name(name: str) -> bool:
 
 def is_orphan(file: str) -> bool:
     """Tell whether a file of `commits/<branch>/` is a commit that was moved aside."""
-    slot, mark, rest = file.partition(".orphan-")
-    return bool(mark) and parse_slot(slot) is not None and _ORPHAN.fullmatch(rest) is not None
+    version, mark, rest = file.partition(".orphan-")
+    return bool(mark) and parse_version(version) is not None and _ORPHAN.fullmatch(rest) is not None
 
 
 def data_pack_path(pack_id: bytes) -> str:
@@ -263,17 +272,17 @@ def parse_data_pack(directory: str, name: str) -> bytes | None:
     return bytes.fromhex(name) if _ID.fullmatch(name) and name[:2] == directory else None
 
 
-def hint_path(branch: str) -> str:
+def head_cache_path(branch: str) -> str:
     return f"heads/{branch}"
 
 
-def floor_directory(branch: str) -> str:
-    return f"floor/{branch}"
+def oldest_kept_directory(branch: str) -> str:
+    return f"oldest_kept/{branch}"
 
 
-def floor_path(branch: str, slot: int) -> str:
-    """What says that a vacuum has removed the slots below."""
-    return f"{floor_directory(branch)}/{slot_name(slot)}"
+def oldest_kept_path(branch: str, version: int) -> str:
+    """What says that a vacuum has removed the versions below."""
+    return f"{oldest_kept_directory(branch)}/{version_name(version)}"
 
 
 def tag_path(name: str) -> str:
@@ -305,11 +314,11 @@ def belongs(path: str) -> bool:
     if top == LOCKS:
         return path in (COMMIT_LOCK, STAGING_LOCK, PINS) or _LOCK_FILE.fullmatch(rest) is not None
     branch, _, name = rest.partition("/")
-    if not is_branch_id(branch) or top not in ("commits", FLOOR, "heads"):
+    if not is_branch_id(branch) or top not in ("commits", OLDEST_KEPT, "heads"):
         return False
     if top == "commits" and (is_orphan(name) or any(parse(name) is not None for parse in _BESIDE_COMMITS)):
         return True
-    return not name or (top != "heads" and parse_slot(name) is not None)
+    return not name or (top != "heads" and parse_version(name) is not None)
 
 
 def _is_staged(file: str) -> bool:

@@ -33,7 +33,8 @@ FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2
 FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
 FRAME_PARTIAL = 11  # a value, too: of a chunk of which its writer has written a region
 FRAME_MERGED = 12  # a value, too: the commit's own, made of what was written in part. Without bytes: a deletion
-FRAME_RUN = 13  # of a run pack. The run checks itself: the checksum of the value is 0, and stays so when it is erased
+# of a compaction output. The run checks itself: the checksum of the value is 0, and stays so when it is erased
+FRAME_RUN = 13
 FRAME_ERASED = 0x80  # added to the kind of a frame whose value is no more
 FRAME_READ, FRAME_NAMES_BELOW, FRAME_KEYS_BELOW, FRAME_ANY_BELOW = FRAMES_READ = 6, 7, 8, 9
 SEEN_NOTHING, SEEN_BASE, SEEN_FRAME = 0, 1, 2
@@ -131,15 +132,15 @@ def encode_frame(
     return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
 
 
-def run_pack_layout(length: int) -> tuple[int, int]:
-    """Return where the run of a run pack begins, and where its frame ends, which is the only one."""
+def compaction_output_layout(length: int) -> tuple[int, int]:
+    """Return where the run of a compaction output begins, and where its frame ends, which is the only one."""
     return frame_layout(HEAD_SIZE, 0, length)
 
 
-def encode_run_pack(pack_id: bytes, repository_id: bytes, length: int) -> bytes:
-    """Return what comes before the run of a run pack."""
+def encode_compaction_output(pack_id: bytes, repository_id: bytes, length: int) -> bytes:
+    """Return what comes before the run of a compaction output."""
     begin = encode_head(pack_id, repository_id) + encode_frame(FRAME_RUN, SEEN_NOTHING, 0, b"", length, 0)
-    return begin + bytes(run_pack_layout(length)[0] - len(begin))
+    return begin + bytes(compaction_output_layout(length)[0] - len(begin))
 
 
 def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes) -> int:
@@ -290,20 +291,20 @@ def frames_listed(content: bytes, end: int) -> Iterator[Frame]:
 
 
 class PackName(NamedTuple):
-    """Where a pack lies: in a slot, or, without a branch, in `packs/`. The id is checked against the pack's head."""
+    """Where a pack lies: in a version, or, without a branch, in `packs/`. The id is checked against the pack's head."""
 
     id: bytes
     branch: str | None = None
-    slot: int = 0
+    version: int = 0
 
     @property
     def path(self) -> str:
-        return names.data_pack_path(self.id) if self.branch is None else names.commit_path(self.branch, self.slot)
+        return names.data_pack_path(self.id) if self.branch is None else names.commit_path(self.branch, self.version)
 
     def encode(self) -> bytes:
         if self.branch is None:
             return bytes([PACK_DATA]) + self.id
-        return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.slot) + self.branch.encode()
+        return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.version) + self.branch.encode()
 
     @classmethod
     def decode(cls, data: bytes) -> PackName:
@@ -316,5 +317,5 @@ class PackName(NamedTuple):
             if not reader.at_end:
                 raise MalformedError("the entry of a data pack is too long")
             return cls(pack_id)
-        slot = reader.varint()
-        return cls(pack_id, reader.branch(), slot)
+        version = reader.varint()
+        return cls(pack_id, reader.branch(), version)

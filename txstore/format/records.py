@@ -1,4 +1,7 @@
-"""The small files beside the commits: hint, tag, `format.json` and the guard. docs/understand/format.md, "Files"."""
+"""The small files beside the commits: head cache, tag, `format.json` and the guard.
+
+docs/understand/format.md, "Files".
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ from txstore.format.keys import check_name, decode_key
 #: Of the files in which these lie, in bytes: docs/understand/format.md, "Bounds".
 MAX_SIZE = 4 << 20
 
-HINT = struct.Struct("<8sQ16sQQIII")
-HINT_SIZE = 64
-assert HINT.size == 60
+HEAD_CACHE = struct.Struct("<8sQ16sQQIII")
+HEAD_CACHE_SIZE = 64
+assert HEAD_CACHE.size == 60
 TAG = struct.Struct("<8sQ16s")
 BRANCH = struct.Struct("<8s16s16s16sB")
 
@@ -47,14 +50,14 @@ _ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class HeadCache:
     """Where the search for the head begins.
 
     `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
     `place`: where that is true, see `Storage.place`.
     """
 
-    slot: int
+    version: int
     commit_id: bytes
     file_length: int
     header_offset: int
@@ -65,59 +68,59 @@ class Hint:
 
     def encode(self) -> bytes:
         return with_checksum(
-            HINT.pack(
-                b"TXSTHEAD", self.slot, self.commit_id, self.file_length,
+            HEAD_CACHE.pack(
+                b"TXSTHEAD", self.version, self.commit_id, self.file_length,
                 self.header_offset, self.header_length, self.place | self.durable, self.boot,
             )
         )  # fmt: skip
 
     @classmethod
-    def decode(cls, data: bytes) -> Hint:
-        fixed = checked("hint", data, HINT_SIZE, b"TXSTHEAD")
-        _, slot, commit_id, size, offset, length, place, boot = HINT.unpack(fixed)
-        return cls(slot, commit_id, size, offset, length, place & 1 == 1, boot, place & ~1)
+    def decode(cls, data: bytes) -> HeadCache:
+        fixed = checked("head_cache", data, HEAD_CACHE_SIZE, b"TXSTHEAD")
+        _, version, commit_id, size, offset, length, place, boot = HEAD_CACHE.unpack(fixed)
+        return cls(version, commit_id, size, offset, length, place & 1 == 1, boot, place & ~1)
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
     branch: str
-    slot: int
+    version: int
     commit_id: bytes
 
     def encode(self) -> bytes:
-        return with_checksum(TAG.pack(b"TXSTTAG1", self.slot, self.commit_id) + self.branch.encode())
+        return with_checksum(TAG.pack(b"TXSTTAG1", self.version, self.commit_id) + self.branch.encode())
 
     @classmethod
     def decode(cls, data: bytes) -> Tag:
         fixed = checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
-        _, slot, commit_id = TAG.unpack(fixed[: TAG.size])
-        return cls(Reader(fixed, TAG.size).branch(), slot, commit_id)
+        _, version, commit_id = TAG.unpack(fixed[: TAG.size])
+        return cls(Reader(fixed, TAG.size).branch(), version, commit_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """The record of a branch other than the first: its name, its id, and where it begins.
 
-    `lineage` says in which branch the commits before its own lie, the nearest first: in each up to this slot. So that
-    is known whatever becomes of the other branches.
+    `lineage` says in which branch the commits before its own lie, the nearest first: in each up to this version. So
+    that is known whatever becomes of the other branches.
     """
 
     name: str
     id: str
-    commit_id: bytes  # of the fork point, in the branch and slot that the lineage begins with
+    commit_id: bytes  # of the fork point, in the branch and version that the lineage begins with
     hash: bytes  # of its header
     lineage: tuple[tuple[str, int], ...]
 
     @property
     def fork(self) -> CommitName:
-        branch, slot = self.lineage[0]
-        return CommitName(branch, slot, self.commit_id, self.hash)
+        branch, version = self.lineage[0]
+        return CommitName(branch, version, self.commit_id, self.hash)
 
     def encode(self) -> bytes:
         name = self.name.encode()
         fixed = BRANCH.pack(b"TXSTBRN1", bytes.fromhex(self.id), self.commit_id, self.hash, len(name))
-        lineage = ((slot, branch.encode()) for branch, slot in self.lineage)
-        behind = (encode_varint(slot) + encode_varint(len(branch)) + branch for slot, branch in lineage)
+        lineage = ((version, branch.encode()) for branch, version in self.lineage)
+        behind = (encode_varint(version) + encode_varint(len(branch)) + branch for version, branch in lineage)
         return with_checksum(b"".join([fixed, name, *behind]))
 
     @classmethod
@@ -131,20 +134,20 @@ class Branch:
             raise MalformedError(str(error)) from error
         lineage: list[tuple[str, int]] = []
         while not reader.at_end:
-            slot, branch = reader.varint(), reader.text(reader.varint())
+            version, branch = reader.varint(), reader.text(reader.varint())
             # Each begins above where the one that it has forked from is left: so nobody goes round in a circle.
-            check_numbers(("slot", slot, lineage[-1][1] - 1 if lineage else MAX_COUNT))
+            check_numbers(("version", version, lineage[-1][1] - 1 if lineage else MAX_COUNT))
             if not names.is_branch_id(branch):
                 raise MalformedError(f"{branch!r} is the id of no branch")
-            lineage.append((branch, slot))
+            lineage.append((branch, version))
         if not lineage:
             raise MalformedError("the record of a branch does not say where it begins")
         return cls(name, branch_id.hex(), commit_id, header_hash, tuple(lineage))
 
 
-#: How a slot is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
-SLOTS_BY_RENAME, SLOTS_BY_PROMISE = "rename", "single writer"
-SLOTS_KNOWN = frozenset({SLOTS_BY_RENAME, SLOTS_BY_PROMISE, "conditional", "lock"})
+#: How a version is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
+VERSIONS_BY_RENAME, VERSIONS_BY_PROMISE = "rename", "single writer"
+VERSIONS_KNOWN = frozenset({VERSIONS_BY_RENAME, VERSIONS_BY_PROMISE, "conditional", "lock"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class RepositoryFormat:
     """The content of `format.json`."""
 
     repository_id: bytes
-    slots: str = SLOTS_BY_RENAME
+    versions: str = VERSIONS_BY_RENAME
     required: int = 0
     optional: int = 0
 
@@ -160,7 +163,7 @@ class RepositoryFormat:
         members = {
             "txstore": VERSION,
             "repository": self.repository_id.hex(),
-            "slots": self.slots,
+            "versions": self.versions,
             "required": self.required,
             "optional": self.optional,
         }
@@ -175,17 +178,17 @@ class RepositoryFormat:
         checksum = members.pop("checksum", None)
         if checksum != _json_checksum(members):
             raise MalformedError("the document has a wrong checksum")
-        repository, slots = members.get("repository"), members.get("slots")
+        repository, versions = members.get("repository"), members.get("versions")
         required, optional = members.get("required"), members.get("optional")
         if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
             raise MalformedError("a number in the document is missing or not one")
         if not isinstance(repository, str) or not _ID.fullmatch(repository):
             raise MalformedError("the document names no repository")
-        if not isinstance(slots, str) or slots not in SLOTS_KNOWN:
-            raise NewerFormatError(f"slots taken by {slots!r}")
+        if not isinstance(versions, str) or versions not in VERSIONS_KNOWN:
+            raise NewerFormatError(f"versions taken by {versions!r}")
         if required & ~REQUIRED_FEATURES_KNOWN:
             raise NewerFormatError(f"required features {required:#x}")
-        return cls(bytes.fromhex(repository), slots, required, optional)
+        return cls(bytes.fromhex(repository), versions, required, optional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ class TransactionRecord:
 
     id: bytes
     branch: str
-    base: tuple[int, str] | None  # slot and commit id; None: there was no commit yet
+    base: tuple[int, str] | None  # version and commit id; None: there was no commit yet
     name: str | None = None
     message: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -251,7 +254,7 @@ class ErasureRecord:
     paths: tuple[str, ...]
     by: str
     time: int  # when it began, microseconds since 1970 UTC
-    until: Mapping[str, int]  # of each branch, by its id, the last slot that it is about; -1: of none
+    until: Mapping[str, int]  # of each branch, by its id, the last version that it is about; -1: of none
     finished: int | None = None
     values: int = 0
     length: int = 0  # of the values, in bytes
@@ -291,7 +294,7 @@ def _is_time(value: Any) -> bool:
     return _is_number(value) and value <= MAX_TIME
 
 
-def _is_slot(value: Any) -> bool:
+def _is_version(value: Any) -> bool:
     return value == -1 or _is_number(value)  # -1: a branch without commits
 
 
@@ -329,7 +332,7 @@ _FIT_FOR_AN_ERASURE: Mapping[str, Callable[[Any], bool]] = {
     "by": lambda by: isinstance(by, str),
     "time": _is_time,
     "until": lambda until: (
-        isinstance(until, dict) and all(map(names.is_branch_id, until)) and all(map(_is_slot, until.values()))
+        isinstance(until, dict) and all(map(names.is_branch_id, until)) and all(map(_is_version, until.values()))
     ),
     "finished": lambda time: time is None or _is_time(time),
     "values": _is_number,

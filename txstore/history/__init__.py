@@ -1,1 +1,1 @@
-"""Commits and what leads to them: slots, snapshots, runs, packs, tags, following."""
+"""Commits and what leads to them: versions, snapshots, runs, packs, tags, following."""

@@ -1,8 +1,9 @@
 """What two commits have in common, by way of all their parents: what was merged is not merged again.
 
-The *reach* of a commit is, of each branch, up to which slot it has come from its commits, or has merged them. That is
-all there is to know of its ancestors: of one branch, what is in a lower slot is an ancestor of what is in a higher one.
-A merge says it in its header, and so does a commit that raises the floor, for all below it that is given up.
+The *reach* of a commit is, of each branch, up to which version it has come from its commits, or has merged them. That
+is all there is to know of its ancestors: of one branch, what is in a lower version is an ancestor of what is in a
+higher one. A merge says it in its header, and so does a commit that raises the oldest kept version, for all below it
+that is given up.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from txstore.commit import Stored
 from txstore.errors import SnapshotExpiredError
 from txstore.format import encoding
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 
 
 class Reach(NamedTuple):
     """What is known of the ancestors of a commit, itself among them; or of a merge that was never committed."""
 
-    slots: Mapping[str, int]  # by branch
+    versions: Mapping[str, int]  # by branch
     ends: frozenset[tuple[str, int]]  # commits behind which nothing is known: history was given up there
 
-    def has(self, branch: str, slot: int) -> bool:
-        return self.slots.get(branch, -1) >= slot
+    def has(self, branch: str, version: int) -> bool:
+        return self.versions.get(branch, -1) >= version
 
     def is_within(self, other: Reach) -> bool:
         """Tell whether what is not known of this one is no more than what the other has."""
@@ -31,7 +32,7 @@ class Reach(NamedTuple):
 
     def __or__(self, other: Reach) -> Reach:
         """Return the reach of a merge of both."""
-        return Reach(_union(self.slots, other.slots), self.ends | other.ends)
+        return Reach(_union(self.versions, other.versions), self.ends | other.ends)
 
 
 class Ancestry:
@@ -46,20 +47,20 @@ class Ancestry:
         return found
 
     def _find(self, stored: Stored) -> Reach:
-        slots: dict[str, int] = {}
+        versions: dict[str, int] = {}
         while True:
             header, known = stored.header, self._known.get(stored.hash)
-            slots.setdefault(header.branch, header.slot)
+            versions.setdefault(header.branch, header.version)
             if known is not None:
-                return Reach(_union(slots, known.slots), known.ends)
+                return Reach(_union(versions, known.versions), known.ends)
             if header.reach:
-                return Reach(_union(slots, header.reach), frozenset())
+                return Reach(_union(versions, header.reach), frozenset())
             if header.parent_id == encoding.NO_ID:
-                return Reach(slots, frozenset())
+                return Reach(versions, frozenset())
             below = self._commits.parent(stored)  # be it kept or not: its header is as true as ever
             if header.merged is not None or below is None or not stored.follows(below):
                 # A merge says nothing of its reach if not all of that was known.
-                return Reach(slots, frozenset([(header.branch, header.slot)]))
+                return Reach(versions, frozenset([(header.branch, header.version)]))
             stored = below
 
     def joined(self, one: Stored, other: Stored | None = None) -> Mapping[str, int]:
@@ -67,7 +68,7 @@ class Ancestry:
         reaches = [self.reach(each) for each in (one, other) if each is not None]
         whole = [reach for reach in reaches if not reach.ends]
         if all(any(reach.is_within(each) for each in whole) for reach in reaches):
-            return _union(*(reach.slots for reach in reaches))
+            return _union(*(reach.versions for reach in reaches))
         return {}
 
     def common(self, one: Reach, other: Reach) -> list[Stored] | None:
@@ -76,18 +77,18 @@ class Ancestry:
         None if one of them is not kept, or not known any more.
         """
         found, missing = [], []
-        for branch in one.slots.keys() & other.slots.keys():
-            slot = min(one.slots[branch], other.slots[branch])
-            stored = self._commits.read(branch, slot)
+        for branch in one.versions.keys() & other.versions.keys():
+            version = min(one.versions[branch], other.versions[branch])
+            stored = self._commits.read(branch, version)
             if stored is None:
-                missing.append((branch, slot))
+                missing.append((branch, version))
             else:
                 found.append(stored)
         best: list[Stored] = []
         before: list[Reach] = []
         # Newest first: a commit is newer than all of its ancestors.
         for stored in sorted(found, key=lambda each: (each.header.time, each.hash), reverse=True):
-            if not any(reach.has(stored.header.branch, stored.header.slot) for reach in before):
+            if not any(reach.has(stored.header.branch, stored.header.version) for reach in before):
                 best.append(stored)
                 before.append(self.reach(stored))
         is_known = one.is_within(other) and other.is_within(one)

@@ -1,7 +1,7 @@
 """Which branches there are: their names, their ids, and where each begins.
 
-What lies below commits/, heads/ and floor/ is found by the id of a branch, so that a name can be deleted, given again,
-or changed. Nothing but this module, and what reads for it, turns one into the other.
+What lies below commits/, heads/ and oldest_kept/ is found by the id of a branch, so that a name can be deleted, given
+again, or changed. Nothing but this module, and what reads for it, turns one into the other.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class BranchNames:
         try:
             found = self.read(name)
         except KeyFormatError as error:
-            raise CommitNotFoundError(f"branch {name!r}", hint=str(error)) from None
+            raise CommitNotFoundError(f"branch {name!r}", advice=str(error)) from None
         if found is None or found.name != name:
             self._identity.check_there()
             there = ", ".join(map(repr, [MAIN, *self.files()])) if found is None else repr(found.name)
-            hint = f"there is no such branch, but {there}"
-            raise CommitNotFoundError(f"branch {name!r}", hint=hint)
+            advice = f"there is no such branch, but {there}"
+            raise CommitNotFoundError(f"branch {name!r}", advice=advice)
         return found.id
 
     def name_of(self, branch: str) -> str:
@@ -49,14 +49,14 @@ class BranchNames:
         return MAIN if branch == MAIN else f"(deleted branch {branch[:8]})" if found is None else found.name
 
     def lineage(self, branch: str) -> tuple[tuple[str, int], ...]:
-        """Return in which branches the commits before a branch's own lie, the nearest first, and up to which slots."""
+        """Return the branches of the commits before a branch's own, nearest first, each with its last version."""
         found = self._find(branch)
         return () if found is None else found.lineage
 
-    def owner(self, branch: str, slot: int) -> str:
+    def owner(self, branch: str, version: int) -> str:
         """Return the id of the branch that has a commit of a branch, or of those that this one has forked from."""
         for older, last in self.lineage(branch):
-            if slot > last:
+            if version > last:
                 break
             branch = older
         return branch
@@ -119,7 +119,7 @@ class BranchNames:
     def create(self, name: str, fork: CommitName) -> Branch:
         """Write the record of a new branch behind a commit, durably. Raises `ValueError` if the name is given."""
         self.check_free(name)
-        lineage = ((fork.branch, fork.slot), *self.lineage(fork.branch))
+        lineage = ((fork.branch, fork.version), *self.lineage(fork.branch))
         record = Branch(name, os.urandom(16).hex(), fork.id, fork.hash, lineage)
         self._write(record)
         return record
@@ -153,7 +153,7 @@ class BranchNames:
         self.id_of(name)
         found = self.read(name)
         if found is None:
-            raise CommitNotFoundError(f"branch {name!r}", hint="it was deleted just now")
+            raise CommitNotFoundError(f"branch {name!r}", advice="it was deleted just now")
         return found
 
     def check_free(self, name: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
+from txstore.commit import MAIN, Commit
 from txstore.errors import CommitNotFoundError
-from txstore.history.commit import MAIN, Commit
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
@@ -30,7 +30,7 @@ class Branches(MutableMapping[str, Commit]):
             raise KeyError(name) from error
         head = self._commits.head(branch)
         if head is None:
-            raise CommitNotFoundError(f"branch {name!r}", hint="this repository has no commits yet")
+            raise CommitNotFoundError(f"branch {name!r}", advice="this repository has no commits yet")
         return head.commit
 
     def __setitem__(self, name: str, commit: At | None) -> None:
@@ -41,7 +41,7 @@ class Branches(MutableMapping[str, Commit]):
         """
         self._commits.branches.check_free(name)
         if commit is None:
-            raise CommitNotFoundError(f"branch {name!r}", hint=NO_COMMIT)
+            raise CommitNotFoundError(f"branch {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the branch
         try:

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import encoding, packfile
 from txstore.format.keys import after_prefix, decode_key, directory_prefix
 from txstore.format.packfile import PackName
-from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
-from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
+from txstore.segments.runs import Found, Runs
 
 #: So many candidates are looked up at a time.
 _PAGE = 1024
@@ -96,18 +96,18 @@ def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | No
     if None in lines:
         return _met(commits, one, other)
     here, there = (dict(line or ()) for line in lines)
-    for branch, slot in here.items():
+    for branch, version in here.items():
         if branch in there:
-            found = commits.read(branch, min(slot, there[branch]))
+            found = commits.read(branch, min(version, there[branch]))
             return found if found is not None and commits.is_kept(found) else None
     return None
 
 
 def _line(commits: Commits, stored: Stored) -> list[tuple[str, int]] | None:
-    """Return in which branches a commit and those before it lie, and up to which slots; None if a branch is gone."""
+    """Return in which branches a commit and those before it lie, and up to which versions; None if a branch is gone."""
     header = stored.header
     lineage = commits.branches.lineage(header.branch)
-    return [(header.branch, header.slot), *lineage] if lineage or header.branch == MAIN else None
+    return [(header.branch, header.version), *lineage] if lineage or header.branch == MAIN else None
 
 
 def _met(commits: Commits, one: Stored, other: Stored) -> Stored | None:
@@ -128,16 +128,16 @@ def parent_of(commits: Commits, stored: Stored) -> Stored | None:
         return None
     parent = next(islice(commits.ancestors(stored), 1, None), None)
     if parent is None and (below := commits.parent(stored)) is not None and stored.follows(below):
-        parent = below if commits.is_kept(below) else None  # below the floor, by a name of its own
+        parent = below if commits.is_kept(below) else None  # below the oldest kept version, by a name of its own
     if parent is None:
-        raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.slot - 1}")
+        raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.version - 1}")
     return parent
 
 
 def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int, Commit | None]:
     """Return the commits of a line that have these seqs; None for one that is not kept.
 
-    Mostly one read for each: where as many slots as seqs lie between two commits, nothing was merged between them.
+    Mostly one read for each: where as many versions as seqs lie between two commits, nothing was merged between them.
     """
     found: dict[int, Commit | None] = {}
     line: Iterator[Stored] = commits.ancestors(head)
@@ -145,9 +145,9 @@ def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int,
     for seq in sorted(seqs, reverse=True):
         found[seq] = None
         while last is not None and last.header.seq > seq:
-            slot = last.header.slot - (last.header.seq - seq)
-            guess = commits.at(last.header.branch, slot) if slot >= 0 else None
-            if guess is not None and slot < commits.floor(guess.header.branch):
+            version = last.header.version - (last.header.seq - seq)
+            guess = commits.at(last.header.branch, version) if version >= 0 else None
+            if guess is not None and version < commits.oldest_kept(guess.header.branch):
                 guess = None
             if guess is not None and guess.header.seq == seq:
                 last, line = guess, commits.ancestors(guess)
@@ -176,7 +176,7 @@ def refs_of(snapshot: Snapshot, keys: Iterable[str]) -> Iterator[tuple[str, Ref]
 
 def _forgotten(snapshot: Snapshot) -> int:
     """Return up to which seq tombstones may be missing, because `optimize` has left them out."""
-    return snapshot.seq - (snapshot.slot - snapshot.floor) if snapshot.floor else 0
+    return snapshot.seq - (snapshot.version - snapshot.oldest_kept) if snapshot.oldest_kept else 0
 
 
 def _candidates(before: Snapshot, after: Snapshot, since: int, start: bytes, stop: bytes | None) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The history of a repository: slots, heads, tags. Commits are read here, and slots are taken here.
+"""The history of a repository: versions, heads, tags. Commits are read here, and versions are taken here.
 
 A branch is named by its id here, as it is everywhere below the facade: `branch_names` knows the names.
 """
@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import TypeVar
 
+from txstore.commit import MAIN, Stored
+from txstore.commit_queue.tickets import Turns
 from txstore.errors import (
     CommitNotFoundError,
     CommitUnknownError,
@@ -25,13 +27,11 @@ from txstore.errors import (
 from txstore.format import commitfile, encoding, names, records
 from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.format.keys import check_name
-from txstore.format.records import Hint, Tag, TransactionRecord
+from txstore.format.records import HeadCache, Tag, TransactionRecord
 from txstore.history.branch_names import BranchNames
-from txstore.history.commit import MAIN, Stored
 from txstore.history.identity import Identity
-from txstore.history.packs import PackWriter, Writer
-from txstore.history.run_packs import RunPacks
-from txstore.history.tickets import Turns
+from txstore.segments.compaction_outputs import CompactionOutputs
+from txstore.segments.packs import PackWriter, Writer
 from txstore.steps import step
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_advance, in_background
@@ -55,8 +55,8 @@ def _remembered(encoded: bytes) -> Header:
     return Header.decode(encoded)
 
 
-class SlotTakenError(Exception):
-    """Another commit has the slot. Internal: the committer goes on to the next one."""
+class VersionTakenError(Exception):
+    """Another commit has the version. Internal: the committer goes on to the next one."""
 
 
 class Commits:
@@ -70,7 +70,7 @@ class Commits:
     read_at_once = 1
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
-    #: Whether a slot may still be taken by a request that has failed for the one who made it.
+    #: Whether a version may still be taken by a request that has failed for the one who made it.
     may_come_late = False
     #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
     pins_are_seen = True
@@ -79,10 +79,10 @@ class Commits:
         self.storage = storage
         self.identity = Identity(storage)
         self.branches = BranchNames(storage, self.identity)
-        self.run_packs = RunPacks(storage, self.merged_at_once)
+        self.compaction_outputs = CompactionOutputs(storage, self.merged_at_once)
         self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
-        self._durable_slots: dict[str, int] = {}  # of each branch: known to be durable, with all slots below it
+        self._durable_versions: dict[str, int] = {}  # of each branch: known to be durable, with all versions below it
         self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
         self._copied: set[str] = set()  # branches whose files were durable elsewhere; here nobody has synced them
 
@@ -96,31 +96,31 @@ class Commits:
 
     # --- reading commits
 
-    def read(self, branch: str, slot: int) -> Stored | None:
-        """Return the commit in a slot, None if the slot is free. Raises `CorruptionError`."""
-        found = self.read_with_end(branch, slot)
+    def read(self, branch: str, version: int) -> Stored | None:
+        """Return the commit in a version, None if the version is free. Raises `CorruptionError`."""
+        found = self.read_with_end(branch, version)
         return None if found is None else found[0]
 
-    def read_with_end(self, branch: str, slot: int) -> tuple[Stored, bytes] | None:
+    def read_with_end(self, branch: str, version: int) -> tuple[Stored, bytes] | None:
         """As `read`; also return the bytes at the end of the file that were read: of a short one all there are."""
-        path = names.commit_path(branch, slot)
+        path = names.commit_path(branch, version)
         try:
             tail, size = self.storage.read_tail(path, self.tail_size)
         except FileNotFoundError:
             return None
-        return self.decode(path, branch, slot, tail, size), tail
+        return self.decode(path, branch, version, tail, size), tail
 
-    def read_staged(self, commit_id: bytes, branch: str, slot: int) -> Stored | None:
-        """Return a commit that is on its way to a slot, or has just taken it; None if it is neither."""
+    def read_staged(self, commit_id: bytes, branch: str, version: int) -> Stored | None:
+        """Return a commit that is on its way to a version, or has just taken it; None if it is neither."""
         path = self.staged_path(commit_id, 0)
         try:
             tail, size = self.storage.read_tail(path, self.tail_size)
         except FileNotFoundError:
-            return self.read(branch, slot)
-        return self.decode(path, branch, slot, tail, size)
+            return self.read(branch, version)
+        return self.decode(path, branch, version, tail, size)
 
     def has(self, stored: Stored) -> bool:
-        """Tell whether a commit is in its slot as it was read: of what the file says, nothing is decoded again."""
+        """Tell whether a commit is in its version as it was read: of what the file says, nothing is decoded again."""
         footer = stored.footer
         try:
             tail, size = self.storage.read_tail(stored.path, footer.header_length + commitfile.FOOTER_SIZE)
@@ -129,14 +129,14 @@ class Commits:
         encoded = tail[: footer.header_length]
         return size == footer.file_length and commitfile.header_hash(encoded) == stored.hash
 
-    def at(self, branch: str, slot: int) -> Stored | None:
-        """Return the commit in a slot of a branch, or of those that it has forked from, None if there is none."""
-        return self.read(self.branches.owner(branch, slot), slot)
+    def at(self, branch: str, version: int) -> Stored | None:
+        """Return the commit in a version of a branch, or of those that it has forked from, None if there is none."""
+        return self.read(self.branches.owner(branch, version), version)
 
     def parent(self, stored: Stored) -> Stored | None:
-        """Return what is in the slot that a commit's parent had, be it that or not."""
+        """Return what is in the version that a commit's parent had, be it that or not."""
         header = stored.header
-        return self.read(header.fork or header.branch, header.slot - 1) if header.slot else None
+        return self.read(header.fork or header.branch, header.version - 1) if header.version else None
 
     def each(self, function: Callable[[S], T], arguments: Iterable[S], *, wanted: int | None = None) -> Iterator[T]:
         """Yield what a function that reads commits makes of its arguments, in their order, some in advance.
@@ -155,7 +155,7 @@ class Commits:
 
     def named(self, name: CommitName) -> Stored | None:
         """Return the commit that a branch or a merge names, None if it is not there."""
-        stored = self.read(name.branch, name.slot)
+        stored = self.read(name.branch, name.version)
         return stored if stored is not None and stored.name == name else None
 
     def fork_point(self, branch: str) -> Stored | None:
@@ -167,15 +167,15 @@ class Commits:
         if stored is None:
             self.check_living(branch)
             path = names.branch_path(self.branches.name_of(branch))
-            reason = f"the commit that it begins behind is gone: {fork.id.hex()}, slot {fork.slot}"
+            reason = f"the commit that it begins behind is gone: {fork.id.hex()}, version {fork.version}"
             raise CorruptionError(path, reason=reason)
         return stored
 
-    def label(self, branch: str, slot: int) -> str:
-        """Return how people call a slot of a branch."""
-        return f"{self.branches.name_of(branch)}@{slot}"
+    def label(self, branch: str, version: int) -> str:
+        """Return how people call a version of a branch."""
+        return f"{self.branches.name_of(branch)}@{version}"
 
-    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
+    def decode(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
         """Return the commit in a file of `size` bytes of which the last are `tail`. Raises `CorruptionError`."""
         try:
             footer = Footer.decode(tail[-commitfile.FOOTER_SIZE :])
@@ -194,8 +194,8 @@ class Commits:
             raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
-        if (header.repository_id, header.branch, header.slot) != (self.identity.id, branch, slot):
-            raise CorruptionError(path, reason="this commit belongs to another repository, branch or slot")
+        if (header.repository_id, header.branch, header.version) != (self.identity.id, branch, version):
+            raise CorruptionError(path, reason="this commit belongs to another repository, branch or version")
         if header.id != footer.pack_id:
             raise CorruptionError(path, reason="header and footer name different commits")
         return Stored(header, footer, commitfile.header_hash(encoded), self.branches.name_of)
@@ -203,82 +203,90 @@ class Commits:
     def head(self, branch: str = MAIN) -> Stored | None:
         """Return the newest commit, None if there is none yet; of a branch without its own, that it begins behind."""
         newest = self._newest.get(branch)
-        found = self._follow_hint(branch, newest) or self._search(branch, newest) or self.fork_point(branch)
+        found = self._follow_head_cache(branch, newest) or self._search(branch, newest) or self.fork_point(branch)
         for _ in range(_SEARCHES):
             while True:
-                above = self.read(branch, 0 if found is None else found.header.slot + 1)
+                above = self.read(branch, 0 if found is None else found.header.version + 1)
                 if above is None or not above.follows(found):  # nothing, or an orphan: not followed
                     break
                 found = above
-            # I10: below the floor there are gaps. A search may have been overtaken by a vacuum, a hint written late.
-            if not self.is_below_floor(branch, -1 if found is None else found.header.slot):
+            # I10: below the oldest kept version there are gaps. A search may have been overtaken by a vacuum, a head
+            # cache written late.
+            if not self.is_below_oldest_kept(branch, -1 if found is None else found.header.version):
                 break
             found = self._search(branch, newest) or self.fork_point(branch)
         else:
-            raise CorruptionError(names.floor_directory(branch), reason="it names a slot that is above all commits")
+            raise CorruptionError(
+                names.oldest_kept_directory(branch), reason="it names a version that is above all commits"
+            )
         # `newest` is what was known when the search began: another thread may have found a newer one since.
         if found is None:
             self.identity.check_there()
-        if newest is not None and (found is None or found.header.slot < newest.header.slot):
+        if newest is not None and (found is None or found.header.version < newest.header.version):
             self.check_living(branch)
             # I4: what was there is not missing but lost.
-            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         if found is not None:
             self._newest[branch] = found
         return found
 
     def head_to_follow(self, branch: str) -> Stored | None:
-        """Return the newest commit, or one that was the newest a moment ago: whoever offers to follow it is told."""
+        """Return the newest commit, or one that was the newest a moment ago: whoever proposes to follow it is told."""
         return self.head(branch)
 
     def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
         """Return the turns of somebody who does work again that was in conflict; None where nobody stands in line."""
         return contextlib.nullcontext()
 
-    def _follow_hint(self, branch: str, newest: Stored | None) -> Stored | None:
+    def _follow_head_cache(self, branch: str, newest: Stored | None) -> Stored | None:
         try:
-            hint = self.read_hint(branch)
+            head_cache = self.read_head_cache(branch)
         except (OSError, encoding.MalformedError):
-            return None  # it is only a hint: the slots are the truth
-        is_durable = hint.durable
-        if newest is not None and newest.header.id == hint.commit_id:
+            return None  # it is only a cache: the versions are the truth
+        is_durable = head_cache.durable
+        if newest is not None and newest.header.id == head_cache.commit_id:
             # A commit never changes; but is it still there?
             found = newest if self.storage.exists(newest.path) else None
         else:
-            found = self.read(branch, hint.slot)
-            # All that was below it when the hint was written is there, unless the power was lost since, or this is a
-            # copy: what was true of the original need not be true of it.
+            found = self.read(branch, head_cache.version)
+            # All that was below it when the head cache was written is there, unless the power was lost since, or this
+            # is a copy: what was true of the original need not be true of it.
             place = self.storage.place()
-            is_here = hint.place == place != 0
-            is_durable = is_here and hint.durable
-            is_of_boot = is_here and hint.boot == self.storage.boot() != 0
-            (self._copied.discard if hint.place in (0, place) else self._copied.add)(branch)
+            is_here = head_cache.place == place != 0
+            is_durable = is_here and head_cache.durable
+            is_of_boot = is_here and head_cache.boot == self.storage.boot() != 0
+            (self._copied.discard if head_cache.place in (0, place) else self._copied.add)(branch)
             if (
                 found is None
-                or found.header.id != hint.commit_id
+                or found.header.id != head_cache.commit_id
                 or not (is_durable or is_of_boot or self._is_whole(found, newest))
             ):
                 return None
-        if is_durable and found is not None and hint.slot > self._durable_slot(branch) and self.is_durable(hint):
-            self._durable_slots[branch] = hint.slot
+        if (
+            is_durable
+            and found is not None
+            and head_cache.version > self._durable_version(branch)
+            and self.is_durable(head_cache)
+        ):
+            self._durable_versions[branch] = head_cache.version
         return found
 
-    def read_hint(self, branch: str) -> Hint:
+    def read_head_cache(self, branch: str) -> HeadCache:
         """Raises `OSError` or `MalformedError`."""
-        return Hint.decode(self.storage.read_range(names.hint_path(branch), 0, records.HINT_SIZE))
+        return HeadCache.decode(self.storage.read_range(names.head_cache_path(branch), 0, records.HEAD_CACHE_SIZE))
 
-    def is_durable(self, hint: Hint) -> bool:
-        """Tell whether a hint says, of this directory, that its commit is durable."""
-        return hint.durable and hint.place == self.storage.place() != 0
+    def is_durable(self, head_cache: HeadCache) -> bool:
+        """Tell whether a head cache says, of this directory, that its commit is durable."""
+        return head_cache.durable and head_cache.place == self.storage.place() != 0
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
-        """Find a commit near the head without a hint: the highest one whose chain of parents is whole."""
-        lowest: int | None = None  # slot, of those whose chain breaks where that of a commit above them did
-        for slot in sorted(self.slots(branch), reverse=True):
-            if lowest is not None and slot >= lowest:
+        """Find a commit near the head without a head cache: the highest one whose chain of parents is whole."""
+        lowest: int | None = None  # version, of those whose chain breaks where that of a commit above them did
+        for version in sorted(self.versions(branch), reverse=True):
+            if lowest is not None and version >= lowest:
                 continue  # nobody vouches for it who was not met on the way down to there
-            found = self.read(branch, slot)
+            found = self.read(branch, version)
             if found is not None:
                 lowest = self._break_below(found, newest)
                 if lowest is None:
@@ -286,80 +294,83 @@ class Commits:
         return None
 
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
-        """Tell whether a slot is missing. In a copy any may be: what commits vouch for was true of the original."""
-        header, slots = stored.header, set(self.slots(stored.header.branch))
+        """Tell whether a version is missing. In a copy any may be: what commits vouch for was true of the original."""
+        header, versions = stored.header, set(self.versions(stored.header.branch))
         fork = self.branches.fork(header.branch)
-        first = max(header.floor, -1 if known is None else known.header.slot, 0 if fork is None else fork.slot + 1)
-        return any(slot not in slots for slot in range(first, header.slot))
+        first = max(
+            header.oldest_kept, -1 if known is None else known.header.version, 0 if fork is None else fork.version + 1
+        )
+        return any(version not in versions for version in range(first, header.version))
 
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
         return self._break_below(stored, known) is None
 
     def _break_below(self, stored: Stored, known: Stored | None) -> int | None:
-        """Return where the parents of a commit are not there any more: the slot above that. None: the chain is whole.
+        """Return where the parents of a commit are not there any more: the version above that. None: the chain is
+        whole.
 
         It is if they are there down to one that was durable before its child was made. A commit that was synced vouches
         for all below it but those that it calls pending (I1); one made with `durability="none"` vouches for nothing.
         """
         if stored.header.branch in self._copied and self._has_gaps(stored, known):
-            return stored.header.slot
-        vouched = 0  # what lies below this slot was durable when a commit was made that we have met
-        floor = 0
+            return stored.header.version
+        vouched = 0  # what lies below this version was durable when a commit was made that we have met
+        oldest_kept = 0
         while known is None or stored.header.id != known.header.id:
             header = stored.header
-            floor = max(floor, header.floor)
-            if header.slot <= floor:
+            oldest_kept = max(oldest_kept, header.oldest_kept)
+            if header.version <= oldest_kept:
                 return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
             below = self.parent(stored)
             if not stored.follows(below):
-                is_removed = below is None and self.is_below_floor(header.branch, header.slot - 1)
-                return None if is_removed else header.slot
+                is_removed = below is None and self.is_below_oldest_kept(header.branch, header.version - 1)
+                return None if is_removed else header.version
             if header.fork:
                 return None  # what a branch begins behind was made durable before there was the branch
             if header.synced:
-                vouched = max(vouched, header.slot - header.pending)
-            if below is None or below.header.slot < vouched:
+                vouched = max(vouched, header.version - header.pending)
+            if below is None or below.header.version < vouched:
                 return None
             stored = below
         return None
 
-    def slots(self, branch: str) -> list[int]:
-        """Return the slots of a branch's own that hold a file, in no order."""
-        return self._slots_in(names.commits_directory(branch))
+    def versions(self, branch: str) -> list[int]:
+        """Return the versions of a branch's own that hold a file, in no order."""
+        return self._versions_in(names.commits_directory(branch))
 
-    def _slots_in(self, directory: str) -> list[int]:
-        return [slot for slot in map(names.parse_slot, self.storage.list(directory)) if slot is not None]
+    def _versions_in(self, directory: str) -> list[int]:
+        return [version for version in map(names.parse_version, self.storage.list(directory)) if version is not None]
 
-    def floor(self, branch: str) -> int:
-        """Return the lowest slot that every vacuum so far has kept; of a new branch, that of what it begins behind."""
-        raised = self._slots_in(names.floor_directory(branch))
+    def oldest_kept(self, branch: str) -> int:
+        """Return the lowest version that every vacuum so far has kept; of a new branch, that of its parent."""
+        raised = self._versions_in(names.oldest_kept_directory(branch))
         fork = None if raised else self.branches.fork(branch)
-        return max(raised, default=0) if fork is None else fork.slot
+        return max(raised, default=0) if fork is None else fork.version
 
-    def is_below_floor(self, branch: str, slot: int) -> bool:
-        """Tell whether a vacuum has given up a slot, or what was there before the first one (-1)."""
-        floor = self.floor(branch)
-        return floor > 0 and slot < floor
+    def is_below_oldest_kept(self, branch: str, version: int) -> bool:
+        """Tell whether a vacuum has given up a version, or what was there before the first one (-1)."""
+        oldest_kept = self.oldest_kept(branch)
+        return oldest_kept > 0 and version < oldest_kept
 
     def is_passed(self, stored: Stored) -> bool:
-        """Tell whether a commit that was just made may have taken a slot that a vacuum had freed (I10)."""
-        return self.is_below_floor(stored.header.branch, stored.header.decided_in)
+        """Tell whether a commit that was just made may have taken a version that a vacuum had freed (I10)."""
+        return self.is_below_oldest_kept(stored.header.branch, stored.header.decided_in)
 
     def is_crowded(self, branch: str) -> bool:
-        """Tell whether many are known to be about to take the next slot, and nobody waits for a turn."""
+        """Tell whether many are known to be about to take the next version, and nobody waits for a turn."""
         return False
 
     def let_stand(self, paths: Collection[str]) -> None:
-        """Wait, before files are deleted, until nobody can take them for slots that were never taken (I10)."""
+        """Wait, before files are deleted, until nobody can take them for versions that were never taken (I10)."""
 
     def is_kept(self, stored: Stored) -> bool:
         """Tell whether a commit is one that no vacuum has given up.
 
-        It is not below the floor of a branch that there is, or it is tagged, or a branch begins behind it, or it is the
-        last that a commit that is kept has merged of a branch.
+        It is not below the oldest kept version of a branch that there is, or it is tagged, or a branch begins behind
+        it, or it is the last that a commit that is kept has merged of a branch.
         """
         header = stored.header
-        if self.floor(header.branch) <= header.slot and self.branches.is_living(header.branch):
+        if self.oldest_kept(header.branch) <= header.version and self.branches.is_living(header.branch):
             return True
         return self._is_held(stored) or self._is_merged(stored)
 
@@ -373,23 +384,23 @@ class Commits:
     ) -> Iterator[Stored]:
         """Yield a commit and those before it that are kept, newest first. `wanted`: how many, if that is known.
 
-        `as_told`: what later commits tell of them is enough, be their files there or not. `lowest`: a floor that may
-        be below the one that the commit names, between which there may be nothing. Raises `CorruptionError` where the
-        chain is broken.
+        `as_told`: what later commits tell of them is enough, be their files there or not. `lowest`: an oldest kept
+        version that may be below the one that the commit names, between which there may be nothing. Raises
+        `CorruptionError` where the chain is broken.
         """
         if stored is None:
             return
         down = self._carried if as_told else self._down
-        floor, given_up = stored.header.floor, -1  # below `given_up`, a commit of this branch may be gone
+        oldest_kept, given_up = stored.header.oldest_kept, -1  # below `given_up`, a commit of this branch may be gone
         if lowest is not None:
-            floor, given_up = min(lowest, floor), floor
-        line = down(stored, floor, wanted)
+            oldest_kept, given_up = min(lowest, oldest_kept), oldest_kept
+        line = down(stored, oldest_kept, wanted)
         # While that is asked for, those below are read.
-        asked: Callable[[], int] | None = self.begin(self.floor, stored.header.branch)
+        asked: Callable[[], int] | None = self.begin(self.oldest_kept, stored.header.branch)
         while True:
             yield stored
             header = stored.header
-            if header.slot <= floor:
+            if header.version <= oldest_kept:
                 return
             if header.fork:
                 line = down(stored, 0, wanted)
@@ -399,36 +410,42 @@ class Commits:
             except (TxStoreError, OSError) as raised:
                 error = raised
             if asked is not None:
-                floor, asked = max(floor, asked()), None
-                if header.slot <= floor:
+                oldest_kept, asked = max(oldest_kept, asked()), None
+                if header.version <= oldest_kept:
                     return  # what is below may be anything
             if error is not None:
                 raise error
-            if stored is None and (header.slot <= given_up or (floor := self.floor(header.branch)) >= header.slot):
+            if stored is None and (
+                header.version <= given_up or (oldest_kept := self.oldest_kept(header.branch)) >= header.version
+            ):
                 return  # a vacuum has overtaken us
             if stored is None and not self.branches.is_living(header.branch):
                 return  # one has deleted what was left of the branch
             if header.fork:  # from here on, that branch says what is kept: nothing else, if it was deleted
                 given_up = -1
-                floor = self.floor(header.fork) if self.branches.is_living(header.fork) else header.slot
+                oldest_kept = self.oldest_kept(header.fork) if self.branches.is_living(header.fork) else header.version
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
-                path = names.commit_path(header.fork or header.branch, header.slot - 1)
-                raise CorruptionError(path, reason=f"this is not the parent that slot {header.slot} names")
+                path = names.commit_path(header.fork or header.branch, header.version - 1)
+                raise CorruptionError(path, reason=f"this is not the parent that version {header.version} names")
 
-    def _down(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
-        """Yield what is in the slot that a commit's parent had, and below it in the same branch, down to the floor."""
+    def _down(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
+        """Yield what is in the version that a commit's parent had, and below it in the same branch, down to the oldest
+        kept version.
+        """
         branch = stored.header.fork or stored.header.branch
-        return self.each(partial(self.read, branch), range(stored.header.slot - 1, floor - 1, -1), wanted=wanted)
+        return self.each(
+            partial(self.read, branch), range(stored.header.version - 1, oldest_kept - 1, -1), wanted=wanted
+        )
 
-    def _carried(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
+    def _carried(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
         """As `_down`; where it takes requests, a commit may be told by one above it, and be gone."""
-        return self._down(stored, floor, wanted)
+        return self._down(stored, oldest_kept, wanted)
 
     def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
         """Return what the commit after a parent tells of those before it, if it would take requests to read them."""
         return b""
 
-    # --- tags, and the floor
+    # --- tags, and the oldest kept version
 
     def tags(self) -> dict[str, Tag]:
         """Return all tags by their names. Raises `CorruptionError`."""
@@ -447,7 +464,7 @@ class Commits:
             return Tag.decode(self.storage.read(path))
         except FileNotFoundError:
             self.identity.check_there()
-            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags") from None
+            raise CommitNotFoundError(f"tag {name!r}", advice="there is no such tag; see repo.tags") from None
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
 
@@ -457,7 +474,7 @@ class Commits:
         header = stored.header
         self._check_no_branch(name)
         self.make_durable(stored)  # I1: the tag is
-        content = Tag(header.branch, header.slot, header.id).encode()
+        content = Tag(header.branch, header.version, header.id).encode()
         path = names.tag_path(check_name("tag", name))
         self.storage.write_once(path, content, durable=True)
         try:
@@ -468,7 +485,7 @@ class Commits:
         if not self._stays(stored, but_tag=name):
             # A vacuum may have looked for tags before this one was there.
             self.delete_tag(name)
-            raise SnapshotExpiredError(self.label(header.branch, header.slot))
+            raise SnapshotExpiredError(self.label(header.branch, header.version))
 
     def _check_no_branch(self, name: str) -> None:
         """Raise `ValueError` if a branch has the name of a tag: `at=` takes both."""
@@ -486,7 +503,7 @@ class Commits:
         path = names.tag_path(check_name("tag", name))
         if not self.storage.exists(path):
             self.identity.check_there()
-            raise CommitNotFoundError(f"tag {name!r}", hint="there is no such tag; see repo.tags")
+            raise CommitNotFoundError(f"tag {name!r}", advice="there is no such tag; see repo.tags")
         self.storage.delete(path)
         # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
         self.storage.sync_directory(names.TAGS)
@@ -494,7 +511,7 @@ class Commits:
     def _stays(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
         """Tell whether a commit is kept whatever becomes of one name that it has."""
         header = stored.header
-        if header.slot >= self.floor(header.branch) and self.branches.is_living(header.branch):
+        if header.version >= self.oldest_kept(header.branch) and self.branches.is_living(header.branch):
             return True
         return self._is_held(stored, but_tag=but_tag, but_branch=but_branch)
 
@@ -509,7 +526,7 @@ class Commits:
         """Tell whether a commit that is kept has merged this one."""
         living = [MAIN, *(record.id for record in self.branches.all().values())]
         heads = [head for head in map(self.head, living) if head is not None]
-        place, related = (stored.header.branch, stored.header.slot), self.related()
+        place, related = (stored.header.branch, stored.header.version), self.related()
         return any(place in self.kept_with(child, related) for head in heads for child in self.ancestors(head))
 
     def related(self) -> set[str]:
@@ -519,16 +536,17 @@ class Commits:
 
     @staticmethod
     def kept_with(stored: Stored, related: Collection[str]) -> Iterator[tuple[str, int]]:
-        """Yield the branches and slots of commits that are kept as long as a commit is: how far it reaches into others.
+        """Yield the branches and versions of commits that are kept as long as a commit is: how far it reaches into
+        others.
 
         They are what a later merge begins at, with any of the `related` branches.
         """
         header = stored.header
         if header.merged is not None:
-            yield header.merged.branch, header.merged.slot
-        for branch, slot in header.reach.items():
+            yield header.merged.branch, header.merged.version
+        for branch, version in header.reach.items():
             if branch != header.branch and branch in related:
-                yield branch, slot
+                yield branch, version
 
     # --- branches
 
@@ -549,7 +567,7 @@ class Commits:
             raise
         if not self._stays(stored, but_branch=name):
             self.branches.delete(name)  # as a tag
-            raise SnapshotExpiredError(self.label(header.branch, header.slot))
+            raise SnapshotExpiredError(self.label(header.branch, header.version))
         return created
 
     def delete_branch(self, name: str) -> None:
@@ -563,7 +581,7 @@ class Commits:
                 raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
         with self.storage.lock(names.COMMIT_LOCK):  # nobody commits to it meanwhile
             self.branches.delete(name)
-        self.run_packs.forget(branch)
+        self.compaction_outputs.forget(branch)
 
     def rename_branch(self, name: str, new: str) -> None:
         """Give a branch another name. Raises `CommitNotFoundError` if there is none, `ValueError` if that is given."""
@@ -579,8 +597,8 @@ class Commits:
     def check_living(self, branch: str) -> None:
         """Raise `CommitNotFoundError` if a branch has been deleted."""
         if branch != MAIN and not self.branches.is_living(branch):
-            hint = "it was deleted meanwhile: what is staged for it can still be read, but not be committed"
-            raise CommitNotFoundError(f"branch {self.branches.name_of(branch)!r}", hint=hint)
+            advice = "it was deleted meanwhile: what is staged for it can still be read, but not be committed"
+            raise CommitNotFoundError(f"branch {self.branches.name_of(branch)!r}", advice=advice)
 
     def recorded(self) -> Iterator[TransactionRecord]:
         """Yield the records of transactions that are open: what has a name outlives its processes."""
@@ -604,15 +622,18 @@ class Commits:
         """Return the ids of the branches that have commits of their own, deleted ones too."""
         return sorted(filter(names.is_branch_id, self.storage.list("commits")))
 
-    @step("write floor")
-    def write_floor(self, stored: Stored) -> None:
-        """Say that what lies below the floor of a vacuum's commit, which is durable, goes now. Raises `OSError`."""
+    @step("write oldest kept version")
+    def write_oldest_kept(self, stored: Stored) -> None:
+        """Say that what lies below the oldest kept version of a vacuum's commit, which is durable, goes now.
+
+        Raises `OSError`.
+        """
         header = stored.header
-        content = Tag(header.branch, header.slot, header.id).encode()
-        self.storage.make_directory(names.floor_directory(header.branch), durable=True)
-        self.storage.sync_directory(names.FLOOR)  # whoever made the branch's directory may not have done so
+        content = Tag(header.branch, header.version, header.id).encode()
+        self.storage.make_directory(names.oldest_kept_directory(header.branch), durable=True)
+        self.storage.sync_directory(names.OLDEST_KEPT)  # whoever made the branch's directory may not have done so
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
-            self.storage.write_once(names.floor_path(header.branch, header.floor), content, durable=True)
+            self.storage.write_once(names.oldest_kept_path(header.branch, header.oldest_kept), content, durable=True)
 
     # --- files
 
@@ -624,17 +645,17 @@ class Commits:
     def pack_folders(self) -> list[str]:
         return self.paths_in(names.PACKS)
 
-    # --- taking a slot
+    # --- taking a version
 
     def check_not_stopped(self, branch: str) -> None:
-        """Raise `OSError` if commits may have taken each other's slots, so that only a repair knows what is needed."""
+        """Raise `OSError` if commits may have taken each other's versions: only a repair knows what is needed then."""
 
-    def _durable_slot(self, branch: str) -> int:
-        """Return up to which slot a branch is known to be durable."""
-        known = self._durable_slots.get(branch)
+    def _durable_version(self, branch: str) -> int:
+        """Return up to which version a branch is known to be durable."""
+        known = self._durable_versions.get(branch)
         if known is None:  # what it begins behind was made so before there was the branch
             fork = self.branches.fork(branch)
-            known = self._durable_slots[branch] = -1 if fork is None else fork.slot
+            known = self._durable_versions[branch] = -1 if fork is None else fork.version
         return known
 
     def pending(self, branch: str, parent: Stored | None) -> int:
@@ -642,8 +663,8 @@ class Commits:
         if parent is None or parent.header.branch != branch:
             return 0
         header = parent.header
-        vouched = header.slot - header.pending - 1 if header.synced else -1
-        return max(0, header.slot - max(vouched, self._durable_slot(branch)))
+        vouched = header.version - header.pending - 1 if header.synced else -1
+        return max(0, header.version - max(vouched, self._durable_version(branch)))
 
     def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
         """Tell whether a durable commit may be made on top without `make_durable` (I1).
@@ -658,7 +679,7 @@ class Commits:
 
     def ensure_durable(self, stored: Stored) -> None:
         """Make a commit and all before it durable, unless they are known to be. Raises `OSError`."""
-        if stored.header.branch in self._copied or stored.header.slot > self._durable_slot(stored.header.branch):
+        if stored.header.branch in self._copied or stored.header.version > self._durable_version(stored.header.branch):
             self.make_durable(stored)
 
     @step("make durable")
@@ -674,20 +695,20 @@ class Commits:
         if self._copied:
             self._sync_all()
         for stored in self.ancestors(newest):
-            if stored.header.synced or stored.header.slot <= self._durable_slot(stored.header.branch):
+            if stored.header.synced or stored.header.version <= self._durable_version(stored.header.branch):
                 break
             try:
                 self._sync_files(stored)
             except FileNotFoundError:
-                if not self.is_below_floor(stored.header.branch, stored.header.slot):
+                if not self.is_below_oldest_kept(stored.header.branch, stored.header.version):
                     raise
                 break  # a vacuum, which is durable, has removed it
         for each in dict.fromkeys([branch, branch if newest is None else newest.header.branch]):
             self.storage.sync_directory(names.commits_directory(each))
         self._copied.clear()
         if newest is not None:
-            slot = max(self._durable_slot(newest.header.branch), newest.header.slot)
-            self._durable_slots[newest.header.branch] = slot
+            version = max(self._durable_version(newest.header.branch), newest.header.version)
+            self._durable_versions[newest.header.branch] = version
 
     @step("sync copy")
     def _sync_all(self) -> None:
@@ -712,20 +733,20 @@ class Commits:
             self.storage.sync_directory(names.PACKS)
         self.storage.sync_file(stored.path)
 
-    @step("take slot")
-    def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
-        """Rename a finished file into its slot: the moment of commit (I2). Return the commit as it was made.
+    @step("take version")
+    def take_version(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        """Rename a finished file into its version: the moment of commit (I2). Return the commit as it was made.
 
         `joins`: it may follow other commits than its own parent, if these touch nothing that it touches.
 
-        Raises `SlotTakenError` if a foreign commit has the slot, `CommitUnknownError` if it can't be told whose commit
-        it has (I3), `OSError` if the commit was not made.
+        Raises `VersionTakenError` if a foreign commit has the version, `CommitUnknownError` if it can't be told whose
+        commit it has (I3), `OSError` if the commit was not made.
         """
         header = stored.header
         try:
             self.storage.rename_noreplace(source, stored.path)
         except OSError as error:
-            # I3: "it exists", or any error, is no proof of having lost. Only the slot's content is.
+            # I3: "it exists", or any error, is no proof of having lost. Only the version's content is.
             there = self._read_back(header, error)
             if there is None:
                 refused = self.not_taken(header, error)
@@ -737,62 +758,62 @@ class Commits:
                     del refused  # its traceback has this frame: they would hold one another, and all callers' pins
             if there.hash != stored.hash:
                 if there.has_parent_of(stored):
-                    raise SlotTakenError from error
+                    raise VersionTakenError from error
                 self._move_aside(there)
-                return self.take_slot(source, stored)
+                return self.take_version(source, stored)
         self._newest[header.branch] = stored
         return stored
 
     def not_taken(self, header: Header, error: OSError) -> Exception:
-        """Return what to raise for a slot that is still free after the file was offered to it."""
+        """Return what to raise for a version that is still free after the file was proposed to it."""
         return error
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         try:
             deadline = time.monotonic() + self.storage.stale_seconds
-            while (there := self.read(header.branch, header.slot)) is None and isinstance(error, FileExistsError):
+            while (there := self.read(header.branch, header.version)) is None and isinstance(error, FileExistsError):
                 if time.monotonic() >= deadline:
                     break  # it has been emptied since
                 time.sleep(_LOOK_AGAIN)
             return there
         except OSError:
-            raise CommitUnknownError(header.id.hex(), reason="the slot can't be read back") from error
+            raise CommitUnknownError(header.id.hex(), reason="the version can't be read back") from error
 
     def _move_aside(self, orphan: Stored) -> None:
         header = orphan.header
-        aside = names.orphan_path(header.branch, header.slot, header.id)
+        aside = names.orphan_path(header.branch, header.version, header.id)
         try:
             self.storage.rename_noreplace(orphan.path, aside)
         except (FileExistsError, FileNotFoundError):
-            there = self.read(header.branch, header.slot)
+            there = self.read(header.branch, header.version)
             if there is not None and there.header.id == header.id:
-                # A crash between link and unlink left both names. The lock keeps the slot as it was just read.
+                # A crash between link and unlink left both names. The lock keeps the version as it was just read.
                 self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
-    def hint(self, stored: Stored, *, durable: bool) -> Hint:
-        """Return the hint that names a commit, true of this directory in this boot."""
+    def head_cache(self, stored: Stored, *, durable: bool) -> HeadCache:
+        """Return the head cache that names a commit, true of this directory in this boot."""
         place = self.storage.place()
         if not durable and stored.header.branch in self._copied:
             place = place ^ 2 or 4  # of no directory: its readers have to know that nothing of the copy was synced
-        return stored.hint(durable=durable, boot=self.storage.boot(), place=place)
+        return stored.head_cache(durable=durable, boot=self.storage.boot(), place=place)
 
     def give_back(self, stored: Stored) -> None:
-        """Empty a slot below the floor, which this process has just taken, and which nobody follows."""
+        """Empty a version below the oldest kept one, which this process has just taken and no commit follows."""
         self._newest.pop(stored.header.branch, None)
         self.storage.delete(stored.path)
 
-    def write_hint(self, stored: Stored, *, durable: bool) -> None:
-        hint = self.hint(stored, durable=durable)
-        # The commit stands whatever becomes of the hint.
+    def write_head_cache(self, stored: Stored, *, durable: bool) -> None:
+        head_cache = self.head_cache(stored, durable=durable)
+        # The commit stands whatever becomes of the head cache.
         with contextlib.suppress(OSError):
-            self.storage.write_in_place(names.hint_path(stored.header.branch), hint.encode())
+            self.storage.write_in_place(names.head_cache_path(stored.header.branch), head_cache.encode())
 
-    def stop_hints(self) -> None:
-        """Return when no hint that was asked for by now is written any more."""
+    def stop_head_caches(self) -> None:
+        """Return when no head cache that was asked for by now is written any more."""
 
-    def write_hint_of_copy(self, stored: Stored) -> None:
-        """Write the hint of a durable commit that a backup has put in its place."""
-        self.write_hint(stored, durable=True)
+    def write_head_cache_of_copy(self, stored: Stored) -> None:
+        """Write the head cache of a durable commit that a backup has put in its place."""
+        self.write_head_cache(stored, durable=True)
 
     @step("settle commit")
     def settle(self, stored: Stored) -> None:
@@ -805,7 +826,8 @@ class Commits:
             self.storage.sync_directory(names.commits_directory(branch))
         except OSError as error:
             raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
-        self._durable_slots[branch] = max(self._durable_slot(branch), stored.header.slot)
+        self._durable_versions[branch] = max(self._durable_version(branch), stored.header.version)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            if self.read_hint(branch).commit_id == stored.header.id:  # else it has moved on, and should not go back
-                self.write_hint(stored, durable=True)
+            # else it has moved on, and should not go back
+            if self.read_head_cache(branch).commit_id == stored.header.id:
+                self.write_head_cache(stored, durable=True)

@@ -6,13 +6,13 @@ import contextlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from txstore.commit import EPOCH
 from txstore.errors import CorruptionError
 from txstore.format import names
 from txstore.format.encoding import MalformedError
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
 from txstore.format.shown import html_head
-from txstore.history.commit import EPOCH
 from txstore.storage.interface import Storage
 
 

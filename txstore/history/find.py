@@ -1,4 +1,4 @@
-"""Finding a commit by what a person knows of it: its slot, the beginning of its id, a date, a tag, `HEAD~1`."""
+"""Finding a commit by what a person knows of it: its version, the beginning of its id, a date, a tag, `HEAD~1`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
+from txstore.commit import EPOCH, MAIN, Commit, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
 from txstore.format import names
 from txstore.format.commitfile import CommitName
-from txstore.history.commit import EPOCH, MAIN, Commit, Stored
 from txstore.history.commits import Commits
 
 #: What a commit may be named by: see `find_commit`. A negative number counts from the head, which is -1.
@@ -28,20 +28,20 @@ HEAD = "HEAD"
 NO_COMMIT = "there is none to name: nothing was committed yet, or commit() has changed nothing and had no message"
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-#: What no name of a branch or tag can hold: `main@3` is in slot 3 of main, `NAME~2` two before what has this name.
-_IN_SLOT = re.compile(r"(.+)@(-?\d+)")
+#: What no name of a branch or tag can hold: `main@3` is in version 3 of main, `NAME~2` two before what has this name.
+_IN_VERSION = re.compile(r"(.+)@(-?\d+)")
 _BEFORE = re.compile(r"(.+)~(\d*)")
-_UNDERSTOOD = "a slot, a tag, a branch, HEAD, branch@slot, the first 4 digits of an id or more, a date, or NAME~1"
+_UNDERSTOOD = "a version, a tag, a branch, HEAD, branch@version, the first 4 digits of an id or more, a date, or NAME~1"
 
 
 def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
-    """Return the commit by slot, by id (or its first 4 digits or more), by tag, or the newest at a date.
+    """Return the commit by version, by id (or its first 4 digits or more), by tag, or the newest at a date.
 
     Also what a `Commit` is, and the head of a branch by its name; `HEAD` is that of `branch`. As commits are shown, so
-    they are found: `dev@3` is in slot 3 of dev. What ends in `~2` is two commits before, along first parents.
+    they are found: `dev@3` is in version 3 of dev. What ends in `~2` is two commits before, along first parents.
 
-    A date is an aware `datetime`, ISO 8601 text with a zone, or a `numpy.datetime64`, which is in UTC. Slots and dates
-    are those of one branch, and of what it has forked from; an id is looked for in all of them. Raises
+    A date is an aware `datetime`, ISO 8601 text with a zone, or a `numpy.datetime64`, which is in UTC. Versions and
+    dates are those of one branch, and of what it has forked from; an id is looked for in all of them. Raises
     `CommitNotFoundError` if there is none, `ValueError` for a date without a zone.
     """
     if isinstance(at, Commit):
@@ -53,9 +53,9 @@ def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
             return named
         if (before := _BEFORE.fullmatch(at)) is not None:
             later = find_commit(commits, before[1], branch)
-            return _in_slot(commits, later.header.branch, later.header.slot - int(before[2] or 1), at)
-        if (in_slot := _IN_SLOT.fullmatch(at)) is not None:
-            return find_commit(commits, int(in_slot[2]), commits.branches.id_of(in_slot[1]))
+            return _in_version(commits, later.header.branch, later.header.version - int(before[2] or 1), at)
+        if (in_version := _IN_VERSION.fullmatch(at)) is not None:
+            return find_commit(commits, int(in_version[2]), commits.branches.id_of(in_version[1]))
         if _DATE.match(at):
             at = _of_text(at)
     if isinstance(at, datetime):
@@ -63,23 +63,27 @@ def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
     if isinstance(at, str):
         return _by_id(commits, at, branch)
     if isinstance(at, bool) or not isinstance(at, SupportsIndex):
-        raise TypeError(f"at= takes a slot, a commit, its id, a tag or a date, not {type(at).__name__}")
-    slot = index(at)
-    if slot < 0:
-        slot += _existing_head(commits, branch).header.slot + 1
-    return _in_slot(commits, branch, slot, f"slot {index(at)}")
+        raise TypeError(f"at= takes a version, a commit, its id, a tag or a date, not {type(at).__name__}")
+    version = index(at)
+    if version < 0:
+        version += _existing_head(commits, branch).header.version + 1
+    return _in_version(commits, branch, version, f"version {index(at)}")
 
 
-def _in_slot(commits: Commits, branch: str, slot: int, asked: str) -> Stored:
-    stored = commits.at(branch, slot) if slot >= 0 else None
+def _in_version(commits: Commits, branch: str, version: int, asked: str) -> Stored:
+    stored = commits.at(branch, version) if version >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
         older = commits.branches.owner(branch, 0)  # where the first commit was made
-        floor = commits.floor(older) if older != branch else max(head.header.floor, commits.floor(branch))
-        if 0 <= slot <= head.header.slot and (slot < floor or commits.branches.owner(branch, slot) != branch):
-            raise SnapshotExpiredError(commits.label(branch, slot))
+        oldest_kept = (
+            commits.oldest_kept(older) if older != branch else max(head.header.oldest_kept, commits.oldest_kept(branch))
+        )
+        if 0 <= version <= head.header.version and (
+            version < oldest_kept or commits.branches.owner(branch, version) != branch
+        ):
+            raise SnapshotExpiredError(commits.label(branch, version))
         shown = commits.branches.name_of(branch)
-        raise CommitNotFoundError(asked, hint=f"branch {shown!r} has slots {floor} to {head.header.slot}")
+        raise CommitNotFoundError(asked, advice=f"branch {shown!r} has versions {oldest_kept} to {head.header.version}")
     return stored
 
 
@@ -87,13 +91,13 @@ def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
     """Return what a commit was made of that somebody was told of: its branch may have another name by now."""
     with contextlib.suppress(CommitNotFoundError):
         branch = commits.branches.id_of(commit.branch)
-    stored = commits.at(branch, commit.slot)
+    stored = commits.at(branch, commit.version)
     if stored is not None and stored.header.id.hex() == commit.id:
         return stored
     try:
         return _by_id(commits, commit.id, branch)
     except CommitNotFoundError as error:
-        if commit.slot < commits.floor(branch):
+        if commit.version < commits.oldest_kept(branch):
             raise SnapshotExpiredError(str(commit)) from error
         raise
 
@@ -110,8 +114,8 @@ def _by_name(commits: Commits, name: str, branch: str) -> Stored | None:
     with contextlib.suppress(CommitNotFoundError, KeyFormatError):
         branch_id = commits.branches.id_of(name)
     if tagged is not None and branch_id is not None:
-        hint = "a tag and a branch have this name: say tag= or branch=, and delete or rename one of them"
-        raise CommitNotFoundError(f"commit {name!r}", hint=hint)
+        advice = "a tag and a branch have this name: say tag= or branch=, and delete or rename one of them"
+        raise CommitNotFoundError(f"commit {name!r}", advice=advice)
     if branch_id is not None:
         return commits.head(branch_id)
     if tagged is not None:
@@ -136,7 +140,7 @@ def _existing_head(commits: Commits, branch: str) -> Stored:
     head = commits.head(branch)
     if head is None:
         shown = commits.branches.name_of(branch)
-        raise CommitNotFoundError(f"branch {shown!r}", hint="this repository has no commits yet")
+        raise CommitNotFoundError(f"branch {shown!r}", advice="this repository has no commits yet")
     return head
 
 
@@ -150,11 +154,11 @@ def _by_id(commits: Commits, commit_id: str, branch: str) -> Stored:
                 break
     if len(found) == 1:
         return found.popitem()[1]
-    hint = "several commits begin like this: give more digits" if found else _hint(commits, commit_id)
-    raise CommitNotFoundError(f"commit {commit_id!r}", hint=hint)
+    advice = "several commits begin like this: give more digits" if found else _advice(commits, commit_id)
+    raise CommitNotFoundError(f"commit {commit_id!r}", advice=advice)
 
 
-def _hint(commits: Commits, asked: str) -> str:
+def _advice(commits: Commits, asked: str) -> str:
     """Say what is understood, and which names are like the one that there is not."""
     if re.fullmatch(r"[0-9a-f]{32}", asked):
         return "there is no such commit; repo.log() and `txstore log` list them"
@@ -164,7 +168,9 @@ def _hint(commits: Commits, asked: str) -> str:
 
 
 def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
-    """Yield the commits that are kept: of each branch down to the floor, then the tagged ones; those of one first."""
+    """Yield the commits that are kept: of each branch down to the oldest kept version, then the tagged ones; those of
+    one first.
+    """
     met: set[CommitName] = set()
     _existing_head(commits, branch)
     for each in _branches_from(commits, branch):
@@ -173,9 +179,9 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
                 break  # and so are those before it
             met.add(stored.name)
             yield stored
-    tagged = [(tag.branch, tag.slot) for tag in commits.tags().values()]
-    begun = [(record.fork.branch, record.fork.slot) for record in commits.branches.all().values()]
-    for place in sorted({*tagged, *begun} - {(name.branch, name.slot) for name in met}, reverse=True):
+    tagged = [(tag.branch, tag.version) for tag in commits.tags().values()]
+    begun = [(record.fork.branch, record.fork.version) for record in commits.branches.all().values()]
+    for place in sorted({*tagged, *begun} - {(name.branch, name.version) for name in met}, reverse=True):
         if (stored_there := commits.read(*place)) is not None:
             yield stored_there
 
@@ -192,17 +198,17 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
         )
     wanted = round((at - EPOCH) / timedelta(microseconds=1))
     branch, fork = head.header.branch, commits.branches.fork(head.header.branch)
-    floor = max(head.header.floor, commits.floor(branch))
-    if fork is not None and floor == fork.slot:  # its own are all there
+    oldest_kept = max(head.header.oldest_kept, commits.oldest_kept(branch))
+    if fork is not None and oldest_kept == fork.version:  # its own are all there
         before = commits.fork_point(branch)
         if before is not None and before.header.time > wanted:
             return _at_time(commits, at, fork.branch, before)
-    low, high, found = floor, head.header.slot, None
-    while low <= high:  # times ascend with the slots
+    low, high, found = oldest_kept, head.header.version, None
+    while low <= high:  # times ascend with the versions
         middle = (low + high) // 2
         stored = commits.at(branch, middle)
-        if stored is None and commits.is_below_floor(branch, middle):
-            low = floor = commits.floor(branch)  # a vacuum has overtaken us
+        if stored is None and commits.is_below_oldest_kept(branch, middle):
+            low = oldest_kept = commits.oldest_kept(branch)  # a vacuum has overtaken us
             continue
         if stored is None:
             raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
@@ -210,17 +216,19 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
             low, found = middle + 1, stored
         else:
             high = middle - 1
-    if found is None and floor:
+    if found is None and oldest_kept:
         raise SnapshotExpiredError(f"{commits.branches.name_of(branch)} at {at.isoformat()}")
     if found is None:
-        raise CommitNotFoundError(f"commit at {at.isoformat()}", hint="the first commit is later; see repo.log()")
+        raise CommitNotFoundError(f"commit at {at.isoformat()}", advice="the first commit is later; see repo.log()")
     return found
 
 
 def first_since(commits: Commits, head: Stored, time: int) -> int:
-    """Return the slot of the oldest commit, of those from the floor to `head`, that is not older than a time."""
-    low, high = head.header.floor, head.header.slot
-    while low < high:  # times ascend with the slots
+    """Return the version of the oldest commit, of those from the oldest kept version to `head`, that is not older than
+    a time.
+    """
+    low, high = head.header.oldest_kept, head.header.version
+    while low < high:  # times ascend with the versions
         middle = (low + high) // 2
         stored = commits.at(head.header.branch, middle)
         if stored is not None and stored.header.time >= time:
@@ -234,9 +242,9 @@ def find_tagged(commits: Commits, name: str) -> Stored:
     """Return the commit with a tag. Raises `CommitNotFoundError`."""
     while True:
         tag = commits.read_tag(name)
-        stored = commits.read(tag.branch, tag.slot)
+        stored = commits.read(tag.branch, tag.version)
         if stored is not None and stored.header.id == tag.commit_id:
             return stored
         if commits.read_tag(name) == tag:  # else it was deleted, and a vacuum has come, or it was given anew
-            reason = f"there is no commit {tag.commit_id.hex()} in slot {tag.slot}"
+            reason = f"there is no commit {tag.commit_id.hex()} in version {tag.version}"
             raise CorruptionError(names.tag_path(name), reason=reason)

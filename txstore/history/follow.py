@@ -16,9 +16,9 @@ from operator import index
 from typing import NamedTuple, SupportsIndex
 
 from txstore._native import watch
+from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.format import names
-from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import At, find_commit
 
@@ -30,7 +30,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 class _Followed(NamedTuple):
     """A commit that was yielded, or that the following began after."""
 
-    slot: int
+    version: int
     id: bytes
 
 
@@ -59,14 +59,19 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | N
         head = commits.head(branch)
         return None if head is None else _place(head)
     if isinstance(since, SupportsIndex) and index(since) < 0:  # it would be another one with each commit
-        raise CommitNotFoundError(f"slot {since}", hint="-1 is before the first commit, and there is nothing below it")
-    place = _place(find_commit(commits, since.slot if isinstance(since, Commit) else since, branch))
+        raise CommitNotFoundError(
+            f"version {since}", advice="-1 is before the first commit, and there is nothing below it"
+        )
+    place = _place(find_commit(commits, since.version if isinstance(since, Commit) else since, branch))
     if isinstance(since, Commit) and place.id.hex() != since.id:
-        hint = f"slot {since.slot} of branch {commits.branches.name_of(branch)!r} holds another commit; see repo.log()"
-        raise CommitNotFoundError(f"commit {since.id}", hint=hint)
+        shown = commits.branches.name_of(branch)
+        advice = f"version {since.version} of branch {shown!r} holds another commit; see repo.log()"
+        raise CommitNotFoundError(f"commit {since.id}", advice=advice)
     head = commits.head(branch)  # it is not below what was found before
-    if head is None or (place.slot >= head.header.slot and place != _place(head)):
-        raise CommitNotFoundError(f"slot {place.slot}", hint="it holds an orphan, which is no commit; see repo.log()")
+    if head is None or (place.version >= head.header.version and place != _place(head)):
+        raise CommitNotFoundError(
+            f"version {place.version}", advice="it holds an orphan, which is no commit; see repo.log()"
+        )
     return place
 
 
@@ -89,52 +94,52 @@ def _follow(
 def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | None:
     """Return the commit that follows the last one, None if there is none yet.
 
-    A commit in the next slot that has another parent is an orphan, until the head is above it: then what was followed
-    is no longer the history. That the head is where it was is asked each time before anybody waits.
+    A commit in the next version that has another parent is an orphan, until the head is above it: then what was
+    followed is no longer the history. That the head is where it was is asked each time before anybody waits.
     """
     if last is None:
         if not commits.identity.exists() or commits.head(branch) is None:
             return None
         return _read(commits, branch, 0)
-    above = commits.at(branch, last.slot + 1)
-    if above is not None and _is_given_up(commits, branch, last.slot + 1):
+    above = commits.at(branch, last.version + 1)
+    if above is not None and _is_given_up(commits, branch, last.version + 1):
         # There may be gaps, and what is not of the history.
-        raise SnapshotExpiredError(commits.label(branch, last.slot + 1))
+        raise SnapshotExpiredError(commits.label(branch, last.version + 1))
     if above is not None and above.header.parent_id == last.id:
         return above
     head = commits.head(branch)
     if head is not None and _place(head) == last:
         commits.check_living(branch)
         return None
-    if head is None or head.header.slot <= last.slot:
-        raise _replaced(branch, last.slot)
-    above = _read(commits, branch, last.slot + 1)  # it was made since the first look
+    if head is None or head.header.version <= last.version:
+        raise _replaced(branch, last.version)
+    above = _read(commits, branch, last.version + 1)  # it was made since the first look
     if above.header.parent_id != last.id:
-        raise _replaced(branch, last.slot)
+        raise _replaced(branch, last.version)
     return above
 
 
-def _read(commits: Commits, branch: str, slot: int) -> Stored:
+def _read(commits: Commits, branch: str, version: int) -> Stored:
     """Read a commit at or below the head."""
-    stored = commits.at(branch, slot)
-    if _is_given_up(commits, branch, slot):
-        raise SnapshotExpiredError(commits.label(branch, slot))
+    stored = commits.at(branch, version)
+    if _is_given_up(commits, branch, version):
+        raise SnapshotExpiredError(commits.label(branch, version))
     if stored is not None:
         return stored
-    raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing")
+    raise CorruptionError(names.commit_path(branch, version), reason="the file is missing")
 
 
-def _is_given_up(commits: Commits, branch: str, slot: int) -> bool:
-    return commits.is_below_floor(commits.branches.owner(branch, slot), slot)
+def _is_given_up(commits: Commits, branch: str, version: int) -> bool:
+    return commits.is_below_oldest_kept(commits.branches.owner(branch, version), version)
 
 
 def _place(stored: Stored) -> _Followed:
-    return _Followed(stored.header.slot, stored.header.id)
+    return _Followed(stored.header.version, stored.header.id)
 
 
-def _replaced(branch: str, slot: int) -> CorruptionError:
+def _replaced(branch: str, version: int) -> CorruptionError:
     reason = "this commit was there and is gone: the repository was deleted or replaced while it was followed"
-    return CorruptionError(names.commit_path(branch, slot), reason=reason)
+    return CorruptionError(names.commit_path(branch, version), reason=reason)
 
 
 class _Bell:

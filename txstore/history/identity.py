@@ -8,7 +8,7 @@ import os
 
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, records
-from txstore.format.records import SLOTS_BY_PROMISE, RepositoryFormat
+from txstore.format.records import VERSIONS_BY_PROMISE, RepositoryFormat
 from txstore.steps import step
 from txstore.storage.interface import Storage
 
@@ -109,7 +109,7 @@ class Identity:
             return
         exists = self.exists(creating=True)
         if exists and self._format is not None:
-            self._check_slots(self._format.slots)
+            self._check_versions(self._format.versions)
         # Of one that exists, too: its files may have been copied to a server that replaces what is there.
         try:
             self._storage.check_creation(waits=not exists)
@@ -130,7 +130,7 @@ class Identity:
             # Last: whoever finds format.json finds all the rest.
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(
-                    names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.slots).encode(), durable=durable
+                    names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.versions).encode(), durable=durable
                 )
             self._format = self._read()
         self._is_complete = True
@@ -152,13 +152,13 @@ class Identity:
         except OSError:
             self._is_complete = False
 
-    def _check_slots(self, slots: str) -> None:
+    def _check_versions(self, versions: str) -> None:
         """Raise `PermissionError` if those who write this repository count on being alone, or this process does."""
-        ours = self._storage.slots
-        if (slots == SLOTS_BY_PROMISE) != (ours == SLOTS_BY_PROMISE):
+        ours = self._storage.versions
+        if (versions == VERSIONS_BY_PROMISE) != (ours == VERSIONS_BY_PROMISE):
             what = (
                 "was made with single_writer=True: open it so"
-                if slots == SLOTS_BY_PROMISE
+                if versions == VERSIONS_BY_PROMISE
                 else ("has writers that do not count on being alone: open it without single_writer")
             )
             raise PermissionError(f"{self._storage.url}: this repository {what}")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from typing import overload
 
+from txstore.commit import Commit, Stored
 from txstore.errors import TxStoreError
 from txstore.format import encoding
 from txstore.format.shown import html_head, html_table, printable
 from txstore.history.changes import changed
-from txstore.history.commit import Commit, Stored
 from txstore.history.snapshot import Snapshots
 
 #: So many commits a printed log shows.

@@ -1,9 +1,9 @@
 """The history of a repository on an object store: few requests, since each takes its time.
 
 What was created there is durable, so nothing is pending and no chain of parents has to be walked. A listing that begins
-right below the newest known commit tells in one request whether it is still there and what has come since. The hint is
-written when there is time, not more often than `HINT_PERIOD`, and holds the end of the commit's file, too: whoever
-opens the repository has the header, and as a rule the index of the run, without another request.
+right below the newest known commit tells in one request whether it is still there and what has come since. The head
+cache is written when there is time, not more often than `HEAD_CACHE_PERIOD`, and holds the end of the commit's file,
+too: whoever opens the repository has the header, and as a rule the index of the run, without another request.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from functools import partial
 from typing import NamedTuple
 
 from txstore import processes
+from txstore.commit import MAIN, Stored
+from txstore.commit_queue.group_commits import BEHIND, TRUSTED, BranchListing, GroupCommitMember, GroupCommits, Look
+from txstore.commit_queue.tickets import End, Seen, Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header
-from txstore.format.records import HINT_SIZE, Hint
-from txstore.history.commit import MAIN, Stored
-from txstore.history.commits import Commits, SlotTakenError
+from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
+from txstore.history.commits import Commits, VersionTakenError
 from txstore.history.identity import Identity
-from txstore.history.object_writer import ObjectWriter
-from txstore.history.tickets import End, Seen, Tickets, Turns
-from txstore.history.trains import BEHIND, TRUSTED, BranchListing, Look, TrainMember, Trains
+from txstore.segments.object_writer import ObjectWriter
 from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.errors import NotExclusiveError, is_refusal
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_parallel
 
-#: Seconds between two hints of one process.
-HINT_PERIOD = 1.0
-#: Seconds that a process waits for its last hint when it ends.
+#: Seconds between two head caches of one process.
+HEAD_CACHE_PERIOD = 1.0
+#: Seconds that a process waits for its last head cache when it ends.
 EXIT_SECONDS = 2.0
-#: So many bytes at the end of a commit file are read at once, and kept by the hint.
+#: So many bytes at the end of a commit file are read at once, and kept by the head cache.
 _TAIL = 64 << 10
 _LISTED = 1000
 #: Of so many groups of commits the last is read for whoever looks at the newest.
 _GROUPS_FIRST = 8
-#: For so many seconds a head that was seen is followed without another look: the slot says whether it is still that.
+#: For so many seconds a head that was seen is followed without another look: the version says whether it is still that.
 _STAYS = 1.0
 #: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock: see `TRUSTED`.
 _STANDS = 10.0
-#: A train this young, in seconds, means that others are about to commit.
+#: A group commit this young, in seconds, means that others are about to commit.
 _RECENT = 2.0
-#: So many others make it unlikely that a slot is free when much has been sent to it.
+#: So many others make it unlikely that a version is free when much has been sent to it.
 _CROWD = 2
-#: Seconds after which somebody else puts the commits of a train in their places.
+#: Seconds after which somebody else puts the commits of a group commit in their places.
 _PATIENCE = 2.0
-#: So many slots are read at once by whoever has lost one: others may have gone on meanwhile.
+#: So many versions are read at once by whoever has lost one: others may have gone on meanwhile.
 _LOOKED_AT = 4
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_PAUSE = 0.1
 
 
 class _Expected(NamedTuple):
-    """A hint that was asked for before anybody has wanted it."""
+    """A head cache that was asked for before anybody has wanted it."""
 
     content: Future[bytes]
     asked: float
@@ -77,19 +77,19 @@ class _Expected(NamedTuple):
 
 
 class _RemoteIdentity(Identity):
-    """`format.json`, and the hint beside it: what is asked for next of a repository."""
+    """`format.json`, and the head cache beside it: what is asked for next of a repository."""
 
-    def __init__(self, storage: RemoteStorage, expect_hint: Callable[[], None]) -> None:
+    def __init__(self, storage: RemoteStorage, expect_head_cache: Callable[[], None]) -> None:
         super().__init__(storage)
-        self._expect_hint = expect_hint
+        self._expect_head_cache = expect_head_cache
 
     def _content(self) -> bytes:
-        self._expect_hint()
+        self._expect_head_cache()
         return super()._content()
 
     @property
     def _proves_guard(self) -> bool:
-        return self._storage.slots not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
+        return self._storage.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
 
 
 class RemoteCommits(Commits):
@@ -106,32 +106,33 @@ class RemoteCommits(Commits):
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
         self.is_tidy = True  # to look for what dead processes have left takes a request: that is done by the way
-        self.identity = _RemoteIdentity(storage, self._expect_hint)
+        self.identity = _RemoteIdentity(storage, self._expect_head_cache)
         self._expected: _Expected | None = None
         self.opened_at = time.monotonic()
         self.looked_at: float | None = None  # for what dead processes have uploaded
-        self._hints = _HintWriter(self)
+        self._head_caches = _HeadCacheWriter(self)
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
         self._looks: dict[str, Look] = {}  # of each branch, when it was last looked for its head
-        self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a slot that was freed
-        # Of each branch: whether others are about to commit, too; the slot that one of them is about to take for all.
+        self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a version that was freed
+        # Of each branch: whether others are about to commit, too; the version that one of them is about to take for
+        # all.
         self._is_contended: dict[str, bool] = {}
         self._is_crowded: dict[str, bool] = {}
         self._led: dict[str, int] = {}
         # Of each branch, what was decided behind the head, and is not known to be in its place.
-        self._loose: dict[str, list[TrainMember]] = {}
+        self._loose: dict[str, list[GroupCommitMember]] = {}
         self._loose_lock = processes.new_lock()
-        self._trains = Trains(self, storage.objects, storage.late_answers)
+        self._group_commits = GroupCommits(self, storage.objects, storage.late_answers)
         self._tickets = Tickets(self, storage.objects)
         self._can_list_on = True  # as far as it was tried
         self._has_listed_on = False
-        self._has_lost = False  # a slot, by whoever is about to commit
+        self._has_lost = False  # a version, by whoever is about to commit
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
         self._made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
         self._stopped: set[str] = set()  # branches that nobody may commit to until they are repaired
         self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
-        # Of each branch, what is not followed by what is in the next slot; or may have another's, for all one knows.
+        # Of each branch, what is not followed by what is in the next version; or may have another's, for all one knows.
         self._doubted: dict[str, Stored] = {}
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
@@ -154,10 +155,10 @@ class RemoteCommits(Commits):
         with self._loose_lock:
             loose = self._loose.get(branch)
             last = loose[-1].stored if loose else newest
-        train = last.header.train
-        if train is not None and train.place + 1 < train.length:
-            return self.head(branch)  # the next slot is decided: nobody else may offer anything to it
-        return last  # the server says whether the next slot is still free
+        group_commit = last.header.group_commit
+        if group_commit is not None and group_commit.place + 1 < group_commit.length:
+            return self.head(branch)  # the next version is decided: nobody else may propose anything to it
+        return last  # the server says whether the next version is still free
 
     def head(self, branch: str = MAIN) -> Stored | None:
         return self.head_in(branch, None)
@@ -173,17 +174,17 @@ class RemoteCommits(Commits):
             self.identity.check_there()
         if newest is not None and (
             found is None
-            or found.header.slot < newest.header.slot
-            or (found.header.slot == newest.header.slot and found.header.id != newest.header.id)
+            or found.header.version < newest.header.version
+            or (found.header.version == newest.header.version and found.header.id != newest.header.id)
         ):
             self.check_living(branch)
-            if found is not None and found.header.slot == newest.header.slot:
+            if found is not None and found.header.version == newest.header.version:
                 raise self._taken_away(newest)
-            reason = f"slot {newest.header.slot} was there and is gone: the repository was deleted or replaced"
+            reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
         if found is not None:
             there = self._newest.get(branch)  # another thread may have found a newer one since
-            if there is None or there.header.slot < found.header.slot:
+            if there is None or there.header.version < found.header.version:
                 self._newest[branch] = found
         self._looks[branch] = look
         return found
@@ -192,7 +193,7 @@ class RemoteCommits(Commits):
         newest, look = self._newest.get(branch), Look.now()
         if newest is None or newest.header.branch != branch:
             return None
-        listed = self._list_from(branch, max(newest.header.slot - BEHIND, 0))
+        listed = self._list_from(branch, max(newest.header.version - BEHIND, 0))
         return None if listed is None else Seen(look, listed)
 
     def _look_above(self, branch: str, known: Stored, seen: Seen | None) -> Stored | None:
@@ -200,32 +201,32 @@ class RemoteCommits(Commits):
 
         `seen`: what was listed from there, if it was a moment ago.
         """
-        slot = known.header.slot
-        listed = self._list_from(branch, max(slot - BEHIND, 0)) if seen is None else seen.listed
+        version = known.header.version
+        listed = self._list_from(branch, max(version - BEHIND, 0)) if seen is None else seen.listed
         if listed is None:
             return self._walk_above(branch, known)
-        slots = {at: each for at, each in listed.slots.items() if at >= slot}
-        if not slots:
+        versions = {at: each for at, each in listed.versions.items() if at >= version}
+        if not versions:
             # A server's listing may be late: what this process has seen is there all the same.
             return known if self._has_id(known) else None
-        top = max(slots)
+        top = max(versions)
         self._notice(branch, top, listed)
-        if top == slot and self._is_same(known, slots[slot]):
-            return self._whole(known, slots)
+        if top == version and self._is_same(known, versions[version]):
+            return self._whole(known, versions)
         stored = self.read(branch, top)
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
-        if top == slot + 1 and not stored.follows(known):
+        if top == version + 1 and not stored.follows(known):
             self._doubted[branch] = known
             return known  # an orphan
-        if top > slot and self._is_made_here(known) and not self._is_before(known, stored):
+        if top > version and self._is_made_here(known) and not self._is_before(known, stored):
             raise self._taken_away(known)
-        self._listed[branch] = stored.header.id, slots[top].modified
-        return self._whole(stored, slots)
+        self._listed[branch] = stored.header.id, versions[top].modified
+        return self._whole(stored, versions)
 
-    def _list_from(self, branch: str, slot: int) -> BranchListing | None:
-        """Return what there is of a branch from a slot on; None where one request can't tell that."""
-        directory, after = names.commits_directory(branch), names.slot_name(slot - 1) if slot else ""
+    def _list_from(self, branch: str, version: int) -> BranchListing | None:
+        """Return what there is of a branch from a version on; None where one request can't tell that."""
+        directory, after = names.commits_directory(branch), names.version_name(version - 1) if version else ""
         found = self.storage.objects.list_after(directory, after, _LISTED)
         if found is None:
             self._can_list_on = False
@@ -243,36 +244,36 @@ class RemoteCommits(Commits):
         return listed
 
     def _notice(self, branch: str, top: int, listed: BranchListing) -> None:
-        """Note whether others are about to commit: what they offer lies behind the slot that they want, or wanted.
+        """Note whether others are about to commit: what they propose lies behind the version that they want, or wanted.
 
-        That may be a few slots below the head by now, where somebody takes them faster than others learn of it.
+        That may be a few versions below the head by now, where somebody takes them faster than others learn of it.
         """
-        newest = listed.slots[top].modified
+        newest = listed.versions[top].modified
         others = {
             commit
-            for (slot, commit), offer in listed.offers.items()
-            if slot >= top or (newest is not None and newest - (offer.modified or 0.0) < _RECENT)
+            for (version, commit), proposal in listed.proposals.items()
+            if version >= top or (newest is not None and newest - (proposal.modified or 0.0) < _RECENT)
         }
         self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
         self._led[branch] = max(listed.leads, default=-1)
         self._has_lost = False
 
-    # --- slots that were taken twice: the server has begun to ignore conditions
+    # --- versions that were taken twice: the server has begun to ignore conditions
 
     def _is_made_here(self, stored: Stored) -> bool:
         return self._made.get(stored.header.branch) == stored.header.id
 
     def _is_before(self, known: Stored, newest: Stored) -> bool:
-        """Tell whether a commit is in its slot, as far as a newer one tells of that which is at hand."""
+        """Tell whether a commit is in its version, as far as a newer one tells of that which is at hand."""
         with contextlib.suppress(encoding.MalformedError):
             for header, _, hash_ in carried.decode_carried(self._carried_by(newest) or b""):
-                if header.slot == known.header.slot:
+                if header.version == known.header.version:
                     return (header.id, hash_) == (known.header.id, known.hash)
         return True
 
     def _taken_away(self, known: Stored) -> CorruptionError:
         """Return what to raise for a commit that this process has seen, and in whose place another one is now."""
-        self.stop_hints()
+        self.stop_head_caches()
         reason = f"commit {known.header.id.hex()} was here, and another one has its place"
         if known.header.branch in self._made:  # who only reads can ask nothing
             reason += self._why(known)
@@ -306,7 +307,7 @@ class RemoteCommits(Commits):
 
     def _raise_if_stopped(self, branch: str) -> None:
         if branch in self._stopped:
-            self.stop_hints()  # which may be of commits that a repair does not keep
+            self.stop_head_caches()  # which may be of commits that a repair does not keep
             words = (
                 "a commit has found that the server did not create objects exclusively, so that commits may have taken "
                 "each other's places. Nobody commits until repo.verify(repair=True), or `txstore verify --repair`, has "
@@ -330,9 +331,8 @@ class RemoteCommits(Commits):
             self._prove(stored)
             self._raise_if_stopped(stored.header.branch)
         except OSError as error:
-            reason = (
-                f"it was put into slot {stored.header.slot}, which may have been another's, or may become so ({error})"
-            )
+            version = stored.header.version
+            reason = f"it was put into version {version}, which may have been another's, or may become so ({error})"
             if isinstance(error, NotExclusiveError):
                 reason += ". Then run repo.verify(repair=True). Until then"
             raise CommitUnknownError(stored.header.id.hex(), reason=reason) from error
@@ -345,7 +345,7 @@ class RemoteCommits(Commits):
         except BaseException:  # Ctrl-C, say: no other process may know of it
             self._write_stop(stored.header.branch)
             raise
-        self.stop_hints()
+        self.stop_head_caches()
 
     def _write_stop(self, branch: str) -> None:
         """Leave what this process has to say; what could not be written is written at the next use."""
@@ -354,7 +354,7 @@ class RemoteCommits(Commits):
         self._stopped.add(branch)
         header = stored.header
         with contextlib.suppress(OSError):
-            self.storage.objects.put(names.stop_path(branch, header.slot, header.id), [header.id])
+            self.storage.objects.put(names.stop_path(branch, header.version, header.id), [header.id])
             del self._unwritten[branch]
 
     # --- turns
@@ -377,107 +377,112 @@ class RemoteCommits(Commits):
         if before is None or before.monotonic < look.monotonic:
             self._has_looked(branch, look, before)
 
-    def end_of(self, branch: str, slot: int) -> End | None:
+    def end_of(self, branch: str, version: int) -> End | None:
         try:
-            return self.storage.read_tail(names.commit_path(branch, slot), self.tail_size)
+            return self.storage.read_tail(names.commit_path(branch, version), self.tail_size)
         except FileNotFoundError:
             return None
 
-    def note_next(self, known: Stored, branch: str, slot: int, end: End) -> Stored | None:
-        newest, found = self._newest.get(branch), self.decode(names.commit_path(branch, slot), branch, slot, *end)
+    def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
+        newest, found = self._newest.get(branch), self.decode(names.commit_path(branch, version), branch, version, *end)
         is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
-        if not is_next or found.header.train is not None:
+        if not is_next or found.header.group_commit is not None:
             return self.head(branch)
         self._newest[branch] = found
         return found
 
-    # --- trains
+    # --- group commits
 
     def _whole(self, stored: Stored, there: Collection[int]) -> Stored:
-        """Return the last commit of the train that a commit is of, when all of them are in their places.
+        """Return the last commit of the group commit that a commit is of, when all of them are in their places.
 
-        The one who leads does that at once, unless it has died. `there`: slots that are known to be taken.
+        The one who leads does that at once, unless it has died. `there`: versions that are known to be taken.
         """
-        train = stored.header.train
-        if train is None:
+        group_commit = stored.header.group_commit
+        if group_commit is None:
             return stored
         branch = stored.header.branch
         if abs(time.time() - stored.header.time / 1e6) < _RECENT:
             self._is_contended[branch] = True
-            self._is_crowded[branch] = self._is_crowded.get(branch, False) or train.length > _CROWD
-        first = stored.header.slot - train.place
+            self._is_crowded[branch] = self._is_crowded.get(branch, False) or group_commit.length > _CROWD
+        first = stored.header.version - group_commit.place
         low = min(there, default=first)
-        missing = {slot for slot in range(max(first, low), first + train.length) if slot not in there}
+        missing = {version for version in range(max(first, low), first + group_commit.length) if version not in there}
         began = asked = time.monotonic()
         while missing and asked < began + _PATIENCE:
             listed = self._list_from(branch, min(missing)) if self._can_list_on else None
-            missing = {slot for slot in missing if not self._is_there(branch, slot, listed)}
+            missing = {version for version in missing if not self._is_there(branch, version, listed)}
             time.sleep((time.monotonic() - asked) / 2 if missing else 0.0)
             asked = time.monotonic()
         if missing:
             try:
-                self._trains.complete(branch, first)
+                self._group_commits.complete(branch, first)
             except PermissionError:  # who may only read comes to what others have told to be made
                 last = self.read(branch, min(missing) - 1)
                 return stored if last is None else last
-        last = stored if train.place + 1 == train.length else self.read(branch, first + train.length - 1)
+        last = (
+            stored
+            if group_commit.place + 1 == group_commit.length
+            else self.read(branch, first + group_commit.length - 1)
+        )
         if last is None:
             raise CorruptionError(stored.path, reason="what was decided with it is not there")
         self._take_along(last, first)
         return last
 
-    def _is_there(self, branch: str, slot: int, listed: BranchListing | None) -> bool:
-        return self.storage.exists(names.commit_path(branch, slot)) if listed is None else slot in listed.slots
+    def _is_there(self, branch: str, version: int, listed: BranchListing | None) -> bool:
+        return self.storage.exists(names.commit_path(branch, version)) if listed is None else version in listed.versions
 
     def _take_along(self, last: Stored, first: int) -> None:
-        """Read all of a train at once, if that is not at hand: its runs are many small ones."""
+        """Read all of a group commit at once, if that is not at hand: its runs are many small ones."""
         before = last.header.runs[1:2]
         pack = before[0].pack if before else None
         if pack is None or self.storage.cache.find(pack.id, packfile.HEAD_SIZE, 1) is not None:
             return
         with contextlib.suppress(OSError, CorruptionError):  # each can be read by itself
-            for each in self._trains.read(last.header.branch, first):
+            for each in self._group_commits.read(last.header.branch, first):
                 self.storage.cache.keep(each.stored.header.id, 0, each.content)
 
-    def list_from(self, branch: str, slot: int) -> BranchListing:
-        listed = self._list_from(branch, slot)
+    def list_from(self, branch: str, version: int) -> BranchListing:
+        listed = self._list_from(branch, version)
         if listed is None:
             raise OSError(f"{self.storage.url}: it can't be listed from a name on")
         return listed
 
-    def read_file(self, branch: str, slot: int) -> TrainMember | None:
-        path = names.commit_path(branch, slot)
+    def read_file(self, branch: str, version: int) -> GroupCommitMember | None:
+        path = names.commit_path(branch, version)
         try:
             content = self.storage.objects.get(path)
         except FileNotFoundError:
             return None
-        return TrainMember(super().decode(path, branch, slot, content, len(content)), content)
+        return GroupCommitMember(super().decode(path, branch, version, content, len(content)), content)
 
-    def decided(self, found: Sequence[TrainMember]) -> None:
+    def decided(self, found: Sequence[GroupCommitMember]) -> None:
         with self._loose_lock:
             for each in found:
                 branch = each.stored.header.branch
                 loose, newest = self._loose.setdefault(branch, []), self._newest.get(branch)
                 last = loose[-1].stored if loose else newest
-                if last is None or each.stored.header.slot > last.header.slot:
+                if last is None or each.stored.header.version > last.header.version:
                     loose.append(each)
                     self.storage.cache.keep(each.stored.header.id, 0, each.content)
 
-    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[TrainMember]:
+    def missing(self, branch: str, upto: int, there: Collection[int]) -> list[GroupCommitMember]:
         with self._loose_lock:  # else, of two threads that look at the first, one would take the second off
             loose, newest = self._loose.get(branch, []), self._newest.get(branch)
             while loose and (
-                loose[0].stored.header.slot in there or (newest and loose[0].stored.header.slot <= newest.header.slot)
+                loose[0].stored.header.version in there
+                or (newest and loose[0].stored.header.version <= newest.header.version)
             ):
                 placed = loose.pop(0).stored
-                if newest is None or placed.header.slot > newest.header.slot:
+                if newest is None or placed.header.version > newest.header.version:
                     newest = self._newest[branch] = placed
-            slots = [(each.stored.header.slot, each) for each in loose]
-            return [each for slot, each in slots if slot <= upto and slot not in there]
+            versions = [(each.stored.header.version, each) for each in loose]
+            return [each for version, each in versions if version <= upto and version not in there]
 
     def first_unseen(self, branch: str) -> int:
         newest = self._newest.get(branch)
-        return 0 if newest is None else newest.header.slot + 1
+        return 0 if newest is None else newest.header.version + 1
 
     def _is_same(self, known: Stored, listed: Object) -> bool:
         """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
@@ -494,7 +499,7 @@ class RemoteCommits(Commits):
         return met[1] == listed.modified
 
     def _has_id(self, known: Stored) -> bool:
-        """Tell whether a slot holds a known commit."""
+        """Tell whether a version holds a known commit."""
         try:
             tail, _ = self.storage.read_tail(known.path, commitfile.FOOTER_SIZE)
             return Footer.decode(tail) == known.footer
@@ -504,42 +509,44 @@ class RemoteCommits(Commits):
     def _walk_above(self, branch: str, known: Stored) -> Stored | None:
         found: Stored | None = known
         while found is not None:
-            above = self.read(branch, found.header.slot + 1)
+            above = self.read(branch, found.header.version + 1)
             if above is None or not above.follows(found):
                 break
             found = above
         if found is known and not self._has_id(known):
             return None
-        # I10: below the floor there are gaps.
-        if found is not None and self.is_below_floor(branch, found.header.slot):
+        # I10: below the oldest kept version there are gaps.
+        if found is not None and self.is_below_oldest_kept(branch, found.header.version):
             return None
-        return None if found is None else self._whole(found, range(known.header.slot, found.header.slot + 1))
+        return None if found is None else self._whole(found, range(known.header.version, found.header.version + 1))
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
-        """Find the head in a listing of all slots."""
-        slots = self._list_all(branch).slots
-        for slot in sorted(slots, reverse=True):
-            if (found := self.read(branch, slot)) is not None:
-                return self._whole(found, slots)
+        """Find the head in a listing of all versions."""
+        versions = self._list_all(branch).versions
+        for version in sorted(versions, reverse=True):
+            if (found := self.read(branch, version)) is not None:
+                return self._whole(found, versions)
         return None
 
     def _list_all(self, branch: str) -> BranchListing:
         return self._sorted_out(branch, self.storage.objects.list(names.commits_directory(branch)))
 
     def _hinted(self, branch: str) -> Stored | None:
-        """Return the commit that the hint holds."""
+        """Return the commit that the head cache holds."""
         try:
-            hint, tail = self._read_hint(branch)
+            head_cache, tail = self._read_head_cache(branch)
         except (OSError, encoding.MalformedError):
             return None
         with contextlib.suppress(CorruptionError):
-            stored = self.decode(names.commit_path(branch, hint.slot), branch, hint.slot, tail, hint.file_length)
-            if stored.header.id == hint.commit_id:
+            stored = self.decode(
+                names.commit_path(branch, head_cache.version), branch, head_cache.version, tail, head_cache.file_length
+            )
+            if stored.header.id == head_cache.commit_id:
                 return stored
-        return None  # it is only a hint
+        return None  # it is only a cache
 
-    def decode(self, path: str, branch: str, slot: int, tail: bytes, size: int) -> Stored:
-        stored = super().decode(path, branch, slot, tail, size)
+    def decode(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
+        stored = super().decode(path, branch, version, tail, size)
         self._keep(stored, tail)
         return stored
 
@@ -547,31 +554,31 @@ class RemoteCommits(Commits):
         """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
         self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
 
-    def read_hint(self, branch: str) -> Hint:
-        return self._read_hint(branch)[0]
+    def read_head_cache(self, branch: str) -> HeadCache:
+        return self._read_head_cache(branch)[0]
 
-    def _expect_hint(self) -> None:
-        """Ask for the hint of whoever finds the repository and reads its head next, which need not wait twice."""
+    def _expect_head_cache(self) -> None:
+        """Ask for the head cache of whoever finds the repository and reads its head next, which need not wait twice."""
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            content = executor("single request", REQUESTS).submit(self.storage.objects.get, names.hint_path(MAIN))
+            content = executor("single request", REQUESTS).submit(self.storage.objects.get, names.head_cache_path(MAIN))
             self._expected = _Expected(content, time.monotonic(), os.getpid())
 
-    def _read_hint(self, branch: str) -> tuple[Hint, bytes]:
-        """Return the hint, and the end of the commit's file that stands behind it."""
+    def _read_head_cache(self, branch: str) -> tuple[HeadCache, bytes]:
+        """Return the head cache, and the end of the commit's file that stands behind it."""
         expected, self._expected = self._expected, None
         try:
             if branch == MAIN and expected is not None and expected.is_fresh:
                 content = expected.content.result()
             else:
-                content = self.storage.objects.get(names.hint_path(branch))
+                content = self.storage.objects.get(names.head_cache_path(branch))
         finally:
             expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
-        return Hint.decode(content[:HINT_SIZE]), content[HINT_SIZE:]
+        return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
 
     # --- what commits tell of those before them
 
     def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
-        if parent is None or parent.header.branch != branch or not (parent.header.slot + 1) % carried.GROUP:
+        if parent is None or parent.header.branch != branch or not (parent.header.version + 1) % carried.GROUP:
             return b""
         encoded = parent.header.encode()
         if commitfile.header_hash(encoded) != parent.hash:
@@ -586,41 +593,43 @@ class RemoteCommits(Commits):
                 return None if found is None else bytes(found)
         return None
 
-    def _carried(self, stored: Stored, floor: int, wanted: int | None) -> Iterator[Stored | None]:
+    def _carried(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
         branch = stored.header.fork or stored.header.branch
-        top = stored.header.slot - 1
+        top = stored.header.version - 1
         if wanted is not None:
-            floor = max(floor, stored.header.slot - wanted)
+            oldest_kept = max(oldest_kept, stored.header.version - wanted)
         if stored.header.fork is None:
-            begin = stored.header.slot - stored.header.slot % carried.GROUP
-            yield from self._told_by(stored, max(begin, floor))
+            begin = stored.header.version - stored.header.version % carried.GROUP
+            yield from self._told_by(stored, max(begin, oldest_kept))
         else:
             begin = top - top % carried.GROUP
-            yield from self._group(branch, floor, top)
-        ends = range(begin - 1, floor - 1, -carried.GROUP)
-        for group in in_advance(partial(self._group, branch, floor), ends, self.read_at_once, first=_GROUPS_FIRST):
+            yield from self._group(branch, oldest_kept, top)
+        ends = range(begin - 1, oldest_kept - 1, -carried.GROUP)
+        for group in in_advance(
+            partial(self._group, branch, oldest_kept), ends, self.read_at_once, first=_GROUPS_FIRST
+        ):
             yield from group
 
-    def _group(self, branch: str, floor: int, end: int) -> list[Stored | None]:
-        """Return what is in a slot, and below it down to where its group begins."""
+    def _group(self, branch: str, oldest_kept: int, end: int) -> list[Stored | None]:
+        """Return what is in a version, and below it down to where its group begins."""
         last = self.read(branch, end)
-        return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, floor))]
+        return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, oldest_kept))]
 
     def _told_by(self, last: Stored, first: int) -> list[Stored | None]:
-        """Return the commits before one, of its branch and down to a slot: as it tells of them, or else as they are."""
+        """Return the commits before one, of its branch and down to a version: as it names them, or as they are."""
         branch = last.header.branch
         found: list[Stored | None] = []
         with contextlib.suppress(encoding.MalformedError):
             for header, footer, hash_ in carried.decode_carried(self._carried_by(last) or b""):
                 told = Stored(header, footer, hash_, self.branches.name_of)
-                place = header.repository_id, header.branch, header.slot
-                if place != (self.identity.id, branch, last.header.slot - 1) or not last.follows(told):
+                place = header.repository_id, header.branch, header.version
+                if place != (self.identity.id, branch, last.header.version - 1) or not last.follows(told):
                     break
-                if header.slot < first:
+                if header.version < first:
                     break
                 found.append(told)
                 last = told
-        rest = range(last.header.slot - 1, first - 1, -1)
+        rest = range(last.header.version - 1, first - 1, -1)
         return [*found, *in_parallel(partial(self.read, branch), rest)]
 
     # --- durability: the server's
@@ -637,37 +646,37 @@ class RemoteCommits(Commits):
     def settle(self, stored: Stored) -> None:
         """It is durable since it was created."""
 
-    # --- taking a slot
+    # --- taking a version
 
-    def take_slot(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+    def take_version(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         branch = stored.header.branch
         self._check_creation(branch)
         self.storage.renew_check()
         try:
-            return self._take_slot(source, stored, joins=joins)
-        except (SlotTakenError, OSError):
+            return self._take_version(source, stored, joins=joins)
+        except (VersionTakenError, OSError):
             raise  # it was not made
         except BaseException:
             self._doubted[branch] = stored
             raise
 
-    def _take_slot(self, source: str, stored: Stored, *, joins: bool) -> Stored:
+    def _take_version(self, source: str, stored: Stored, *, joins: bool) -> Stored:
         branch, content = stored.header.branch, self.storage.read_staged(source)
         look, began = self._looks.get(branch), Look.now()
         if joins and stored.header.fork is None and self.is_contended(branch):
-            is_led = self._led.get(branch) == stored.header.slot
-            made = self._trains.commit(content, stored, look, is_led=is_led)
-            self._is_contended[branch] = made is None or made.stored.header.train is not None
+            is_led = self._led.get(branch) == stored.header.version
+            made = self._group_commits.commit(content, stored, look, is_led=is_led)
+            self._is_contended[branch] = made is None or made.stored.header.group_commit is not None
             self._has_looked(branch, began, look)
             if made is None:
-                raise SlotTakenError
+                raise VersionTakenError
             stored, content = made  # the file as it is now: with others' commits, or behind them
         else:
             if self._lets_others_pass(stored):
-                raise SlotTakenError
+                raise VersionTakenError
             if self._loose.get(branch):
-                self._trains.wait_for(branch, stored.header.slot - 1)
-            super().take_slot(source, stored)
+                self._group_commits.wait_for(branch, stored.header.version - 1)
+            super().take_version(source, stored)
             self._has_looked(branch, began, look)
         self.confirm(stored)
         self._has_lost = False
@@ -675,7 +684,7 @@ class RemoteCommits(Commits):
         self._sure_of = stored.header.id if is_sure else None
         self.storage.forget_staged(source)  # it is still there if the answer was lost
         self._keep(stored, content[-_TAIL:])
-        self._hints.offer(stored, content[-_TAIL:])
+        self._head_caches.note(stored, content[-_TAIL:])
         return stored
 
     def is_contended(self, branch: str) -> bool:
@@ -685,15 +694,16 @@ class RemoteCommits(Commits):
         return self._can_list_on and self._is_crowded.get(branch, False)
 
     def _lets_others_pass(self, stored: Stored) -> bool:
-        """Let those who take a slot together have the next one, once for each commit; return whether it is taken.
+        """Let those who take a version together have the next one, once for each commit; return whether it is taken.
 
-        They are slower than whoever takes slots alone, and would never have one beside somebody who does so in a row.
+        They are slower than whoever takes versions alone, and would never have one beside somebody who does so in a
+        row.
         """
-        branch, slot = stored.header.branch, stored.header.slot
+        branch, version = stored.header.branch, stored.header.version
         if not self.is_contended(branch) or stored.header.fork is not None or self._has_waited == stored.header.id:
             return False
         self._has_waited = stored.header.id
-        is_taken = self._trains.let_pass(branch, slot)
+        is_taken = self._group_commits.let_pass(branch, version)
         if is_taken:
             self._looks.pop(branch, None)  # so that the head is looked for
         return is_taken
@@ -708,11 +718,12 @@ class RemoteCommits(Commits):
         # But not where it was never seen that others can be looked for in that way.
         self._is_contended[branch] = self._has_lost and self._has_listed_on
         self._has_lost = True
-        if asked is not None and not self._can_list_on:  # those who have met at a slot do not meet at the next one, too
+        # those who have met at a version do not meet at the next one, too
+        if asked is not None and not self._can_list_on:
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
         look, line = Look.now(), list[Stored]()
         try:
-            for each in self.each(partial(self.read, branch), range(header.slot, header.slot + _LOOKED_AT)):
+            for each in self.each(partial(self.read, branch), range(header.version, header.version + _LOOKED_AT)):
                 if each is None or (line and not each.follows(line[-1])):
                     break
                 line.append(each)
@@ -723,19 +734,19 @@ class RemoteCommits(Commits):
         if line[0].header.parent_id == header.parent_id and len(line) < _LOOKED_AT:
             self._newest[branch] = line[-1]
             self._has_looked(branch, look, asked)
-            train = line[-1].header.train
-            self._is_contended[branch] |= (len(line) > 1 and self._has_listed_on) or train is not None
+            group_commit = line[-1].header.group_commit
+            self._is_contended[branch] |= (len(line) > 1 and self._has_listed_on) or group_commit is not None
             is_sure = asked is not None and asked.age < TRUSTED  # I10: that it is in history
-            if is_sure and train is not None and train.place + 1 < train.length:
-                first = line[-1].header.slot - train.place
-                decided = self._trains.read(branch, first)
-                self.decided([each for each in decided if each.stored.header.slot > line[-1].header.slot])
+            if is_sure and group_commit is not None and group_commit.place + 1 < group_commit.length:
+                first = line[-1].header.version - group_commit.place
+                decided = self._group_commits.read(branch, first)
+                self.decided([each for each in decided if each.stored.header.version > line[-1].header.version])
         return line[0]
 
     def _has_looked(self, branch: str, look: Look, before: Look | None) -> None:
-        """Note that the slot above what is known of a branch was free, and, as the look before says, never taken.
+        """Note that the version above what is known of a branch was free, and, as the look before says, never taken.
 
-        If that was too long ago, a vacuum may have freed the slot since: then a listing has to say what is there.
+        If that was too long ago, a vacuum may have freed the version since: then a listing has to say what is there.
         """
         if before is not None and before.age < TRUSTED:
             self._looks[branch] = look
@@ -753,14 +764,15 @@ class RemoteCommits(Commits):
             found.modified
             for branch in {branch for branch, _ in young}
             for found in self.storage.objects.list(names.commits_directory(branch))
-            if (branch, names.parse_slot(found.name)) in young and found.modified is not None
+            if (branch, names.parse_version(found.name)) in young and found.modified is not None
         ]
         if changed:
             # Its clock tells whole seconds as a rule.
             time.sleep(min(max(0.0, max(changed) + 1 + _STANDS - self.storage.now()), _STANDS + 1))
 
     def _move_aside(self, orphan: Stored) -> None:
-        # What would have to be deleted could be somebody else's commit by then: nothing keeps the slot as it was read.
+        # What would have to be deleted could be somebody else's commit by then: nothing keeps the version as it was
+        # read.
         reason = (
             "it does not follow the commit below it: somebody has copied or deleted objects, or the server did not "
             f"create them exclusively for a while{self._why(orphan)}"
@@ -770,88 +782,89 @@ class RemoteCommits(Commits):
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
         if is_refusal(error):
             return error
-        # I3: the slot is empty, but the server may yet come to a request that it has not answered.
+        # I3: the version is empty, but the server may yet come to a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
 
-    def write_hint(self, stored: Stored, *, durable: bool) -> None:
+    def write_head_cache(self, stored: Stored, *, durable: bool) -> None:
         self._made[stored.header.branch] = stored.header.id  # nothing else is found wrong with it
-        self._hints.start()
+        self._head_caches.start()
 
-    def stop_hints(self) -> None:
-        self._hints.forget()
+    def stop_head_caches(self) -> None:
+        self._head_caches.forget()
 
-    def write_hint_of_copy(self, stored: Stored) -> None:
-        self._hints.write(stored, self.storage.read_tail(stored.path, self.tail_size)[0])
-
-
-_writers: weakref.WeakSet[_HintWriter] = weakref.WeakSet()
+    def write_head_cache_of_copy(self, stored: Stored) -> None:
+        self._head_caches.write(stored, self.storage.read_tail(stored.path, self.tail_size)[0])
 
 
-class _HintWriter:
-    """Writes the newest hint in the background: nobody waits for it, and not every commit has one."""
+_writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
+
+
+class _HeadCacheWriter:
+    """Writes the newest head cache in the background: nobody waits for it, and not every commit has one."""
 
     def __init__(self, commits: RemoteCommits) -> None:
         self._commits = commits
         self._lock = processes.new_lock()
-        self._offered: dict[str, tuple[Stored, bytes]] = {}  # by branch
+        self._noted: dict[str, tuple[Stored, bytes]] = {}  # by branch
         self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
-        self._last = -HINT_PERIOD
+        self._last = -HEAD_CACHE_PERIOD
         processes.watch(self)
         _writers.add(self)
 
     def after_fork_in_child(self) -> None:
-        self._offered, self._thread = {}, None  # they are the parent's
+        self._noted, self._thread = {}, None  # they are the parent's
 
-    def offer(self, stored: Stored, tail: bytes) -> None:
+    def note(self, stored: Stored, tail: bytes) -> None:
         with self._lock:
-            self._offered[stored.header.branch] = stored, tail
+            self._noted[stored.header.branch] = stored, tail
 
     def forget(self) -> None:
         with self._lock:
-            self._offered, thread = {}, self._thread
+            self._noted, thread = {}, self._thread
         if thread is not None:
             thread.join()
 
     def start(self) -> None:
         with self._lock:
-            if not self._offered or (self._thread is not None and self._thread.is_alive()):
+            if not self._noted or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(target=self._run, name="txstore hint", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="txstore head cache", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # the interpreter is ending, or there can be no more threads: the hint can do without
+            # the interpreter is ending, or there can be no more threads: the head cache can do without
+            except RuntimeError:
                 self._thread = None
 
     def finish(self, timeout: float) -> None:
-        """Wait a moment for the last hint when the process ends: who commits once and ends has one, too."""
+        """Wait a moment for the last head cache when the process ends: who commits once and ends has one, too."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
 
     def _run(self) -> None:
-        while offered := self._next():
-            for stored, tail in offered:
+        while noted := self._next():
+            for stored, tail in noted:
                 self.write(stored, tail)
 
     def _next(self) -> list[tuple[Stored, bytes]]:
-        wait = self._last + HINT_PERIOD - time.monotonic()
+        wait = self._last + HEAD_CACHE_PERIOD - time.monotonic()
         if wait > 0:
-            threading.main_thread().join(wait)  # the last hint is not put off when the process ends
+            threading.main_thread().join(wait)  # the last head cache is not put off when the process ends
         with self._lock:
-            offered, self._offered = list(self._offered.values()), {}
-            if not offered:
+            noted, self._noted = list(self._noted.values()), {}
+            if not noted:
                 self._thread = None
-        return offered
+        return noted
 
     def write(self, stored: Stored, tail: bytes) -> None:
-        """Write the hint for a commit; `tail` is the end of its file."""
+        """Write the head cache for a commit; `tail` is the end of its file."""
         self._last = time.monotonic()
-        content = self._commits.hint(stored, durable=True).encode() + tail
-        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the hint
-            self._commits.storage.objects.put(names.hint_path(stored.header.branch), [content])
+        content = self._commits.head_cache(stored, durable=True).encode() + tail
+        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the head cache
+            self._commits.storage.objects.put(names.head_cache_path(stored.header.branch), [content])
 
 
 @atexit.register
-def _finish_hints() -> None:
+def _finish_head_caches() -> None:
     for writer in list(_writers):
         writer.finish(EXIT_SECONDS)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Never
 
+from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import RunName
@@ -15,15 +16,14 @@ from txstore.format.constraints import Constraint
 from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
-from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.declarations import decode as decode_constraints
 from txstore.history.erasures import Erasure, read_erasures
-from txstore.history.packs import Missing, OpenPack, Pack, PackSource
-from txstore.history.ranged_packs import open_packs
-from txstore.history.ranged_runs import open_runs
-from txstore.history.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.locks.pins import Pins
+from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
+from txstore.segments.ranged_packs import open_packs
+from txstore.segments.ranged_runs import open_runs
+from txstore.segments.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.sources import Sources
 
@@ -122,9 +122,9 @@ class Snapshot(Hierarchy):
         return None if self.stored is None else self.stored.commit
 
     @property
-    def slot(self) -> int:
-        """The slot of the commit; -1 before the first."""
-        return -1 if self.stored is None else self.stored.header.slot
+    def version(self) -> int:
+        """The version of the commit; -1 before the first."""
+        return -1 if self.stored is None else self.stored.header.version
 
     @property
     def seq(self) -> int:
@@ -132,9 +132,9 @@ class Snapshot(Hierarchy):
         return 0 if self.stored is None else self.stored.header.seq
 
     @property
-    def floor(self) -> int:
-        """The lowest slot that was kept when the commit was made."""
-        return 0 if self.stored is None else self.stored.header.floor
+    def oldest_kept(self) -> int:
+        """The lowest version that was kept when the commit was made."""
+        return 0 if self.stored is None else self.stored.header.oldest_kept
 
     @property
     def written_constraints(self) -> Mapping[str, Any]:
@@ -239,7 +239,8 @@ class Snapshot(Hierarchy):
         """
         prefix = directory_prefix(path)
         stop = after_prefix(prefix)
-        seqs = [self.seq - (self.slot - self.floor) if self.floor else 0]  # up to there, tombstones may be forgotten
+        # up to there, tombstones may be forgotten
+        seqs = [self.seq - (self.version - self.oldest_kept) if self.oldest_kept else 0]
         seqs += [each.seq for each in self.runs.changes(prefix.encode(), None if stop is None else stop.encode(), 0)]
         seqs += [seq for each, seq in self.runs.prefixes() if each.startswith(prefix) or prefix.startswith(each)]
         return max(seqs)
@@ -409,15 +410,15 @@ class Snapshots:
     def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
         """Return the snapshot of a commit that was made just now, by whoever has looked at its parent.
 
-        If that was on its way to its slot then, it has come there as it was: the commit names the hash of its header.
-        So its runs are those that were opened. Values are read from the files.
+        If that was on its way to its version then, it has come there as it was: the commit names the hash of its
+        header. So its runs are those that were opened. Values are read from the files.
         """
         snapshot = self.of(stored, check=False, parent=parent)
         self._warm.note(snapshot.opened)
         return snapshot
 
     def ahead(self, stored: Stored) -> Snapshot:
-        """Return a snapshot of a commit that is on its way to its slot, for whoever is going to follow it.
+        """Return a snapshot of a commit that is on its way to its version, for whoever is going to follow it.
 
         It may never arrive: so nothing that is opened of it is kept, unless it does (`made`). It needs no pin: as long
         as it is on its way, no vacuum gets its turn, and what any has given up before, it does not need.
@@ -465,7 +466,7 @@ class _PacksOfCommit:
 
 
 class _PacksAhead:
-    """The packs of a commit that has no slot yet; nor may others, right below it, whose files then are staged.
+    """The packs of a commit that has no version yet; nor may others, right below it, whose files then are staged.
 
     Such a file is copied. It is mapped by nobody: its writer may give up, and write or cut it anew.
     """
@@ -484,7 +485,7 @@ class _PacksAhead:
         path = self._commits.staged_path(name.id, 0)
         try:
             content = self._commits.storage.read(path)
-        except FileNotFoundError:  # it has its slot
+        except FileNotFoundError:  # it has its version
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack

@@ -1,34 +1,34 @@
 """Room for two small files where there is none: two others go, which can be written anew and which nothing depends on.
 
 A vacuum that has to write something before it can delete much more makes room in this way: on a full disk, or in a
-bucket at its quota. The hint only tells where to look for the head; the guard only keeps plain zarr out. The hint goes
-first: a server that is asked whether it creates exclusively is asked to create the guard.
+bucket at its quota. The head cache only tells where to look for the head; the guard only keeps plain zarr out. The head
+cache goes first: a server that is asked whether it creates exclusively is asked to create the guard.
 """
 
 from __future__ import annotations
 
 import contextlib
 
+from txstore.commit import Stored
 from txstore.errors import TxStoreError
 from txstore.format import names
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 
 
 class Spare:
-    """The hint of a branch, and the guard. Each is deleted once at most."""
+    """The head cache of a branch, and the guard. Each is deleted once at most."""
 
     def __init__(self, commits: Commits, branch: str) -> None:
         self._commits = commits
         self._branch = branch
-        self._has_hint = self._has_guard = True
+        self._has_head_cache = self._has_guard = True
 
-    def delete_hint(self) -> None:
+    def delete_head_cache(self) -> None:
         """Make room for one file. Raises `OSError`, `TxStoreError`."""
-        self._durable_head()  # I1: the hint of a copy is all that tells that nobody has synced it
-        self._commits.stop_hints()  # or the next one would take the room
-        self._has_hint = False
-        self._commits.storage.delete(names.hint_path(self._branch))
+        self._durable_head()  # I1: the head cache of a copy is all that tells that nobody has synced it
+        self._commits.stop_head_caches()  # or the next one would take the room
+        self._has_head_cache = False
+        self._commits.storage.delete(names.head_cache_path(self._branch))
 
     def delete_guard(self) -> None:
         """Make room for one more. Raises `OSError`."""
@@ -38,15 +38,15 @@ class Spare:
     def restore(self) -> None:
         """Write again what was deleted, if it was. If others have taken the room, the next commit does so.
 
-        Raises `OSError` if what the hint would say can't be made true.
+        Raises `OSError` if what the head cache would say can't be made true.
         """
         if not self._has_guard:
             self._commits.identity.restore_guard(durable=True)
-        if not self._has_hint:
+        if not self._has_head_cache:
             with contextlib.suppress(TxStoreError):
                 head = self._durable_head()
                 if head is not None:
-                    self._commits.write_hint_of_copy(head)
+                    self._commits.write_head_cache_of_copy(head)
 
     def _durable_head(self) -> Stored | None:
         """Return the newest commit of the branch, made durable (I1); None if it has none of its own.

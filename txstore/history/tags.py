@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
+from txstore.commit import Commit
 from txstore.errors import CommitNotFoundError
-from txstore.history.commit import Commit
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit, find_tagged
 from txstore.history.log import html_of_named
@@ -28,7 +28,7 @@ class Tags(MutableMapping[str, Commit]):
     def __setitem__(self, name: str, commit: At | None) -> None:
         """Tag a commit, durably. None is what `repo.head()` returns where there is none: `CommitNotFoundError`."""
         if commit is None:
-            raise CommitNotFoundError(f"tag {name!r}", hint=NO_COMMIT)
+            raise CommitNotFoundError(f"tag {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
         try:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import MAIN, Commit
 from txstore.errors import CommitNotFoundError, ExportError
 from txstore.format.consolidated import consolidate, documents_of, is_consolidated
 from txstore.format.keys import directory_prefix, is_document
-from txstore.history.commit import MAIN, Commit
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
@@ -69,7 +69,7 @@ def export(
     target = open_destination(destination, storage_options, durable=False, at_most=at_most, refused=ExportError)
     commit = snapshot.commit
     if commit is None:
-        raise CommitNotFoundError(repo.url, hint="there is no commit yet, so there is nothing to export")
+        raise CommitNotFoundError(repo.url, advice="there is no commit yet, so there is nothing to export")
     prefix = directory_prefix(path)
     sizes = {key.removeprefix(prefix): snapshot.size_of(key) or 0 for key in snapshot.keys_below(path)}
     if not sizes:

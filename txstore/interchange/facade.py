@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from txstore.commit import Commit
 from txstore.engine import Engine
-from txstore.history.commit import Commit
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
-from txstore.transactions.named import NamedTransaction
+from txstore.transactions.participants.named import NamedTransaction
 
 if TYPE_CHECKING:
     from txstore.store import TxStore

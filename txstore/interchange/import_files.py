@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import MAIN, Commit
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import plain_document
 from txstore.format.keys import is_document
-from txstore.history.commit import MAIN, Commit
 from txstore.interchange import zarr_arrays
 from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
 from txstore.interchange.concealing import concealing

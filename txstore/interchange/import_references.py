@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import MAIN, Commit
 from txstore.errors import SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, is_document
-from txstore.history.commit import MAIN, Commit
 from txstore.interchange.concealing import concealing
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
 from txstore.interchange.manifests import FileRange, Manifest, open_manifest

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import MAIN, Commit
 from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
 from txstore.format import packfile
 from txstore.format.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document, stored_key
-from txstore.history.commit import MAIN, Commit
-from txstore.history.runs import Found, Listed
 from txstore.interchange.concealing import concealing
 from txstore.interchange.destinations import (
     Destination,
@@ -35,6 +34,7 @@ from txstore.interchange.destinations import (
 )
 from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
 from txstore.progress import Progress
+from txstore.segments.runs import Found, Listed
 
 if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
@@ -74,7 +74,7 @@ def publish(
     target = _target(repo, destination, storage_options=storage_options, durable=durable)
     snapshot = repo.mapping(branch=branch)
     if snapshot.commit is None:
-        raise CommitNotFoundError(f"branch {branch!r}", hint="there is nothing to publish: it has no commit yet")
+        raise CommitNotFoundError(f"branch {branch!r}", advice="there is nothing to publish: it has no commit yet")
     with target.alone():
         return _Publication(repo, snapshot, snapshot.commit, branch, target, verify, progress).run(full)
 
@@ -215,7 +215,7 @@ class _Publication:
 
     def _begin(self, documents: Mapping[str, bytes]) -> None:
         witnesses = self._root or dict(sorted(documents.items(), key=lambda item: (item[0].count("/"), item[0]))[:1])
-        mark = Mark(self._commit.id, self._commit.slot, self._commit.seq, witnesses_of(witnesses))
+        mark = Mark(self._commit.id, self._commit.version, self._commit.seq, witnesses_of(witnesses))
         # It comes first: after a crash it says that the copy may hold something of this commit.
         self._save(self._state.begin(mark, self._writer))
 
@@ -261,14 +261,14 @@ class _Publication:
         if self._was_empty:
             return []
         kept = {STATE, *self._root}
-        if finished is not None and finished.slot >= self._snapshot.floor:
+        if finished is not None and finished.version >= self._snapshot.oldest_kept:
             since = finished.seq
             runs = self._snapshot.runs_since(since)
             candidates = {_decoded(change.key) for change in runs.changes(b"", None, since)}
             for prefix in runs.new_prefixes(since):
                 candidates |= set(self._target.list(prefix.rstrip("/")))
             candidates |= {key for mark in (finished, *self._state.attempts) for key in mark.witnesses}
-        else:  # what was deleted below the floor has left no trace
+        else:  # what was deleted below the oldest kept version has left no trace
             candidates = set(self._target.list())
         gone = [key for key in candidates if key not in kept and (is_consolidated(key) or key not in self._snapshot)]
         return sorted(gone, key=lambda key: (not (is_document(key) or is_consolidated(key)), key))

@@ -19,7 +19,7 @@ from txstore.format.encoding import crc32c
 if TYPE_CHECKING:
     from typing import Self
 
-    from txstore.history.commit import Commit
+    from txstore.commit import Commit
     from txstore.interchange.facade import Facade
 
 #: The file. zarr takes it for no node; one that lists the root without consolidated metadata says so in a warning.
@@ -33,13 +33,13 @@ class Mark:
     """A commit, and what the copy of it looks like at the root: key -> CRC-32C."""
 
     commit: str
-    slot: int
+    version: int
     seq: int
     witnesses: dict[str, int]
     upto: str | None = None  # of an attempt: the last chunk that is written; None: perhaps none
 
     def is_of(self, commit: Commit) -> bool:
-        return (self.slot, self.commit) == (commit.slot, commit.id)
+        return (self.version, self.commit) == (commit.version, commit.id)
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ def witnesses_of(documents: Mapping[str, bytes]) -> dict[str, int]:
 
 
 def _is_in_history(repo: Facade, head: Commit, mark: Mark) -> bool:
-    if mark.slot > head.slot:
+    if mark.version > head.version:
         return False
     try:
-        return mark.is_of(repo.commit(mark.slot, branch=head.branch))
+        return mark.is_of(repo.commit(mark.version, branch=head.branch))
     except (SnapshotExpiredError, CommitNotFoundError):
         return False
 
@@ -129,7 +129,7 @@ def _mark(told: Any) -> Mark:
     witnesses = {_text(key): int(value) for key, value in told["witnesses"].items()}
     upto = told["upto"]
     return Mark(
-        _text(told["commit"]), int(told["slot"]), int(told["seq"]), witnesses, None if upto is None else _text(upto)
+        _text(told["commit"]), int(told["version"]), int(told["seq"]), witnesses, None if upto is None else _text(upto)
     )
 
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txstore.commit import Commit
 from txstore.errors import CommitNotFoundError, ExportError
 from txstore.format.consolidated import consolidate, documents_of, is_consolidated, plain_document
 from txstore.format.keys import is_document
-from txstore.history.commit import Commit
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
 from txstore.interchange.destinations import (
@@ -101,13 +101,13 @@ def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
     try:
         snapshot = repo.mapping(tag=tag)
     except CommitNotFoundError:
-        hint = (
-            f"there is no such tag, and only what is tagged stays: repo.tags[{tag!r}] = repo.head().slot tags the "
+        advice = (
+            f"there is no such tag, and only what is tagged stays: repo.tags[{tag!r}] = repo.head().version tags the "
             "newest commit, and so does create_tag=True (--create-tag)"
         )
-        raise CommitNotFoundError(f"tag {tag!r}", hint=hint) from None
+        raise CommitNotFoundError(f"tag {tag!r}", advice=advice) from None
     if snapshot.commit is None:
-        raise CommitNotFoundError(repo.url, hint="there is no commit yet, so there is nothing to refer to")
+        raise CommitNotFoundError(repo.url, advice="there is no commit yet, so there is nothing to refer to")
     return snapshot, snapshot.commit
 
 

@@ -16,8 +16,8 @@ from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
 from txstore.codecs.allowed import check_array
+from txstore.commit import MAIN, Commit
 from txstore.errors import SchemaError
-from txstore.history.commit import MAIN, Commit
 from txstore.history.find import At
 from txstore.repository import Repository
 from txstore.store import TxStore

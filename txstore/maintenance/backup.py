@@ -1,9 +1,9 @@
 """Copying a repository while others write it: `backup`. What the heads were at the start is what the copy holds.
 
-Order: packs, commits behind all that they need, branches, tags, hints, and in a new copy `format.json` last: at any
-moment the copy is a whole repository, or none yet. Each file is copied beside its place, checked, synced and renamed,
-so that what is there is complete, and an interrupted backup is simply run again. No lock is taken; what is copied is
-pinned.
+Order: packs, commits behind all that they need, branches, tags, head caches, and in a new copy `format.json` last: at
+any moment the copy is a whole repository, or none yet. Each file is copied beside its place, checked, synced and
+renamed, so that what is there is complete, and an interrupted backup is simply run again. No lock is taken; what is
+copied is pinned.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import BackupErasureError, BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.format import commitfile, names, packfile, records
 from txstore.format.commitfile import RunName
@@ -24,19 +25,18 @@ from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, ErasureRecord, RepositoryFormat, Tag
 from txstore.format.shown import html_head
-from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure, read_records
 from txstore.history.opening import Access, open_commits, open_storage
-from txstore.history.runs import names_of
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
-from txstore.maintenance.erase import forget_hints, scrub, write_record
+from txstore.maintenance.erase import forget_head_caches, scrub, write_record
 from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
+from txstore.segments.runs import names_of
 from txstore.storage.interface import StagedFile, Storage, write_over
 from txstore.storage.request_threads import in_parallel
 
@@ -48,14 +48,14 @@ Check = Callable[[Files, str], list[Fault]]  # of a file at another place
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Backup:
-    """What a backup did. `slot` and `commit` are of the head of "main" that the copy has now; `bytes` were copied.
+    """What a backup did. `version` and `commit` are of the head of "main" that the copy has now; `bytes` were copied.
 
     `erasures` records of erasures are new in the copy, and `erased` values were erased there for them. `is_new`:
     there was no copy before.
     """
 
     destination: str
-    slot: int
+    version: int
     commit: str
     files: int
     bytes: int
@@ -67,7 +67,7 @@ class Backup:
         what = "is new" if self.is_new else "was brought up to date" if self.files else "was up to date"
         copied = f"{self.files:,} files, {self.bytes:,} bytes copied"
         erased = f"; {self.erased:,} values erased, by {self.erasures:,} erasures" if self.erasures else ""
-        return f"{self.destination} {what}: commits up to slot {self.slot}; {copied}{erased}"
+        return f"{self.destination} {what}: commits up to version {self.version}; {copied}{erased}"
 
     def __repr__(self) -> str:
         return f"<Backup {self}>"
@@ -143,7 +143,7 @@ class _BackUp:
         self._erasures = self._erased = 0
         self._branches: dict[str, Branch] = {}  # by name
         self._heads: dict[str, Stored] = {}  # by branch, of those that have commits of their own
-        self._floors: dict[str, int] = {}  # of all branches
+        self._oldest_kept_versions: dict[str, int] = {}  # of all branches
         self._tags: dict[str, bytes] = {}  # what those say that are copied, by their names
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
         self._needed: dict[str, set[str]] = {}  # by the file that runs lie in, what they refer to
@@ -161,7 +161,7 @@ class _BackUp:
                 return self._run()
             except (FileNotFoundError, CorruptionError) as error:
                 if self._are_tags_gone():
-                    continue  # without them: below the floor only they had kept what is missing
+                    continue  # without them: below the oldest kept version only they had kept what is missing
                 if isinstance(error, FileNotFoundError) and self._is_overtaken():
                     raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
                 if isinstance(error, FileNotFoundError) and (missing := self._in_source(error)) is not None:
@@ -172,8 +172,8 @@ class _BackUp:
         """Tell whether a vacuum may have deleted what is to be copied."""
         commits = open_commits(self.source)
         return any(
-            not commits.branches.is_living(branch) or commits.floor(branch) > floor
-            for branch, floor in self._floors.items()
+            not commits.branches.is_living(branch) or commits.oldest_kept(branch) > oldest_kept
+            for branch, oldest_kept in self._oldest_kept_versions.items()
         )
 
     def _in_source(self, error: FileNotFoundError) -> str | None:
@@ -201,33 +201,35 @@ class _BackUp:
             self._write_small(names.tag_path(name), content)
         if is_new:
             about = RepositoryFormat.decode(self.source.read(names.FORMAT))
-            self._write_once(names.FORMAT, replace(about, slots=self.target.slots).encode())
+            self._write_once(names.FORMAT, replace(about, versions=self.target.versions).encode())
         copies = open_commits(self.target)
         for branch, head in self._heads.items():
             made = copies.head(branch)
             if made is None or made.header.id != head.header.id:
                 raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
             if self._files:
-                hint = names.hint_path(branch)
+                head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
-                    content = copies.hint(made, durable=True).encode()
-                    self.target.write_once(hint, content, durable=False, at_most=self._at_most(hint))
-                copies.write_hint_of_copy(made)
+                    content = copies.head_cache(made, durable=True).encode()
+                    self.target.write_once(head_cache, content, durable=False, at_most=self._at_most(head_cache))
+                copies.write_head_cache_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
-            self.target.url, -1 if main is None else main.header.slot, "" if main is None else main.header.id.hex(),
+            self.target.url, -1 if main is None else main.header.version, "" if main is None else main.header.id.hex(),
             self._files, self._bytes, self._erasures, self._erased, is_new,
         )  # fmt: skip
 
     def _pin_heads(self) -> None:
         """Find the heads; a vacuum leaves alone what is kept of them for as long as this object lives."""
-        floors = hold_all(self.commits, self._pins_of, self)
+        oldest_kept_versions = hold_all(self.commits, self._pins_of, self)
         found = self.commits.branches.all()
-        self._branches = {name: record for name, record in found.items() if record.id in floors}
-        heads = {branch: self.commits.head(branch) for branch in floors}
+        self._branches = {name: record for name, record in found.items() if record.id in oldest_kept_versions}
+        heads = {branch: self.commits.head(branch) for branch in oldest_kept_versions}
         self._heads = {branch: head for branch, head in heads.items() if head and head.header.branch == branch}
-        raised = {branch: max(floors[branch], head.header.floor) for branch, head in self._heads.items()}
-        self._floors = {**floors, **raised}
+        raised = {
+            branch: max(oldest_kept_versions[branch], head.header.oldest_kept) for branch, head in self._heads.items()
+        }
+        self._oldest_kept_versions = {**oldest_kept_versions, **raised}
 
     def _pins_of(self, branch: str) -> Pins:
         return self._pins.setdefault(branch, Pins(self.source.open_pins, branch))
@@ -263,15 +265,14 @@ class _BackUp:
         """Return the heads of the copy; raise `BackupError` unless they are of the repository's history."""
         found = {}
         there = {MAIN, *(record.id for record in copies.branches.all().values())}
-        for branch in sorted(there & self._floors.keys()):
+        for branch in sorted(there & self._oldest_kept_versions.keys()):
             last = copies.head(branch)
             if last is None or last.header.branch != branch:
                 continue
-            stored = self.commits.read(branch, last.header.slot)
+            stored = self.commits.read(branch, last.header.version)
             if branch not in self._heads or stored is None or stored.hash != last.hash:
-                what = (
-                    f"its commit {last.commit.id[:12]}, in slot {last.header.slot}, is not in the repository's history"
-                )
+                version = last.header.version
+                what = f"its commit {last.commit.id[:12]}, in version {version}, is not in the repository's history"
                 why = "somebody has committed into it, or a vacuum has passed it: choose another directory"
                 raise BackupError(self.target.url, f"{what}: {why}")
             found[branch] = last
@@ -298,7 +299,7 @@ class _BackUp:
         for record, _ in erasures:
             found = survey(open_commits(self.target), record.paths, record.until)  # two records may be of one file
             scrub(self.target, found, record.paths)
-            forget_hints(open_commits(self.target))  # before the record, by which this is done
+            forget_head_caches(open_commits(self.target))  # before the record, by which this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)
@@ -332,38 +333,44 @@ class _BackUp:
             for first in range(0, len(copies), _BATCH):
                 self._copy_batch(copies[first : first + _BATCH])
         for branch, head in self._heads.items():
-            for path in self.commits.paths_in(names.floor_directory(branch)):
+            for path in self.commits.paths_in(names.oldest_kept_directory(branch)):
                 with contextlib.suppress(FileNotFoundError, MalformedError):
-                    if Tag.decode(self.source.read(path)).slot <= head.header.slot:
+                    if Tag.decode(self.source.read(path)).version <= head.header.version:
                         self._write_once(path)
 
     def _new_commits(self, last: Mapping[str, Stored]) -> Iterator[Stored]:
-        """Yield the commits to copy, of each branch the oldest first: from the floor on, and what has a name below."""
+        """Yield the commits to copy, of each branch the oldest first: from the oldest kept version on, and what has a
+        name below.
+        """
         tags = map(Tag.decode, self._tags.values())
-        named = {(tag.branch, tag.slot) for tag in tags}
-        named |= {(record.fork.branch, record.fork.slot) for record in self._branches.values()}
+        named = {(tag.branch, tag.version) for tag in tags}
+        named |= {(record.fork.branch, record.fork.version) for record in self._branches.values()}
         met: set[tuple[str, int]] = set()
         related = self.commits.related()
         for branch, head in self._heads.items():
             fork = self.commits.branches.fork(branch)
-            first = self._floors[branch] if fork is None else max(self._floors[branch], fork.slot + 1)
+            first = (
+                self._oldest_kept_versions[branch]
+                if fork is None
+                else max(self._oldest_kept_versions[branch], fork.version + 1)
+            )
             if branch in last:
-                first = max(first, last[branch].header.slot)
-            # One by one: how many slots there are is what a header says, until the first is found missing.
-            slots = range(first, head.header.slot + 1)
-            for stored in map(self._kept, self.commits.each(partial(self._read, branch), slots)):
-                met.add((branch, stored.header.slot))
+                first = max(first, last[branch].header.version)
+            # One by one: how many versions there are is what a header says, until the first is found missing.
+            versions = range(first, head.header.version + 1)
+            for stored in map(self._kept, self.commits.each(partial(self._read, branch), versions)):
+                met.add((branch, stored.header.version))
                 there = (each for each in self.commits.kept_with(stored, related) if each not in named)
                 named.update(each for each in there if self.commits.read(*each) is not None)
                 yield stored
-        for branch, slot in sorted(named - met):
-            yield self._kept(self._read(branch, slot))
+        for branch, version in sorted(named - met):
+            yield self._kept(self._read(branch, version))
 
-    def _read(self, branch: str, slot: int) -> tuple[Stored, bytes]:
+    def _read(self, branch: str, version: int) -> tuple[Stored, bytes]:
         """Return a commit, and the end of its file."""
-        found = self.commits.read_with_end(branch, slot)
+        found = self.commits.read_with_end(branch, version)
         if found is None:
-            raise CorruptionError(names.commit_path(branch, slot), reason="the file is missing, or went meanwhile")
+            raise CorruptionError(names.commit_path(branch, version), reason="the file is missing, or went meanwhile")
         return found
 
     def _kept(self, found: tuple[Stored, bytes]) -> Stored:
@@ -385,7 +392,7 @@ class _BackUp:
             self._needed.setdefault(name.pack.path, set()).update(pack.path for pack in table)
             for pack in (name.pack, *table):
                 # Other commit files are copied as commits; of a branch that was deleted, none.
-                if pack.branch is None or pack.slot < self._floors.get(pack.branch, pack.slot + 1):
+                if pack.branch is None or pack.version < self._oldest_kept_versions.get(pack.branch, pack.version + 1):
                     yield pack, None
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
@@ -399,7 +406,7 @@ class _BackUp:
         found = {}
         for name, tag in sorted(self.commits.tags().items()):
             head = self._heads.get(tag.branch)
-            if head is None or tag.slot <= head.header.slot:
+            if head is None or tag.version <= head.header.version:
                 found[name] = tag.encode()
         return found
 
@@ -558,12 +565,12 @@ def _in_order(commits: Iterable[Stored], referred: Mapping[str, set[str]]) -> li
 def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
     header = stored.header
     yield from sorted(referred.get(stored.path, set()) - {stored.path})
-    if header.slot:
-        yield names.commit_path(header.fork or header.branch, header.slot - 1)
+    if header.version:
+        yield names.commit_path(header.fork or header.branch, header.version - 1)
     if header.merged is not None:
-        yield names.commit_path(header.merged.branch, header.merged.slot)
+        yield names.commit_path(header.merged.branch, header.merged.version)
     for run in header.runs:
         if run.pack is not None and run.pack != header.name:
             yield run.pack.path
-    for pack in header.run_packs:  # which are copied before all commits
+    for pack in header.compaction_outputs:  # which are copied before all commits
         yield from sorted(referred.get(pack.path, ()))

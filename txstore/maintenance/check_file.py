@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from txstore._native import index
+from txstore.commit import Stored
 from txstore.format import commitfile, encoding, packfile
 from txstore.format.carried import decode_carried
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, PackName
-from txstore.history.commit import Stored
 from txstore.maintenance.report import Fault
 from txstore.storage.foreign import ForeignRange
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -30,10 +31,9 @@ from txstore.format import names
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
 from txstore.format.shown import html_head, readable_size
-from txstore.history.commit import MAIN, Commit, Stored
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
-from txstore.history.slots import Contents, Publisher
+from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
@@ -200,13 +200,13 @@ class _Erasing:
         if head is None:
             return []
         header, found = head.header, list[str]()
-        difference = header.seq - header.slot  # both grow by one with each commit
+        difference = header.seq - header.version  # both grow by one with each commit
         first = self._first_without(branch, head)
         pins = self._snapshots.pins(branch)
         if (seq := pins.lowest(first)) is not None:
             here = "this process" if pins.is_held_here(first) else "a process"
-            slot = seq - difference
-            what = self._commits.label(branch, slot) if slot >= 0 else "what was before the first commit"
+            version = seq - difference
+            what = self._commits.label(branch, version) if version >= 0 else "what was before the first commit"
             found.append(f"{here} reads {what}, or writes on it")
         for record in self._commits.recorded():
             base = -1 if record.base is None else record.base[0]
@@ -218,13 +218,13 @@ class _Erasing:
     def _while_living(self, branch: str, work: Callable[[str], T]) -> T | None:
         """Do something with a branch; again, if a vacuum has overtaken it, and no more, if the branch was deleted."""
         while True:
-            floor = self._commits.floor(branch)
+            oldest_kept = self._commits.oldest_kept(branch)
             try:
                 return work(branch)
             except (SnapshotExpiredError, CommitNotFoundError, CorruptionError, FileNotFoundError):
                 if not self._commits.branches.is_living(branch):
                     return None
-                if self._commits.floor(branch) == floor:
+                if self._commits.oldest_kept(branch) == oldest_kept:
                     raise
 
     def _first_without(self, branch: str, head: Stored) -> int:
@@ -260,27 +260,27 @@ class _Erasing:
                     raise
 
     def _kept(self) -> dict[str, int]:
-        return {branch: self._commits.floor(branch) for branch in living_branches(self._commits)}
+        return {branch: self._commits.oldest_kept(branch) for branch in living_branches(self._commits)}
 
     # --- what is done
 
     def _delete_everywhere(self) -> dict[str, int]:
-        """Return of each branch the last slot that may have any of it."""
+        """Return of each branch the last version that may have any of it."""
         until = {}
         for branch in self._commits.branch_directories():
-            until[branch] = max(self._commits.slots(branch), default=-1)
+            until[branch] = max(self._commits.versions(branch), default=-1)
         for branch in living_branches(self._commits):
-            slot = self._while_living(branch, self._delete_from)
-            if slot is not None:
-                until[branch] = slot
+            version = self._while_living(branch, self._delete_from)
+            if version is not None:
+                until[branch] = version
         return until
 
     def _delete_from(self, branch: str) -> int:
-        """Return the slot of a commit of a branch that has nothing of it."""
+        """Return the version of a commit of a branch that has nothing of it."""
         while True:
             head = self._snapshots.newest(branch)
             if not self._is_there(head):
-                return head.slot
+                return head.version
             try:
                 self._deleted += 1
                 self._delete(head, branch)
@@ -293,7 +293,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until)
                 if not found.changes:
-                    forget_hints(self._commits)
+                    forget_head_caches(self._commits)
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
@@ -314,12 +314,12 @@ class _Erasing:
             assert stored is not None
             return stored.commit
         finally:
-            if writer.close() and not publisher.offered:
+            if writer.close() and not publisher.proposed:
                 self._storage.delete(writer.path)
 
 
 class _Unchanged:
-    """A commit that changes nothing: a `Plan` of `history.slots`."""
+    """A commit that changes nothing: a `Plan` of `history.versions`."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
@@ -341,11 +341,11 @@ def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
     return count
 
 
-def forget_hints(commits: Commits) -> None:
-    """On an object store a hint holds the end of a commit file, which may be the one from before."""
-    commits.stop_hints()
+def forget_head_caches(commits: Commits) -> None:
+    """On an object store a head cache holds the end of a commit file, which may be the one from before."""
+    commits.stop_head_caches()
     if commits.storage.is_remote:
-        heads = posixpath.dirname(names.hint_path(MAIN))
+        heads = posixpath.dirname(names.head_cache_path(MAIN))
         commits.storage.delete(*[f"{heads}/{name}" for name in commits.storage.list(heads)])
 
 

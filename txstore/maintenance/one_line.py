@@ -1,8 +1,8 @@
-"""Making one line of history of commits that have taken each other's slots, on a server that had let them.
+"""Making one line of history of commits that have taken each other's versions, on a server that had let them.
 
-What came first would be there, had the server created exclusively: in each slot, the oldest commit that follows the one
-in the slot below. Where the server keeps versions, what was replaced is still there. What does not follow is kept in
-the quarantine, and each commit that is in the history no more is told by its id.
+What came first would be there, had the server created exclusively: in each version, the oldest commit that follows the
+one in the version below. Where the server keeps versions, what was replaced is still there. What does not follow is
+kept in the quarantine, and each commit that is in the history no more is told by its id.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from txstore.commit import Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
-from txstore.history.commit import Stored
 from txstore.history.opening import open_commits
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacing import Replacer
@@ -24,7 +24,7 @@ from txstore.storage.interface import Earlier, Storage
 
 
 class _Occupant(NamedTuple):
-    """A commit that a slot holds, or has held."""
+    """A commit that a version holds, or has held."""
 
     stored: Stored
     content: bytes = b""  # if there are several
@@ -32,7 +32,7 @@ class _Occupant(NamedTuple):
 
 
 def were_taken_twice(storage: Storage) -> bool:
-    """Tell whether a slot of a living branch has held several commits, as far as the server has kept them."""
+    """Tell whether a version of a living branch has held several commits, as far as the server has kept them."""
     if not storage.is_remote:
         return False
     files = Replacer(storage)
@@ -42,8 +42,8 @@ def were_taken_twice(storage: Storage) -> bool:
 def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]:
     """Put the commits of a branch in one line; return those that are lost.
 
-    Nothing is done where no process was stopped, and no slot has held several commits, as far as can be known. Raises
-    `OSError`, also if the server still does not create exclusively.
+    Nothing is done where no process was stopped, and no version has held several commits, as far as can be known.
+    Raises `OSError`, also if the server still does not create exclusively.
     """
     if not storage.is_remote:
         return []
@@ -54,12 +54,12 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
     storage.check_creation(waits=True)
     line.restore()
     line.tell_of_dropped()
-    for slot, commit_id in stops:
-        line.tell_of(commit_id, slot, "a process has found that it may have lost its place")
+    for version, commit_id in stops:
+        line.tell_of(commit_id, version, "a process has found that it may have lost its place")
     line.drop_tags()
     if line.is_whole():  # else what could not be moved away is in it
-        for slot, commit_id in stops:
-            files.move_away(names.stop_path(branch, slot, commit_id), "moved away: commits may be made again")
+        for version, commit_id in stops:
+            files.move_away(names.stop_path(branch, version, commit_id), "moved away: commits may be made again")
     return line.lost
 
 
@@ -72,20 +72,20 @@ class _Line:
         self._was_stopped = was_stopped
         self._directory = names.commits_directory(branch)
         self._commits = open_commits(storage)
-        self._floor = self._commits.floor(branch)
+        self._oldest_kept = self._commits.oldest_kept(branch)
         self._told: set[bytes] = set()
         self._dropped: list[Stored] = []
 
     def has_doubles(self) -> bool:
-        """Tell whether a slot has held several commits."""
+        """Tell whether a version has held several commits."""
         earlier = self._earlier
-        doubles = [slot for slot in self._slots() if len(earlier.get(names.slot_name(slot), ())) > 1]
-        return any(len(self._held(slot, None)) > 1 for slot in doubles)
+        doubles = [version for version in self._versions() if len(earlier.get(names.version_name(version), ())) > 1]
+        return any(len(self._held(version, None)) > 1 for version in doubles)
 
     def is_whole(self) -> bool:
-        """Tell whether each commit follows the one in the slot below."""
+        """Tell whether each commit follows the one in the version below."""
         below: Stored | None = None
-        for stored in self._commits.each(self._read, self._slots()):
+        for stored in self._commits.each(self._read, self._versions()):
             if below is not None and stored is not None and not _may_follow(stored, below):
                 return False
             below = stored
@@ -96,34 +96,34 @@ class _Line:
 
         Where nobody was stopped, commits may have been made on top of what has taken another's place: these stay.
         """
-        slots = self._slots()
-        currents = list(self._commits.each(self._read, slots))
+        versions = self._versions()
+        currents = list(self._commits.each(self._read, versions))
         below: Stored | None = None
-        for slot, current, above in zip(slots, currents, [*currents[1:], None], strict=True):
-            held = self._held(slot, current)
+        for version, current, above in zip(versions, currents, [*currents[1:], None], strict=True):
+            held = self._held(version, current)
             fit = [each for each in held if below is None or _may_follow(each.stored, below)]
             if held and not fit:
-                self._drop_from(slot, slots)
+                self._drop_from(version, versions)
                 break
             if not self._was_stopped and current is not None and above is not None and above.follows(current):
                 fit.sort(key=lambda each: each.stored.hash != current.hash)
             if fit:
                 self._settle(current, held, fit[0])
             below = fit[0].stored if fit else current
-        self._write_hint()
+        self._write_head_cache()
 
-    def _slots(self) -> list[int]:
-        return sorted(slot for slot in self._commits.slots(self._branch) if slot >= self._floor)
+    def _versions(self) -> list[int]:
+        return sorted(version for version in self._commits.versions(self._branch) if version >= self._oldest_kept)
 
-    def _read(self, slot: int) -> Stored | None:
+    def _read(self, version: int) -> Stored | None:
         try:
-            return self._commits.read(self._branch, slot)
+            return self._commits.read(self._branch, version)
         except CorruptionError:
             return None
 
     @cached_property
     def _earlier(self) -> Mapping[str, Sequence[Earlier]]:
-        """What the server has kept of this branch's slots: none of it where that can't be asked."""
+        """What the server has kept of this branch's versions: none of it where that can't be asked."""
         try:
             return self.storage.earlier(self._directory)
         except OSError as error:
@@ -133,25 +133,25 @@ class _Line:
                 self._files.note(self._directory, f"only what is there now was looked at: {error.strerror}")
             return {}
 
-    def _held(self, slot: int, current: Stored | None) -> list[_Occupant]:
-        """Return the commits that a slot has held and holds, the oldest first."""
-        earlier = self._earlier.get(names.slot_name(slot), ())
+    def _held(self, version: int, current: Stored | None) -> list[_Occupant]:
+        """Return the commits that a version has held and holds, the oldest first."""
+        earlier = self._earlier.get(names.version_name(version), ())
         if len(earlier) < 2:
             return [] if current is None else [_Occupant(current)]
         found: dict[bytes, _Occupant] = {}
-        path = names.commit_path(self._branch, slot)
-        for version in earlier:
-            content = version.read()
+        path = names.commit_path(self._branch, version)
+        for kept in earlier:
+            content = kept.read()
             try:
-                stored = self._commits.decode(path, self._branch, slot, content, len(content))
+                stored = self._commits.decode(path, self._branch, version, content, len(content))
             except CorruptionError:
                 continue
             others = found[stored.hash].versions if stored.hash in found else ()  # an erasure has written it again
-            found[stored.hash] = _Occupant(stored, content, (*others, version))
+            found[stored.hash] = _Occupant(stored, content, (*others, kept))
         return list(found.values())
 
     def _settle(self, current: Stored | None, held: Sequence[_Occupant], chosen: _Occupant) -> None:
-        """Let one commit have a slot that several have held: the others are in the quarantine then."""
+        """Let one commit have a version that several have held: the others are in the quarantine then."""
         for each in held:
             if each is not chosen:
                 self._dropped.append(each.stored)
@@ -162,12 +162,12 @@ class _Line:
         if current is None or current.hash != chosen.stored.hash:
             self._files.note(chosen.stored.path, f"commit {chosen.stored.header.id.hex()} has its place again")
 
-    def _drop_from(self, first: int, slots: Sequence[int]) -> None:
-        """Move away what is in a slot and in those above it, the newest first, as far as that can be done."""
-        for slot in sorted((slot for slot in slots if slot >= first), reverse=True):
-            current = self._read(slot)
-            held = self._held(slot, current)
-            path = names.commit_path(self._branch, slot)
+    def _drop_from(self, first: int, versions: Sequence[int]) -> None:
+        """Move away what is in a version and in those above it, the newest first, as far as that can be done."""
+        for version in sorted((version for version in versions if version >= first), reverse=True):
+            current = self._read(version)
+            held = self._held(version, current)
+            path = names.commit_path(self._branch, version)
             if not self._files.move_away(path, "moved away: it does not follow what is below"):
                 return
             for each in held:
@@ -175,36 +175,36 @@ class _Line:
                 if current is None or each.stored.hash != current.hash:
                     self._files.keep(each.stored.path, each.content)
         try:
-            self.storage.free_names(self._directory, names.slot_name(first - 1) if first else "")
+            self.storage.free_names(self._directory, names.version_name(first - 1) if first else "")
         except OSError as error:
             if error.errno != errno.ENOTSUP:
                 raise
 
-    def _write_hint(self) -> None:
+    def _write_head_cache(self) -> None:
         commits = open_commits(self.storage)
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
-            commits.write_hint_of_copy(head)
+            commits.write_head_cache_of_copy(head)
         else:
-            self.storage.delete(names.hint_path(self._branch))
+            self.storage.delete(names.head_cache_path(self._branch))
 
     # --- what is lost
 
     @cached_property
     def _kept(self) -> set[bytes]:
-        """The commits that there are in the end. Those of a train may have got other slots than they had."""
-        return {stored.header.id for stored in self._commits.each(self._read, self._slots()) if stored is not None}
+        """The commits that there are in the end. Those of a group commit may have got other versions than they had."""
+        return {stored.header.id for stored in self._commits.each(self._read, self._versions()) if stored is not None}
 
     def tell_of_dropped(self) -> None:
         """Tell which commits are lost: what was dropped, and what that followed, of which nothing else is known."""
         for stored in self._dropped:
             header = stored.header
             said = f"{header.message!r} by {header.author!r}: its file is in {names.QUARANTINE}/"
-            self.tell_of(header.id, header.slot, said)
+            self.tell_of(header.id, header.version, said)
         for stored in self._dropped:
             header = stored.header
             if header.parent_id != encoding.NO_ID and header.fork is None:
-                self.tell_of(header.parent_id, header.slot - 1, "all that is known is that another one followed it")
+                self.tell_of(header.parent_id, header.version - 1, "all that is known is that another one followed it")
 
     def drop_tags(self) -> None:
         """Move away the tags of commits that are lost."""
@@ -215,15 +215,17 @@ class _Line:
                     action = f"moved away: the commit that it names is lost, {tag.commit_id.hex()}"
                     self._files.move_away(names.tag_path(name), action)
 
-    def tell_of(self, commit_id: bytes, slot: int, said: str) -> None:
-        if slot < self._floor or commit_id in self._told or commit_id in self._kept:
+    def tell_of(self, commit_id: bytes, version: int, said: str) -> None:
+        if version < self._oldest_kept or commit_id in self._told or commit_id in self._kept:
             return
         self._told.add(commit_id)
-        reason = f"commit {commit_id.hex()} is not in the history: another one had its slot, or that of one before it"
-        path = names.commit_path(self._branch, slot)
+        reason = (
+            f"commit {commit_id.hex()} is not in the history: another one had its version, or that of one before it"
+        )
+        path = names.commit_path(self._branch, version)
         self.lost.append(Fault(path, f"{reason} ({said})", part="lost", commits=(commit_id.hex(),), commit_count=1))
 
 
 def _may_follow(stored: Stored, below: Stored) -> bool:
     """Tell whether a commit follows one below, or what is between them is missing."""
-    return stored.header.slot != below.header.slot + 1 or stored.follows(below)
+    return stored.header.version != below.header.version + 1 or stored.follows(below)

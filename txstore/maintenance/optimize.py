@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from itertools import tee
 
 from txstore._native import index as native_index
+from txstore.commit import Stored
 from txstore.errors import raise_if_full
 from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
-from txstore.history import runs as index
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.packs import Writer
-from txstore.history.slots import Contents, Publisher, SyncFailedError, align
+from txstore.history.publisher import Contents, Publisher, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
 from txstore.progress import Progress
+from txstore.segments import runs as index
+from txstore.segments.packs import Writer
 from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.request_threads import in_advance, in_parallel
@@ -81,8 +81,8 @@ def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
     return {use.name for use in chosen}
 
 
-def below(branch: str, floor: int) -> Choice:
-    """Choose a branch's commit files below a slot, which are to be deleted, and data packs small beside the others.
+def below(branch: str, oldest_kept: int) -> Choice:
+    """Choose a branch's commit files below a version, which are to be deleted, and data packs small beside the others.
 
     A data pack is taken along while it has at most twice the live bytes of those chosen before it together, so each
     value is copied a number of times that is logarithmic in all there is.
@@ -90,7 +90,7 @@ def below(branch: str, floor: int) -> Choice:
 
     def choose(uses: Mapping[PackName, PackUse]) -> set[PackName]:
         used = sorted((use for use in uses.values() if use.values), key=lambda use: use.live)
-        chosen = {use.name for use in used if use.name.branch == branch and use.name.slot < floor}
+        chosen = {use.name for use in used if use.name.branch == branch and use.name.version < oldest_kept}
         total = sum(uses[name].live for name in chosen)
         for use in used:
             if chosen and use.name.branch is None and use.live <= 2 * total:
@@ -137,7 +137,7 @@ def optimize(
         try:
             made = optimizer.run()
         finally:
-            copies.close(published=optimizer.publisher.offered)
+            copies.close(published=optimizer.publisher.proposed)
     except SyncFailedError as error:
         raise_if_full(error.cause)
         raise error.cause from None
@@ -345,7 +345,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that says where copies lie: a `Plan` of `history.slots`, which is tried a few times."""
+    """The commit that says where copies lie: a `Plan` of `history.versions`, which is tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
@@ -372,9 +372,9 @@ class _Optimizer:
                 if (stored := self._attempt()) is not None:
                     break
         finally:
-            if stored is None and not self.publisher.offered:
+            if stored is None and not self.publisher.proposed:
                 self.publisher.withdraw_packs()
-            if self.writer.close() and stored is None and not self.publisher.offered:
+            if self.writer.close() and stored is None and not self.publisher.proposed:
                 self.commits.storage.delete(self.writer.path)
         return stored
 
@@ -417,11 +417,11 @@ class _Optimizer:
     def _merge(self, head: Snapshot, oldest: int, relocated: Mapped) -> Mapped:
         """Merge the oldest runs of a snapshot, and above them what was copied out of them.
 
-        Tombstones are forgotten up to the floor: no transaction is based on anything older.
+        Tombstones are forgotten up to the oldest kept version: no transaction is based on anything older.
         """
         assert head.stored is not None
         header = head.stored.header
-        forgotten = header.seq - (header.slot - header.floor) if header.floor else 0
+        forgotten = header.seq - (header.version - header.oldest_kept) if header.oldest_kept else 0
         above = [native_index.Run(relocated, header.seq)] if self.copies.writers else []
         tables = [[b"", *(pack.name.encode() for pack, _ in self.copies.packs())]] if above else []
         return head.runs.merge_oldest(oldest, above, tables, forgotten=forgotten, storage=self.commits.storage)

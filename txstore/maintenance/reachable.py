@@ -6,17 +6,17 @@ import contextlib
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import WrongFileTypeError
 from txstore.format import names
 from txstore.format.commitfile import CommitName, RunName
 from txstore.format.packfile import PackName, packs_begin
-from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import find_tagged
-from txstore.history.ranged_packs import open_packs
-from txstore.history.ranged_runs import open_run, open_runs
-from txstore.history.runs import Runs, names_of
 from txstore.locks.pins import Pins
+from txstore.segments.ranged_packs import open_packs
+from txstore.segments.ranged_runs import open_run, open_runs
+from txstore.segments.runs import Runs, names_of
 
 
 class Reachable:
@@ -55,12 +55,12 @@ def living_branches(commits: Commits) -> list[str]:
     return [MAIN, *dict.fromkeys(record.id for record in commits.branches.all().values())]
 
 
-def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored]:
-    """Yield every commit that is kept, once: each branch down to its floor, and what has a name below.
+def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> Iterator[Stored]:
+    """Yield every commit that is kept, once: each branch down to its oldest kept version, and what has a name below.
 
-    That is: what is tagged, what a branch begins behind, and what a commit that is kept has merged. `floors` are those
-    of branches of which it is not the floor as it is now. Who makes one of these of another, or of a pin, looks
-    afterwards whether it was kept, so they are looked for in this order (I10).
+    That is: what is tagged, what a branch begins behind, and what a commit that is kept has merged.
+    `oldest_kept_versions` are those of branches of which it is not the oldest kept version as it is now. Who makes one
+    of these of another, or of a pin, looks afterwards whether it was kept, so they are looked for in this order (I10).
     """
     met: set[CommitName] = set()
     merged: set[tuple[str, int]] = set()
@@ -72,11 +72,11 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
         head = commits.head(branch)
         if head is None or head.header.branch != branch:
             continue
-        # What the head says of its floor does not count before the file does: until then, others may begin to hold
-        # what is below, and the vacuum that has raised it may never come to the file.
-        floor = floors[branch] if branch in floors else commits.floor(branch)
-        for stored in commits.ancestors(head, lowest=floor):
-            if stored.header.slot < floor or stored.header.branch != branch:
+        # What the head says of its oldest kept version does not count before the file does: until then, others may
+        # begin to hold what is below, and the vacuum that has raised it may never come to the file.
+        oldest_kept = oldest_kept_versions[branch] if branch in oldest_kept_versions else commits.oldest_kept(branch)
+        for stored in commits.ancestors(head, lowest=oldest_kept):
+            if stored.header.version < oldest_kept or stored.header.branch != branch:
                 break
             met.add(stored.name)
             yield stored
@@ -89,16 +89,16 @@ def kept_commits(commits: Commits, floors: Mapping[str, int]) -> Iterator[Stored
 
 
 def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> dict[str, int]:
-    """Pin what is kept of every branch for as long as `holder` lives; return their floors."""
+    """Pin what is kept of every branch for as long as `holder` lives; return their oldest kept versions."""
     while True:
-        floors = {branch: commits.floor(branch) for branch in living_branches(commits)}
+        oldest_kept_versions = {branch: commits.oldest_kept(branch) for branch in living_branches(commits)}
         if not commits.pins_are_seen:
-            return floors
-        for branch, floor in floors.items():
-            if (stored := commits.at(branch, floor)) is not None:
+            return oldest_kept_versions
+        for branch, oldest_kept in oldest_kept_versions.items():
+            if (stored := commits.at(branch, oldest_kept)) is not None:
                 pins(branch).hold(holder, stored.header.seq)
-        if all(floors.get(branch) == commits.floor(branch) for branch in living_branches(commits)):
-            return floors
+        if all(oldest_kept_versions.get(branch) == commits.oldest_kept(branch) for branch in living_branches(commits)):
+            return oldest_kept_versions
 
 
 def data_packs(commits: Commits) -> Iterable[str]:

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from txstore._native import index as native
+from txstore.commit import Stored
 from txstore.errors import TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
@@ -24,15 +25,14 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import Branch, Tag
-from txstore.history import runs
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.ranged_packs import open_packs
-from txstore.history.ranged_runs import open_runs
-from txstore.history.runs import names_of
 from txstore.history.snapshot import Snapshot
 from txstore.maintenance.check_file import Window, entries_of, frames_end, walk_frames
-from txstore.transactions.chains import Link
+from txstore.segments import runs
+from txstore.segments.ranged_packs import open_packs
+from txstore.segments.ranged_runs import open_runs
+from txstore.segments.runs import names_of
+from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
 #: A header above this length is not searched for the one bit that has changed.
@@ -76,8 +76,8 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
     erased: set[tuple[int, int]] = set()  # participants and sequences of frames whose values are no more
-    run_packs = header.run_packs
-    staged_packs = [pack for pack in header.packs if pack.name not in run_packs]
+    compaction_outputs = header.compaction_outputs
+    staged_packs = [pack for pack in header.packs if pack.name not in compaction_outputs]
     packs = [pack.name for pack in staged_packs]
     parts = [(0, header.name, frames_end(stored))]
     parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in staged_packs]
@@ -193,7 +193,7 @@ def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind
 def merged_run(commits: Commits, stored: Stored, parent: Stored | None, run: RunName) -> Rebuilt | None:
     """Merge anew what a commit has merged into a run: runs of its parent that it no longer lists.
 
-    It may have merged some, and adopted what was merged of others: each run is newer than all that stand behind it.
+    It may have merged some, and installed what was merged of others: each run is newer than all that stand behind it.
     """
     if parent is None:
         return None
@@ -235,9 +235,9 @@ def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | No
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
     """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
-    if pack in stored.header.run_packs:
+    if pack in stored.header.compaction_outputs:
         lengths = [run.length for run in stored.header.runs if run.pack == pack]
-        return [Part(0, packfile.encode_run_pack(pack.id, stored.header.repository_id, lengths[0]))]
+        return [Part(0, packfile.encode_compaction_output(pack.id, stored.header.repository_id, lengths[0]))]
     refs = _refs_to(pack, commits, stored)
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))
@@ -343,7 +343,7 @@ def _frame_start(
 
 
 def whole_end(
-    commits: Commits, path: str, slot: int, size: int, parent: Stored | None, child: Stored | None
+    commits: Commits, path: str, version: int, size: int, parent: Stored | None, child: Stored | None
 ) -> tuple[Part, int] | None:
     """Return header and footer of a commit file that has one of them whole, and how long the file is then."""
     begin = max(size - _TAIL, 0)
@@ -354,7 +354,7 @@ def whole_end(
             if child is not None and commitfile.header_hash(corrected) != child.header.parent_hash:
                 continue
             header = _decoded(corrected)
-            if header is None or (header.repository_id, header.slot) != (commits.identity.id, slot):
+            if header is None or (header.repository_id, header.version) != (commits.identity.id, version):
                 continue
             if child is None and checksum is None and not _fits(header, corrected, parent):
                 continue
@@ -445,12 +445,12 @@ def _decoded(encoded: bytes) -> Header | None:
         return None
 
 
-def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
+def new_end(commits: Commits, branch: str, version: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
     """Make a new header for the newest commit of a branch, whose own is lost: its frames and its run are whole.
 
     None if they are not: how many frames there were is then not known.
     """
-    path = names.commit_path(branch, slot)
+    path = names.commit_path(branch, version)
     is_first = parent is not None and parent.header.branch != branch
     window = Window(commits.storage, path)
     try:
@@ -464,7 +464,7 @@ def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored 
         if frame.length and window.checksum(frame.offset, frame.length) != frame.checksum:
             return None
         position = frame.end
-    seq = slot + 1 if parent is None else parent.header.seq + 1
+    seq = version + 1 if parent is None else parent.header.seq + 1
     found = _first_run(commits.storage.read_range(path, position, size - position), seq)
     if found is None:
         return None
@@ -486,7 +486,7 @@ def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored 
         repository_id, commit_id,
         encoding.NO_ID if parent is None else parent.header.id,
         encoding.NO_ID if parent is None else parent.hash,
-        slot, seq,
+        version, seq,
         time=1 if parent is None else parent.header.time + 1,
         branch=branch,
         message="header rebuilt by verify: time, author, message and constraints declared here are lost",
@@ -499,7 +499,7 @@ def new_end(commits: Commits, branch: str, slot: int, size: int, parent: Stored 
             *(() if parent is None else names_of(parent.header.runs, parent.header.name)),
         ),
         packs=tuple(packs),
-        floor=0 if parent is None else parent.header.slot if is_first else parent.header.floor,
+        oldest_kept=0 if parent is None else parent.header.version if is_first else parent.header.oldest_kept,
         fork=parent.header.branch if parent is not None and is_first else None,
         required=required | (0 if parent is None else parent.header.required),
         constraints={} if parent is None else parent.header.constraints,
@@ -535,7 +535,7 @@ def tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | No
         with contextlib.suppress(TxStoreError, OSError):  # the rest of the history can't be read
             for stored in commits.ancestors(head):
                 header = stored.header
-                candidate = Tag(header.branch, header.slot, header.id).encode()
+                candidate = Tag(header.branch, header.version, header.id).encode()
                 if len(candidate) == len(content):
                     differs = sum(a != b for a, b in zip(candidate, content, strict=True))
                     if differs <= 4:
@@ -555,13 +555,13 @@ def branch_with_one_bit_turned(file: str, content: bytes) -> Branch | None:
 
 def branch(commits: Commits, file: str, branch_id: str) -> Branch | None:
     """Return the record of a branch as its first commit tells it, if that is there. Capitals are lost."""
-    slots = commits.slots(branch_id)
+    versions = commits.versions(branch_id)
     try:
-        first = commits.read(branch_id, min(slots)) if slots else None
+        first = commits.read(branch_id, min(versions)) if versions else None
         if first is None or first.header.fork is None:
             return None
         header = first.header
-        lineage = ((first.header.fork, header.slot - 1), *commits.branches.lineage(first.header.fork))
+        lineage = ((first.header.fork, header.version - 1), *commits.branches.lineage(first.header.fork))
         return Branch(file, branch_id, header.parent_id, header.parent_hash, lineage)
     except (TxStoreError, OSError):
         return None

@@ -15,17 +15,14 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
 from txstore.format.commitfile import Footer, Header, RunName, Section
 from txstore.format.packfile import PackName
 from txstore.format.records import RepositoryFormat
-from txstore.history import runs as index
-from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
-from txstore.history.packs import PackWriter
-from txstore.history.runs import names_of
 from txstore.maintenance import rebuild
 from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
 from txstore.maintenance.one_line import make_one_line, were_taken_twice
@@ -34,6 +31,9 @@ from txstore.maintenance.replacing import Replacer
 from txstore.maintenance.report import Fault, Repair, Report
 from txstore.maintenance.verify import Verifier, verify
 from txstore.progress import Progress
+from txstore.segments import runs as index
+from txstore.segments.packs import PackWriter
+from txstore.segments.runs import names_of
 from txstore.storage.interface import Storage
 
 #: A `format.json` above this length, in bytes, is not searched for the one bit that has turned.
@@ -135,9 +135,9 @@ class _Repairer:
     def _repository_ids(self) -> Iterable[bytes]:
         commits = open_commits(self.storage)
         for branch in commits.branch_directories():
-            for slot in commits.slots(branch):
+            for version in commits.versions(branch):
                 with contextlib.suppress(encoding.MalformedError, OSError):
-                    head = self.storage.read_range(names.commit_path(branch, slot), 0, packfile.HEAD_SIZE)
+                    head = self.storage.read_range(names.commit_path(branch, version), 0, packfile.HEAD_SIZE)
                     yield packfile.decode_head(head)[1]
 
     # --- branches
@@ -169,35 +169,35 @@ class _Repairer:
 
     def _repair_ends(self, commits: Commits, branch: str) -> None:
         """Repair headers and footers; what can't be repaired of the newest commits goes, down to one that is whole."""
-        slots = sorted(commits.slots(branch))
-        readable = {slot: stored for slot in slots if (stored := _read(commits, branch, slot)) is not None}
+        versions = sorted(commits.versions(branch))
+        readable = {version: stored for version in versions if (stored := _read(commits, branch, version)) is not None}
         fork = commits.branches.fork(branch)
-        if fork is not None and (begins_behind := _read(commits, fork.branch, fork.slot)) is not None:
-            readable[fork.slot] = begins_behind
-        floor = max((stored.header.floor for stored in readable.values()), default=0)
-        for slot in slots:
-            if slot < floor or slot in readable:
+        if fork is not None and (begins_behind := _read(commits, fork.branch, fork.version)) is not None:
+            readable[fork.version] = begins_behind
+        oldest_kept = max((stored.header.oldest_kept for stored in readable.values()), default=0)
+        for version in versions:
+            if version < oldest_kept or version in readable:
                 continue
-            parent, child = readable.get(slot - 1), readable.get(slot + 1)
-            if slot > floor and parent is None:
+            parent, child = readable.get(version - 1), readable.get(version + 1)
+            if version > oldest_kept and parent is None:
                 continue
-            stored = self._repair_end(commits, branch, slot, parent, child)
+            stored = self._repair_end(commits, branch, version, parent, child)
             if stored is not None:
-                readable[slot] = stored
-            elif _is_torn_from(slot, slots, readable):
-                self._drop_from(branch, slot, slots, "its end is damaged")
+                readable[version] = stored
+            elif _is_torn_from(version, versions, readable):
+                self._drop_from(branch, version, versions, "its end is damaged")
                 return
 
     def _repair_end(
-        self, commits: Commits, branch: str, slot: int, parent: Stored | None, child: Stored | None
+        self, commits: Commits, branch: str, version: int, parent: Stored | None, child: Stored | None
     ) -> Stored | None:
-        path = names.commit_path(branch, slot)
+        path = names.commit_path(branch, version)
         try:
             size = self.storage.read_tail(path, 0)[1]
-            found, action = rebuild.whole_end(commits, path, slot, size, parent, child), "header or footer restored"
+            found, action = rebuild.whole_end(commits, path, version, size, parent, child), "header or footer restored"
             if found is None and child is None:
                 found, action = (
-                    rebuild.new_end(commits, branch, slot, size, parent),
+                    rebuild.new_end(commits, branch, version, size, parent),
                     "header made anew: its frames and its run are whole; time, author, message are lost, and "
                     "constraints that it declared",
                 )
@@ -206,24 +206,27 @@ class _Repairer:
             self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
         except (CorruptionError, ValueError):
             return None
-        return _read(commits, branch, slot)
+        return _read(commits, branch, version)
 
-    def _drop_from(self, branch: str, first: int, slots: Iterable[int], reason: str) -> None:
+    def _drop_from(self, branch: str, first: int, versions: Iterable[int], reason: str) -> None:
         """Move the newest commits away, the newest first, so that what is left is at any time a history."""
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            hint = commits.read_hint(branch)
-            if hint.slot >= first and commits.is_durable(hint):
-                told = f"commit {hint.commit_id.hex()} was durable here; what is left of it lies in {names.QUARANTINE}/"
-                self.lost.append(Fault(names.commit_path(branch, hint.slot), told, part="missing"))
-        for slot in sorted(slots, reverse=True):
-            if slot >= first:
-                self._files.move_away(names.commit_path(branch, slot), f"{reason}: the head is slot {first - 1} again")
+            head_cache = commits.read_head_cache(branch)
+            if head_cache.version >= first and commits.is_durable(head_cache):
+                lost = head_cache.commit_id.hex()
+                told = f"commit {lost} was durable here; what is left of it lies in {names.QUARANTINE}/"
+                self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
+        for version in sorted(versions, reverse=True):
+            if version >= first:
+                self._files.move_away(
+                    names.commit_path(branch, version), f"{reason}: the head is version {first - 1} again"
+                )
         with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
             head = commits.head(branch)
             has_own = head is not None and head.header.branch == branch
-            content = commits.hint(head, durable=False).encode() if head is not None and has_own else b""
-            self._files.write_small(names.hint_path(branch), content, "names the head again")
+            content = commits.head_cache(head, durable=False).encode() if head is not None and has_own else b""
+            self._files.write_small(names.head_cache_path(branch), content, "names the head again")
 
     # --- packs
 
@@ -234,7 +237,7 @@ class _Repairer:
             faults.setdefault(fault.path, []).append(fault)
         for stored in _by_age(commits):
             header = stored.header
-            parent = _read(commits, header.fork or header.branch, header.slot - 1) if header.slot else None
+            parent = _read(commits, header.fork or header.branch, header.version - 1) if header.version else None
             for pack in stored.header.packs:
                 if pack.name.path in faults:
                     self._repair_pack(commits, stored, pack.name, pack.end, faults[pack.name.path])
@@ -249,7 +252,7 @@ class _Repairer:
         """Repair head, padding and the beginnings of frames."""
         parts = []
         paddings: dict[int, int] = {}
-        is_of_it = name not in stored.header.run_packs  # else it is of no transaction
+        is_of_it = name not in stored.header.compaction_outputs  # else it is of no transaction
         number = packfile.number_of(stored.header.id, name.id) if is_of_it else 0
         for fault in faults:
             if fault.part == "head":
@@ -277,9 +280,9 @@ class _Repairer:
     def _repair_runs(
         self, commits: Commits, stored: Stored, parent: Stored | None, file: PackName, length: int, faults: list[Fault]
     ) -> None:
-        """Build the damaged runs of one file that came with a commit: its own, or a run pack."""
+        """Build the damaged runs of one file that came with a commit: its own, or a compaction output."""
         damaged = {fault.offset for fault in faults if fault.part == "run"}
-        # Of a slot, that says that another commit is missing there: nothing is put in the place of this one.
+        # Of a version, that says that another commit is missing there: nothing is put in the place of this one.
         is_missing = file != stored.header.name and any(fault.part == "missing" for fault in faults)
         own = stored.header.runs[0] if stored.header.runs else None
         for run in names_of(stored.header.runs, stored.header.name):
@@ -295,7 +298,7 @@ class _Repairer:
                 continue
             fits = rebuilt.is_sure and _is_like(rebuilt.section, run)
             if fits and is_missing:
-                self._put_run_pack(file, length, rebuilt.section)
+                self._put_compaction_output(file, length, rebuilt.section)
             elif not fits or not self._put_run(run, length, rebuilt.section, "own" if is_own else "merged"):
                 self._lost[(file.id, run.offset)] = run, rebuilt
 
@@ -309,10 +312,10 @@ class _Repairer:
                 with contextlib.suppress(TxStoreError, OSError, ValueError):
                     self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
-    def _put_run_pack(self, name: PackName, length: int, section: bytes) -> None:
-        begin = packfile.encode_run_pack(name.id, open_commits(self.storage).identity.id, len(section))
+    def _put_compaction_output(self, name: PackName, length: int, section: bytes) -> None:
+        begin = packfile.encode_compaction_output(name.id, open_commits(self.storage).identity.id, len(section))
         self.storage.make_directory(names.data_pack_directory(name.id), durable=True)
-        self._files.write_small(name.path, (begin + section).ljust(length, b"\0"), "run pack made anew")
+        self._files.write_small(name.path, (begin + section).ljust(length, b"\0"), "compaction output made anew")
 
     def _put_run(self, run: RunName, size: int, section: bytes, kind: str) -> bool:
         def is_whole(path: str) -> bool:
@@ -362,16 +365,16 @@ class _Repairer:
             self._drop_torn_commits_of(commits, branch, faults)
 
     def _drop_torn_commits_of(self, commits: Commits, branch: str, faults: list[Fault]) -> None:
-        slots = sorted(commits.slots(branch))
-        for slot in slots:
-            path = names.commit_path(branch, slot)
+        versions = sorted(commits.versions(branch))
+        for version in versions:
+            path = names.commit_path(branch, version)
             runs = [f for f in faults if f.path == path and f.part == "run"]
-            stored = _read(commits, branch, slot)
+            stored = _read(commits, branch, version)
             if stored is None or not runs or all((stored.header.id, f.offset) in self._lost for f in runs):
                 continue
-            above = [_read(commits, branch, other) for other in slots if other >= slot]
+            above = [_read(commits, branch, other) for other in versions if other >= version]
             if all(other is None or not other.header.synced for other in above):
-                self._drop_from(branch, slot, slots, "it was not synced, and its run is lost")
+                self._drop_from(branch, version, versions, "it was not synced, and its run is lost")
             return
 
     # --- small files
@@ -393,10 +396,10 @@ class _Repairer:
                     if content is not None:
                         self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
         for branch, head in heads.items():
-            path = names.hint_path(branch)
-            if any(fault.path == path and fault.part == "hint" for fault in faults):
+            path = names.head_cache_path(branch)
+            if any(fault.path == path and fault.part == "head_cache" for fault in faults):
                 commits.make_durable(head, branch)
-                content = commits.hint(head, durable=True).encode() if head.header.branch == branch else b""
+                content = commits.head_cache(head, durable=True).encode() if head.header.branch == branch else b""
                 self._files.write_small(path, content, "written anew")
 
 
@@ -426,22 +429,22 @@ def _living(commits: Commits) -> list[str]:
 
 def _by_age(commits: Commits) -> list[Stored]:
     """Return the commits that can be read: what is newer is rebuilt from what is older."""
-    places = [(branch, slot) for branch in commits.branch_directories() for slot in commits.slots(branch)]
+    places = [(branch, version) for branch in commits.branch_directories() for version in commits.versions(branch)]
     found = [stored for place in places if (stored := _read(commits, *place)) is not None]
     return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
 
 
-def _read(commits: Commits, branch: str, slot: int) -> Stored | None:
+def _read(commits: Commits, branch: str, version: int) -> Stored | None:
     """Return a commit, None if it is damaged. What can't be read, or is of a newer format, stops the repair."""
     try:
-        return commits.read(branch, slot)
+        return commits.read(branch, version)
     except CorruptionError:
         return None
 
 
-def _is_torn_from(first: int, slots: Iterable[int], readable: dict[int, Stored]) -> bool:
+def _is_torn_from(first: int, versions: Iterable[int], readable: dict[int, Stored]) -> bool:
     """Tell whether a damaged commit and those above it may be what a power loss leaves: no whole one was synced."""
-    above = [readable.get(slot) for slot in slots if slot > first]
+    above = [readable.get(version) for version in versions if version > first]
     return all(stored is None or not stored.header.synced for stored in above)
 
 
@@ -482,10 +485,10 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
             end += len(section) + -len(section) % 8
         own = placed[None]._replace(max_seq=header.seq + 1)
         new = Header(
-            header.repository_id, commit_id, header.id, head.hash, header.slot + 1, header.seq + 1,
+            header.repository_id, commit_id, header.id, head.hash, header.version + 1, header.seq + 1,
             time=max(time.time_ns() // 1000, header.time + 1), branch=header.branch, message="runs rebuilt by verify",
-            sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)), floor=header.floor,
-            required=header.required, constraints=header.constraints,
+            sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)),
+            oldest_kept=header.oldest_kept, required=header.required, constraints=header.constraints,
         )  # fmt: skip
         encoded = new.encode()
         footer = Footer(
@@ -496,8 +499,8 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
         writer.sync()
         commits.make_durable(head)
         stored = Stored(new, footer, commitfile.header_hash(encoded))
-        commits.take_slot(writer.path, stored)
-        commits.write_hint(stored, durable=False)
+        commits.take_version(writer.path, stored)
+        commits.write_head_cache(stored, durable=False)
         commits.settle(stored)
     finally:
         writer.close()

@@ -1,8 +1,8 @@
 """Folding old commits while new ones are made, for a repository that nobody sweeps.
 
 Every `STEP` commits whoever has made the last one gives up those that are out of date: their live values are copied
-together, the floor is raised, and their files go. That takes a look at every key, so it waits until what was committed
-since is worth it: what it costs is spread over the commits that are folded, however many keys there are.
+together, the oldest kept version is raised, and their files go. That takes a look at every key, so it waits until what
+was committed since is worth it: what it costs is spread over the commits that are folded, however many keys there are.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+from txstore.commit import Stored
 from txstore.errors import TxStoreError
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.optimize import below, optimize
@@ -71,13 +71,16 @@ class FoldingTransaction(Transaction):
 def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:
     """Give up what is out of date now that a commit has been made, if it is time to. Never raises for what fails."""
     header = made.header
-    if header.slot % STEP:
+    if header.version % STEP:
         return
     try:
-        floor = expiring(commits, snapshots, branch=header.branch, **wanted)
-        # Half of it: the commits of a fold move the floor on by one or two more than the number of those between folds.
-        if floor - header.floor >= STEP // 2 and _is_worth_it(commits, made, floor):
-            optimize(commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, floor))
+        oldest_kept = expiring(commits, snapshots, branch=header.branch, **wanted)
+        # Half of it: the commits of a fold move the oldest kept version on by one or two more than the number of those
+        # between folds.
+        if oldest_kept - header.oldest_kept >= STEP // 2 and _is_worth_it(commits, made, oldest_kept):
+            optimize(
+                commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, oldest_kept)
+            )
             vacuum(commits, snapshots, branch=header.branch, **wanted)
     except (TxStoreError, OSError) as error:
         # The commit is made. Whoever makes one 64 commits later tries again.
@@ -85,15 +88,15 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
             warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _is_worth_it(commits: Commits, made: Stored, floor: int) -> bool:
+def _is_worth_it(commits: Commits, made: Stored, oldest_kept: int) -> bool:
     header = made.header
     keys = sum(run.entries for run in header.runs)
-    count, kept = floor - header.floor, header.slot - floor
+    count, kept = oldest_kept - header.oldest_kept, header.version - oldest_kept
     if count < COMMITS_FOR_A_KEPT_ONE * kept:
         return False  # a vacuum reads the headers of all that are kept
     if count >= COMMITS_FOR_A_KEY * keys:
         return True
-    some = [commits.read(header.branch, header.floor + i * count // STEP) for i in range(STEP)]
+    some = [commits.read(header.branch, header.oldest_kept + i * count // STEP) for i in range(STEP)]
     statistics = [stored.header.statistics for stored in some if stored is not None]
     written = sum(each.keys_set + each.keys_deleted + each.prefixes_deleted for each in statistics)
     return written * count / STEP >= WRITTEN_FOR_A_KEY * keys

@@ -13,13 +13,13 @@ import posixpath
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from txstore._native import index, index_twin
+from txstore._native import index, index_fallback
+from txstore.commit import Stored
 from txstore.errors import CorruptionError
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import after_prefix, directory_prefix
 from txstore.format.packfile import Frame, PackName
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
 from txstore.maintenance.check_file import Window, frames_end, walk_frames
 from txstore.maintenance.reachable import StagedPacks, data_packs
@@ -70,7 +70,7 @@ class Survey:
 def survey(commits: Commits, paths: Collection[str], until: Mapping[str, int] | None = None) -> Survey:
     """Look through every file, reachable or not, for what lies below some paths.
 
-    `until`: of each branch, the last slot that this is about; what later commits have brought stays. Raises
+    `until`: of each branch, the last version that this is about; what later commits have brought stays. Raises
     `CorruptionError` where a file can't be looked through.
     """
     return _Surveyor(commits, paths, until).run()
@@ -85,7 +85,7 @@ class _Surveyor:
         self._until = until
         self._young: set[bytes] = set()  # packs that are newer than what this is about
         self._ends: dict[bytes, int] = {}  # of the frames that count, of data packs
-        self._run_packs: dict[PackName, RunName] = {}  # each with its run
+        self._compaction_outputs: dict[PackName, RunName] = {}  # each with its run
         self._referred: set[bytes] = set()  # packs that runs lead to
         self._found = Survey()
         self._offsets: dict[bytes, set[int]] = {}  # of the values that are to be erased, by their packs
@@ -94,7 +94,7 @@ class _Surveyor:
         packs = list(data_packs(self._commits))
         staged = StagedPacks(self._storage.list(names.STAGING))
         files = list(self._commit_files())
-        with_runs = [*files, *self._files_of_run_packs()]
+        with_runs = [*files, *self._files_of_compaction_outputs()]
         for file in with_runs:
             for section, run, tables in self._runs_of(file):
                 self._look_through(file, section, run, tables)
@@ -105,27 +105,29 @@ class _Surveyor:
         for file in with_runs:
             for _, run, tables in self._runs_of(file):
                 self._look_beside(run, tables)
-            self._look_into_train(file)
+            self._look_into_group_commit(file)
         return self._found
 
     def _commit_files(self) -> Iterator[_File]:
         for branch in self._commits.branch_directories():
-            for slot in sorted(self._commits.slots(branch)):
-                stored = self._commits.read(branch, slot)
+            for version in sorted(self._commits.versions(branch)):
+                stored = self._commits.read(branch, version)
                 if stored is None:
                     continue
                 header = stored.header
                 self._ends.update((pack.name.id, pack.end) for pack in header.packs)
-                run_packs = header.run_packs
-                self._run_packs.update((run.pack, run) for run in header.runs if run.pack in run_packs)
-                if self._until is not None and slot > self._until.get(branch, -1):
+                compaction_outputs = header.compaction_outputs
+                self._compaction_outputs.update(
+                    (run.pack, run) for run in header.runs if run.pack in compaction_outputs
+                )
+                if self._until is not None and version > self._until.get(branch, -1):
                     self._young |= {header.id, *(pack.name.id for pack in header.packs)}
                 runs = tuple([each for each in header.sections if each.kind == commitfile.SECTION_RUN])
                 yield _File(header.name, stored.footer.file_length, stored, frames_end(stored), runs)
 
-    def _files_of_run_packs(self) -> Iterator[_File]:
+    def _files_of_compaction_outputs(self) -> Iterator[_File]:
         """Yield those that commits list. A run in any other one leads to values, and holds none."""
-        for name, run in self._run_packs.items():
+        for name, run in self._compaction_outputs.items():
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 size = self._storage.read_tail(name.path, 0)[1]
                 runs = (commitfile.Section(commitfile.SECTION_RUN, run.offset, run.length),)
@@ -189,10 +191,10 @@ class _Surveyor:
                 if offsets is not None and offset in offsets:
                     shared[_node_of(key.decode(errors="replace"))] = None
 
-    def _look_into_train(self, file: _File) -> None:
+    def _look_into_group_commit(self, file: _File) -> None:
         """Take out the copies of commits that were decided by this file, and that have files of their own by now."""
         sections = () if file.stored is None else file.stored.header.sections
-        for _, offset, length in (each for each in sections if each.kind == commitfile.SECTION_TRAIN):
+        for _, offset, length in (each for each in sections if each.kind == commitfile.SECTION_GROUP_COMMIT):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 content = self._storage.read_range(file.name.path, offset, length)
                 # Keys are in the frames as they are. More may look like one: nobody needs the copy any more.
@@ -296,7 +298,7 @@ def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]
     patches = list(change.patches)
     for section, stay in change.runs:
         content = storage.read_range(path, section.offset, section.length)
-        patches.append((section.offset, index_twin.erase(content, list(map(_range_of, paths)), stay)))
+        patches.append((section.offset, index_fallback.erase(content, list(map(_range_of, paths)), stay)))
     storage.make_directory(names.STAGING, durable=False)
     temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
     file = storage.create(temporary, at_most=storage.permissions(path) | 0o700)

@@ -13,44 +13,44 @@ from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import encode_key
 from txstore.history.commits import Commits
-from txstore.history.ranged_packs import open_packs
 from txstore.history.snapshot import Snapshot
 from txstore.maintenance.report import COMMITS_TOLD, Fault
+from txstore.segments.ranged_packs import open_packs
 
 #: So many commits are looked at for a value of which it is not known where it was written.
 _LOOKED_AT_MOST = 1000
 
 
-#: A branch, by its id, and a slot of its own.
+#: A branch, by its id, and a version of its own.
 Place = tuple[str, int]
 
 
 class ListedRun(NamedTuple):
-    """A run, and of each branch the slots of the first and last commit that list it: those between them do, too."""
+    """A run, and of each branch the versions of the first and last commit that list it: those between them do, too."""
 
     name: RunName
-    slots: Mapping[str, tuple[int, int]]
+    versions: Mapping[str, tuple[int, int]]
 
     def also_in(self, place: Place) -> ListedRun:
-        branch, slot = place
-        first, last = self.slots.get(branch, (slot, slot))
-        return ListedRun(self.name, {**self.slots, branch: (min(first, slot), max(last, slot))})
+        branch, version = place
+        first, last = self.versions.get(branch, (version, version))
+        return ListedRun(self.name, {**self.versions, branch: (min(first, version), max(last, version))})
 
     @property
     def firsts(self) -> list[Place]:
-        return [(branch, first) for branch, (first, _) in self.slots.items()]
+        return [(branch, first) for branch, (first, _) in self.versions.items()]
 
     @property
     def spans(self) -> set[tuple[str, int, int]]:
-        """Branches, and from which slot to which."""
-        return {(branch, first, last) for branch, (first, last) in self.slots.items()}
+        """Branches, and from which version to which."""
+        return {(branch, first, last) for branch, (first, last) in self.versions.items()}
 
 
 class Tracer:
     """Looks into one history.
 
-    `ids` are of its commits, by their places. `runs` are all that they list, `readers` from which slot of a branch to
-    which each pack is read that can't be, and `brought` the place that each pack came with.
+    `ids` are of its commits, by their places. `runs` are all that they list, `readers` from which version of a branch
+    to which each pack is read that can't be, and `brought` the place that each pack came with.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Tracer:
     ) -> None:
         self._commits = commits
         self._ids = ids
-        self._slots: dict[str, list[int]] = {}
-        for branch, slot in sorted(ids):
-            self._slots.setdefault(branch, []).append(slot)
+        self._versions: dict[str, list[int]] = {}
+        for branch, version in sorted(ids):
+            self._versions.setdefault(branch, []).append(version)
         self._runs = runs
         self._readers = readers
         self._brought = brought
@@ -106,28 +106,32 @@ class Tracer:
         return found & self._ids.keys()
 
     def _between(self, spans: set[tuple[str, int, int]]) -> set[Place]:
-        """Return the commits from one slot to another: of those that there are, not of all that there could be."""
+        """Return the commits from one version to another: of those that there are, not of all that there could be."""
         found: set[Place] = set()
         for branch, first, last in spans:
-            slots = self._slots.get(branch, [])
-            found.update((branch, slot) for slot in slots[bisect_left(slots, first) : bisect_right(slots, last)])
+            versions = self._versions.get(branch, [])
+            found.update(
+                (branch, version) for version in versions[bisect_left(versions, first) : bisect_right(versions, last)]
+            )
         return found
 
     def _readers_of(self, path: str, key: str, offset: int) -> set[Place]:
         """Return the commits in which a key has the value that lies there: on each branch they follow one another."""
         brought = self._brought.get(path)
         found: set[Place] = set()
-        for branch, slots in self._slots.items():
-            begin = bisect_left(slots, brought[1]) if brought is not None and brought[0] == branch else 0
-            found.update((branch, slot) for slot in self._readers_on(branch, slots, begin, (path, key, offset)))
+        for branch, versions in self._versions.items():
+            begin = bisect_left(versions, brought[1]) if brought is not None and brought[0] == branch else 0
+            found.update(
+                (branch, version) for version in self._readers_on(branch, versions, begin, (path, key, offset))
+            )
         return found
 
-    def _readers_on(self, branch: str, slots: list[int], begin: int, value: tuple[str, str, int]) -> set[int]:
+    def _readers_on(self, branch: str, versions: list[int], begin: int, value: tuple[str, str, int]) -> set[int]:
         path, key, offset = value
 
-        def reads(slot: int) -> bool | None:
+        def reads(version: int) -> bool | None:
             try:
-                runs = self._snapshot((branch, slot)).runs
+                runs = self._snapshot((branch, version)).runs
                 found = runs.lookup(encode_key(key))
                 if found is None or found.kind not in packfile.FRAME_OF_REF:
                     return False
@@ -135,7 +139,7 @@ class Tracer:
             except (TxStoreError, OSError):
                 return None
 
-        if begin < len(slots) and reads(slots[begin]):
-            end = bisect_left(range(begin, len(slots)), True, key=lambda i: reads(slots[i]) is not True) + begin
-            return set(slots[begin:end])
-        return {slot for slot in slots[:_LOOKED_AT_MOST] if reads(slot)}
+        if begin < len(versions) and reads(versions[begin]):
+            end = bisect_left(range(begin, len(versions)), True, key=lambda i: reads(versions[i]) is not True) + begin
+            return set(versions[begin:end])
+        return {version for version in versions[:_LOOKED_AT_MOST] if reads(version)}

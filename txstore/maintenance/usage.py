@@ -7,14 +7,13 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from txstore.commit import Stored
 from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import ancestors, directory_prefix, stored_key
 from txstore.format.shown import html_head, html_table, readable_size
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.runs import names_of
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import (
     Reachable,
@@ -25,6 +24,7 @@ from txstore.maintenance.reachable import (
     living_branches,
     sizes_of,
 )
+from txstore.segments.runs import names_of
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class _Referred:
     def __init__(self, commits: Commits, needed: Reachable) -> None:
         self._commits = commits
         self._needed = needed
-        self._floors = {branch: commits.floor(branch) for branch in living_branches(commits)}
+        self._oldest_kept_versions = {branch: commits.oldest_kept(branch) for branch in living_branches(commits)}
         self._offsets: dict[str, array[int]] = {}
         self._lengths: dict[str, array[int]] = {}  # of frames, at most
         self._ends: dict[str, int] = {}  # of frames
@@ -148,7 +148,7 @@ class _Referred:
     def add(self, stored: Stored) -> None:
         self._ends[stored.path] = _end_of_frames(stored)
         self._ends.update({pack.name.path: pack.end for pack in stored.header.packs})
-        self._ends.update({pack.path: 0 for pack in stored.header.run_packs})  # they have no values
+        self._ends.update({pack.path: 0 for pack in stored.header.compaction_outputs})  # they have no values
         for names_together in self._runs(stored):
             runs = self._needed.open_runs(names_together)
             for found in runs.scan_all():
@@ -162,7 +162,7 @@ class _Referred:
         header = stored.header
         runs = names_of(header.runs, header.name)
         # Of a branch that was deleted, only what has another name is kept.
-        if header.slot <= self._floors.get(header.branch, header.slot):
+        if header.version <= self._oldest_kept_versions.get(header.branch, header.version):
             yield runs
             return
         for name in runs:

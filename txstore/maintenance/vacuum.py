@@ -1,11 +1,13 @@
-"""Deleting what nothing that is kept needs any more. I10: the floor first, durably; then the files.
+"""Deleting what nothing that is kept needs any more. I10: the oldest kept version first, durably; then the files.
 
-A vacuum that raises the floor is a commit, so that every writer meets it. When that is durable, and the file
-`floor/<slot>` says so too, pins and tags are looked at once more: whoever pins or tags a commit looks for the floor
-afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is interrupted, the next one does.
+A vacuum that raises the oldest kept version is a commit, so that every writer meets it. When that is durable, and the
+file `oldest_kept/<version>` says so too, pins and tags are looked at once more: whoever pins or tags a commit looks for
+the oldest kept version afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is
+interrupted, the next one does.
 
 Where there is no room for the two, on a full disk or in a bucket at its quota, what nothing needs already goes first.
-That takes no record: the floor that says so was raised before. Then go two small files that can be written anew.
+That takes no record: the oldest kept version that says so was raised before. Then go two small files that can be
+written anew.
 
 What goes from one to another, from pin to record of a transaction, or to tag, is looked for in that order.
 """
@@ -19,15 +21,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError, is_full
 from txstore.format import names, packfile
 from txstore.format.shown import html_head, readable_size
 from txstore.history.ancestry import Ancestry
-from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
-from txstore.history.packs import MissingPackError
-from txstore.history.slots import Contents, Publisher, SyncFailedError
+from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.spare import Spare
 from txstore.locks.pins import SPAN
@@ -39,9 +40,10 @@ from txstore.maintenance.reachable import (
     living_branches,
     sizes_of,
 )
+from txstore.segments.packs import MissingPackError
 from txstore.steps import step
 from txstore.storage.interface import Storage
-from txstore.transactions.reclaim import reclaim_staging
+from txstore.transactions.participants.reclaim import reclaim_staging
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,8 +52,8 @@ class VacuumReport:
 
     Attributes
     ----------
-    floor : int
-        The lowest slot that is kept now.
+    oldest kept version : int
+        The lowest version that is kept now.
     expired : int
         How many commits can't be read any more that could be before.
     files, bytes : int
@@ -61,7 +63,7 @@ class VacuumReport:
     dry_run : bool
     """
 
-    floor: int
+    oldest_kept: int
     expired: int
     files: int
     bytes: int
@@ -73,7 +75,7 @@ class VacuumReport:
         staged = f", {readable_size(self.staged)} of it staged by processes that died" if self.staged else ""
         return (
             f"{self.files:,} files ({readable_size(self.bytes)}{staged}) {would}deleted, {self.expired:,} commits "
-            f"{would}given up; commits are kept from slot {self.floor} on"
+            f"{would}given up; commits are kept from version {self.oldest_kept} on"
         )
 
     def __repr__(self) -> str:
@@ -93,7 +95,7 @@ def vacuum(
     older_than: timedelta | datetime | None = None,
     dry_run: bool = False,
 ) -> VacuumReport:
-    """Raise the floor as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
+    """Raise the oldest kept version as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
     vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
@@ -111,7 +113,7 @@ def expiring(
     keep: int | None = None,
     older_than: timedelta | datetime | None = None,
 ) -> int:
-    """Return how far a vacuum would raise the floor."""
+    """Return how far a vacuum would raise the oldest kept version."""
     head = commits.head(branch)
     if head is None or head.header.branch != branch:
         return 0
@@ -128,7 +130,7 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
-    """One vacuum; and the commit by which it raises the floor, as a `Plan` of `history.slots`."""
+    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.versions`."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
@@ -136,7 +138,7 @@ class _Vacuum:
         self.snapshots = snapshots
         self.branch = branch
         self.dry_run = dry_run
-        self.floor = 0  # how far it is to be raised
+        self.oldest_kept = 0  # how far it is to be raised
         self._reclaimed: frozenset[str] = frozenset()  # files of `.staging/`
         self._ancestry = Ancestry(commits)
         self._gone = self._gone_bytes = self._gone_uploaded = 0  # what was deleted, or would be; of it, uploads
@@ -154,29 +156,29 @@ class _Vacuum:
         head = self.commits.head(self.branch)
         if head is None:
             return VacuumReport(0, 0, len(staged), staged_size, staged_size, self.dry_run)
-        floor_before = floor = self.commits.floor(self.branch)
+        oldest_kept_before = oldest_kept = self.commits.oldest_kept(self.branch)
         has_own = head.header.branch == self.branch
         if has_own:
-            floor = self.wanted(head, keep, before)
+            oldest_kept = self.wanted(head, keep, before)
         try:
             if not self.dry_run and has_own:
-                head = self._raise(head, floor_before, floor)
-                floor = head.header.floor
-            self._sweep(floor)
+                head = self._raise(head, oldest_kept_before, oldest_kept)
+                oldest_kept = head.header.oldest_kept
+            self._sweep(oldest_kept)
         finally:
             self._spare.restore()
         fork = self.commits.branches.fork(self.branch)
-        first = floor_before if fork is None else max(floor_before, fork.slot + 1)
-        named = {(tag.branch, tag.slot) for tag in self.commits.tags().values()}
-        named |= {(record.fork.branch, record.fork.slot) for record in self.commits.branches.all().values()}
-        # How many slots there are is what a header says: they are not counted one by one.
-        kept = sum(branch == self.branch and first <= slot < floor for branch, slot in named)
-        expired = max(0, floor - first) - kept
+        first = oldest_kept_before if fork is None else max(oldest_kept_before, fork.version + 1)
+        named = {(tag.branch, tag.version) for tag in self.commits.tags().values()}
+        named |= {(record.fork.branch, record.fork.version) for record in self.commits.branches.all().values()}
+        # How many versions there are is what a header says: they are not counted one by one.
+        kept = sum(branch == self.branch and first <= version < oldest_kept for branch, version in named)
+        expired = max(0, oldest_kept - first) - kept
         count, size = self._gone + len(staged), self._gone_bytes + staged_size
-        return VacuumReport(floor, expired, count, size, staged_size + self._gone_uploaded, self.dry_run)
+        return VacuumReport(oldest_kept, expired, count, size, staged_size + self._gone_uploaded, self.dry_run)
 
     def _check_not_stopped(self) -> None:
-        """Raise `OSError` if a commit may lack its slot: a repair restores it, and needs what it had put elsewhere."""
+        """Raise `OSError` if a commit may lack its version: a repair restores it, and needs its other files."""
         for branch in living_branches(self.commits):
             self.commits.check_not_stopped(branch)
 
@@ -185,52 +187,52 @@ class _Vacuum:
         found = names.parse_staging(staged)
         return found is not None and self.storage.exists(names.data_pack_path(packfile.participants_pack(*found)))
 
-    # --- how far the floor may rise
+    # --- how far the oldest kept version may rise
 
     def wanted(self, head: Stored, keep: int | None, before: int | None) -> int:
-        """Return the slot of the lowest commit to keep."""
+        """Return the version of the lowest commit to keep."""
         if keep is None and before is None:
-            return head.header.floor
-        wanted = head.header.slot if keep is None else head.header.slot - keep + 1
+            return head.header.oldest_kept
+        wanted = head.header.version if keep is None else head.header.version - keep + 1
         if before is not None:
             wanted = min(wanted, first_since(self.commits, head, before))
-        return max(head.header.floor, self._limited(head, wanted))
+        return max(head.header.oldest_kept, self._limited(head, wanted))
 
     def _limited(self, head: Stored, wanted: int) -> int:
         wanted = self._pinned(head, below=wanted)  # first: see above
         return min([wanted, *self._bases()])
 
     def _bases(self) -> Iterator[int]:
-        """Yield the slots that recorded transactions are based on: what has a name outlives its processes."""
+        """Yield the versions that recorded transactions are based on: what has a name outlives its processes."""
         for record in self.commits.recorded():
             if record.branch == self.branch:
                 yield 0 if record.base is None else record.base[0]
 
     def _pinned(self, head: Stored, below: int) -> int:
-        """Return the lowest slot that a living process reads or bases a transaction on; `below` if none is lower."""
-        difference = head.header.seq - head.header.slot  # both grow by one with each commit
+        """Return the lowest version that a living process reads or bases a transaction on; `below` if none is lower."""
+        difference = head.header.seq - head.header.version  # both grow by one with each commit
         seq = self.snapshots.pins(self.branch).lowest(below + difference)
         return below if seq is None else max(0, seq - difference)
 
     # --- the commit that raises it
 
-    def _raise(self, head: Stored, before: int, floor: int) -> Stored:
-        """Raise the floor by a commit, if that is wanted, and then by its file; return the newest commit.
+    def _raise(self, head: Stored, before: int, oldest_kept: int) -> Stored:
+        """Raise the oldest kept version by a commit, if that is wanted, and then by its file; return the newest commit.
 
         Raises `OSError`, `SyncFailedError`.
         """
-        self.floor = floor
+        self.oldest_kept = oldest_kept
         sweep = partial(self._sweep_if_settled, before)
-        make_room: list[Callable[[], None]] = [sweep, self._spare.delete_hint, self._spare.delete_guard]
+        make_room: list[Callable[[], None]] = [sweep, self._spare.delete_head_cache, self._spare.delete_guard]
         while True:
             try:
-                if floor > head.header.floor:
+                if oldest_kept > head.header.oldest_kept:
                     self._make_durable(head)  # before anybody has to wait for us
                     head = self._publish(head)
-                    floor = head.header.floor
-                if head.header.floor > before:
+                    oldest_kept = head.header.oldest_kept
+                if head.header.oldest_kept > before:
                     self._make_durable(head)  # one that was interrupted may not have come to that
-                    self.commits.write_floor(head)
+                    self.commits.write_oldest_kept(head)
                 return head
             except OSError as error:
                 if not is_full(error):
@@ -249,11 +251,13 @@ class _Vacuum:
         except OSError as error:
             raise SyncFailedError(error) from error  # I9: for lack of room, too
 
-    def _sweep_if_settled(self, floor: int) -> None:
-        """Delete what nothing needs as it is; nothing if the floor of the head is not yet said by its file."""
+    def _sweep_if_settled(self, oldest_kept: int) -> None:
+        """Delete what nothing needs as it is; nothing if the oldest kept version of the head is not yet said by its
+        file.
+        """
         head = self.commits.head(self.branch)
-        if head is not None and head.header.floor <= floor:
-            self._sweep(floor)
+        if head is not None and head.header.oldest_kept <= oldest_kept:
+            self._sweep(oldest_kept)
 
     def _publish(self, head: Stored) -> Stored:
         writer = self.commits.new_pack(os.urandom(16), 0)
@@ -265,7 +269,7 @@ class _Vacuum:
             assert stored is not None
             return stored
         finally:
-            if writer.close() and not publisher.offered:
+            if writer.close() and not publisher.proposed:
                 self.storage.delete(writer.path)
 
     def catch_up(self) -> Snapshot:
@@ -276,16 +280,17 @@ class _Vacuum:
 
     def contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
-        # Looked at again, as late as can be: a transaction whose base falls below the floor can't be committed.
-        floor = self._limited(head.stored, self.floor)
-        # What was merged below the floor is known by this commit alone.
-        return Contents((), tuple(head.run_names), floor=floor, reach=self._ancestry.joined(head.stored))
+        # Looked at again, as late as can be: a transaction whose base falls below the oldest kept version can't be
+        # committed.
+        oldest_kept = self._limited(head.stored, self.oldest_kept)
+        # What was merged below the oldest kept version is known by this commit alone.
+        return Contents((), tuple(head.run_names), oldest_kept=oldest_kept, reach=self._ancestry.joined(head.stored))
 
     # --- what goes
 
-    def _sweep(self, floor: int) -> None:
-        """Delete what nothing needs that is kept from a floor on, which is raised already."""
-        doomed, empty = self._doomed(floor)
+    def _sweep(self, oldest_kept: int) -> None:
+        """Delete what nothing needs that is kept from an oldest kept version on, which is raised already."""
+        doomed, empty = self._doomed(oldest_kept)
         lengths, uploaded = sizes_of(self.commits, doomed), StagedPacks(self._reclaimed)
         if not self.dry_run:
             self._check_not_stopped()  # by somebody since
@@ -300,22 +305,24 @@ class _Vacuum:
         self._gone_bytes += sum(lengths.values())
         self._gone_uploaded += sum(length for path, length in lengths.items() if path in uploaded)
 
-    def _doomed(self, floor: int) -> tuple[list[str], list[str]]:
+    def _doomed(self, oldest_kept: int) -> tuple[list[str], list[str]]:
         """Return the paths of files, and of directories that are empty without them."""
         while True:
-            floors = self._floors()
+            oldest_kept_versions = self._oldest_kept_versions()
             try:
-                return self._unreachable(floor)
+                return self._unreachable(oldest_kept)
             except (CommitNotFoundError, CorruptionError):
                 # Another vacuum may have gone further meanwhile, and have deleted what we were about to look at.
-                if self._floors() == floors and not self.commits.is_below_floor(self.branch, floor):
+                if self._oldest_kept_versions() == oldest_kept_versions and not self.commits.is_below_oldest_kept(
+                    self.branch, oldest_kept
+                ):
                     raise
-                floor = max(floor, self.commits.floor(self.branch))
+                oldest_kept = max(oldest_kept, self.commits.oldest_kept(self.branch))
 
-    def _floors(self) -> dict[str, int]:
-        return {branch: self.commits.floor(branch) for branch in living_branches(self.commits)}
+    def _oldest_kept_versions(self) -> dict[str, int]:
+        return {branch: self.commits.oldest_kept(branch) for branch in living_branches(self.commits)}
 
-    def _unreachable(self, floor: int) -> tuple[list[str], list[str]]:
+    def _unreachable(self, oldest_kept: int) -> tuple[list[str], list[str]]:
         """Find what nothing kept needs, on any branch.
 
         A commit's data packs get their names in `packs/` before it is made, and keep those below `.staging/` until
@@ -329,45 +336,45 @@ class _Vacuum:
         pinned = {branch: self.snapshots.pins(branch).lowest(SPAN) for branch in {MAIN, *directories}}
         bases = list(self.commits.recorded())
         needed = Reachable(self.commits)
-        for stored in kept_commits(self.commits, {self.branch: floor}):
+        for stored in kept_commits(self.commits, {self.branch: oldest_kept}):
             needed.add(stored)
-        living = {branch: self.commits.floor(branch) for branch in living_branches(self.commits)}
-        living[self.branch] = floor
+        living = {branch: self.commits.oldest_kept(branch) for branch in living_branches(self.commits)}
+        living[self.branch] = oldest_kept
         doomed, empty = [], []
         for branch in directories:
-            slots = sorted(self.commits.slots(branch))
-            kept_from = living.get(branch, slots[-1] + 1 if slots else 0)
+            versions = sorted(self.commits.versions(branch))
+            kept_from = living.get(branch, versions[-1] + 1 if versions else 0)
             lowest = min(
-                [kept_from, *self._slots_pinned(branch, slots, pinned[branch])]
+                [kept_from, *self._versions_pinned(branch, versions, pinned[branch])]
                 + [0 if each.base is None else each.base[0] for each in bases if each.branch == branch]
             )
-            for slot in slots:
-                if lowest <= slot < kept_from and (found := self.commits.read(branch, slot)) is not None:
+            for version in versions:
+                if lowest <= version < kept_from and (found := self.commits.read(branch, version)) is not None:
                     # Whoever asks for one that is gone pins it until told so: then it may be there in part.
                     with contextlib.suppress(MissingPackError):
                         needed.add(found)
             for path in self.commits.paths_in(names.commits_directory(branch)):
-                found_slot = names.parse_slot(path.rpartition("/")[2])
+                found_version = names.parse_version(path.rpartition("/")[2])
                 if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
                     continue  # for a repair to see
                 # An orphan that was moved aside: nobody was ever told of it.
-                if found_slot is None or (found_slot < lowest and path not in needed.paths):
+                if found_version is None or (found_version < lowest and path not in needed.paths):
                     doomed.append(path)
-            raised = self.commits.paths_in(names.floor_directory(branch))
+            raised = self.commits.paths_in(names.oldest_kept_directory(branch))
             if branch in living:
                 highest = max(raised, default="")  # their names are of one length, but of numbers beyond all bounds
                 doomed += [path for path in raised if path != highest]
             elif lowest == kept_from:
-                doomed += [*raised, names.hint_path(branch)]
-                empty += [names.commits_directory(branch), names.floor_directory(branch)]
+                doomed += [*raised, names.head_cache_path(branch)]
+                empty += [names.commits_directory(branch), names.oldest_kept_directory(branch)]
         doomed += [path for path in candidates if path not in needed.paths and path not in staged]
         return doomed, empty
 
-    def _slots_pinned(self, branch: str, slots: list[int], seq: int | None) -> Iterator[int]:
-        """Yield the lowest slot of a branch that a living process reads, if any."""
-        for slot in slots if seq is not None else ():
+    def _versions_pinned(self, branch: str, versions: list[int], seq: int | None) -> Iterator[int]:
+        """Yield the lowest version of a branch that a living process reads, if any."""
+        for version in versions if seq is not None else ():
             with contextlib.suppress(CorruptionError):
-                stored = self.commits.read(branch, slot)
+                stored = self.commits.read(branch, version)
                 if stored is not None and seq is not None:
-                    yield max(0, seq - (stored.header.seq - slot))  # both grow by one with each commit
+                    yield max(0, seq - (stored.header.seq - version))  # both grow by one with each commit
                     return

@@ -1,4 +1,5 @@
-"""Walking everything that can be reached, from the floor to the head: `verify` reports, and changes nothing.
+"""Walking everything that can be reached, from the oldest kept version to the head: `verify` reports, and changes
+nothing.
 
 Two passes: the frames of all packs, then the runs, whose refs must lead to them. What a fault touches is found last.
 """
@@ -12,18 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import CorruptionError, SourceError, TxStoreError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import encoding, names, packfile, records
 from txstore.format.keys import decode_key
 from txstore.format.packfile import PackName
 from txstore.format.records import Tag, TransactionRecord
-from txstore.history.commit import MAIN, Stored
 from txstore.history.commits import Commits
 from txstore.history.erasures import Erasure, as_erasure, read_record
 from txstore.history.find import find_tagged
 from txstore.history.opening import open_commits
-from txstore.history.ranged_packs import open_packs
-from txstore.history.runs import names_of
 from txstore.history.snapshot import Snapshot
 from txstore.maintenance.check_file import (
     Checked,
@@ -40,6 +39,8 @@ from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Report
 from txstore.maintenance.tracing import ListedRun, Place, Tracer
 from txstore.progress import Progress
+from txstore.segments.ranged_packs import open_packs
+from txstore.segments.runs import names_of
 from txstore.storage.foreign import FileVersion
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
@@ -53,26 +54,28 @@ T = TypeVar("T")
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
-    """Check every commit from the floor on, with all that it refers to. See `Repository.verify`."""
+    """Check every commit from the oldest kept version on, with all that it refers to. See `Repository.verify`."""
     seen: dict[str, int] | None = {}
     while True:
         verifier = Verifier(commits, progress)
         report = verifier.run()
         if report.ok:
             return report
-        floors = _floors(commits)
-        if floors in (verifier.floors, seen):
+        oldest_kept_versions = _oldest_kept_versions(commits)
+        if oldest_kept_versions in (verifier.oldest_kept_versions, seen):
             return report
-        seen = floors  # a vacuum may have gone on meanwhile, and what was missed be what it has deleted
+        seen = oldest_kept_versions  # a vacuum may have gone on meanwhile, and what was missed be what it has deleted
 
 
-def _floors(commits: Commits) -> dict[str, int] | None:
-    """Return the floors of the branches that there are: where one moves, or goes, a vacuum may delete something."""
+def _oldest_kept_versions(commits: Commits) -> dict[str, int] | None:
+    """Return the oldest kept versions of the branches that there are: where one moves, or goes, a vacuum may delete
+    something.
+    """
     commits, found = open_commits(commits.storage), {}
     try:
         for branch in living_branches(commits):
             head = commits.head(branch)
-            found[branch] = -1 if head is None else head.header.floor
+            found[branch] = -1 if head is None else head.header.oldest_kept
     except (TxStoreError, OSError):
         return None
     return found
@@ -92,14 +95,15 @@ class Verifier:
         self._total = 0
         self._ids: dict[Place, bytes] = {}  # of the commits that can be read
         self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
-        self._readers: dict[bytes, set[tuple[str, int, int]]] = {}  # of those, from which slot to which they are read
+        # of those, from which version to which they are read
+        self._readers: dict[bytes, set[tuple[str, int, int]]] = {}
         self._files_of: dict[Place, list[tuple[str, int]]] = {}  # of the commits: their files, their packs, the lengths
         self._known: set[str] = set()  # files that are accounted for
         self._brought: dict[str, Place] = {}  # what a pack came with
-        self._floors: dict[str, int] = {}  # of the branches that there are
+        self._oldest_kept_versions: dict[str, int] = {}  # of the branches that there are
         #: Of the same, as their heads had them when they were found; None where that could not be told.
-        self.floors: dict[str, int] | None = {}
-        self._named: set[Place] = set()  # what is kept below a floor: tagged, begun behind, or merged
+        self.oldest_kept_versions: dict[str, int] | None = {}
+        self._named: set[Place] = set()  # what is kept below an oldest kept version: tagged, begun behind, or merged
         self._oldest: dict[Place, Snapshot] = {}  # of those looked into
         self._erasures: list[Erasure] = []
 
@@ -115,7 +119,7 @@ class Verifier:
         branches: list[str] = []
         checks: list[Callable[[], None]] = [
             self._check_tags,
-            self._check_floors,
+            self._check_oldest_kept_versions,
             self._check_erasures,
             partial(self._check_branches, branches),
         ]
@@ -166,7 +170,7 @@ class Verifier:
                 record = self.commits.branches.read(file)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="branch")
-                self.floors = None
+                self.oldest_kept_versions = None
                 continue
             if record is None or record.id in living:
                 continue
@@ -175,35 +179,37 @@ class Verifier:
                 self.commits.fork_point(record.id)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="branch")
-            self._named.add((record.fork.branch, record.fork.slot))
+            self._named.add((record.fork.branch, record.fork.version))
 
     def _check_chain(self, branch: str) -> None:
         """Find the commits that can be read, and report those that can't, and links that do not hold."""
-        there = self.commits.slots(branch)  # before the head is looked for: others may be committing
-        floor, top = min(there, default=0), max(there, default=-1)
+        there = self.commits.versions(branch)  # before the head is looked for: others may be committing
+        oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
-        first = 0 if fork is None else fork.slot + 1
+        first = 0 if fork is None else fork.version + 1
         try:
             head = self.commits.head(branch)
-            if self.floors is not None:
-                self.floors[branch] = -1 if head is None else head.header.floor
+            if self.oldest_kept_versions is not None:
+                self.oldest_kept_versions[branch] = -1 if head is None else head.header.oldest_kept
             has_own = head is not None and head.header.branch == branch
-            floor, top = (head.header.floor, head.header.slot) if head is not None and has_own else (0, first - 1)
+            oldest_kept, top = (
+                (head.header.oldest_kept, head.header.version) if head is not None and has_own else (0, first - 1)
+            )
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.commits_directory(branch))
-            self.floors = None
-            read = (self._read_quietly((branch, slot)) for slot in there)
-            floor = max((s.header.floor for s in read if s is not None), default=floor)
-        floor = self._floors[branch] = max(floor, first)
-        for slot in sorted(there):
-            if slot > top:
-                path = names.commit_path(branch, slot)
-                self._add(Fault(path, "this commit does not follow the one in the slot before it", part="orphan"))
-        checked = self.commits.begin(partial(self._check_hint, branch), floor)
+            self.oldest_kept_versions = None
+            read = (self._read_quietly((branch, version)) for version in there)
+            oldest_kept = max((s.header.oldest_kept for s in read if s is not None), default=oldest_kept)
+        oldest_kept = self._oldest_kept_versions[branch] = max(oldest_kept, first)
+        for version in sorted(there):
+            if version > top:
+                path = names.commit_path(branch, version)
+                self._add(Fault(path, "this commit does not follow the one in the version before it", part="orphan"))
+        checked = self.commits.begin(partial(self._check_head_cache, branch), oldest_kept)
         child: Stored | None = None
-        slots = self._slots_down(branch, there, top, floor)
-        for slot, stored, end, refused in self.commits.each(partial(self._read_or_error, branch), slots):
-            path = names.commit_path(branch, slot)
+        versions = self._versions_down(branch, there, top, oldest_kept)
+        for version, stored, end, refused in self.commits.each(partial(self._read_or_error, branch), versions):
+            path = names.commit_path(branch, version)
             if refused is not None:
                 self._add_error(refused, path)
             elif stored is None:
@@ -211,18 +217,18 @@ class Verifier:
             if stored is not None:
                 if len(end) == stored.footer.file_length:
                     self._fetched.keep(path, end)
-                self._ids[branch, slot] = stored.header.id
-                self._files_of[branch, slot] = [(stored.path, stored.footer.file_length)]
-                self._files_of[branch, slot] += [(pack.name.path, pack.end) for pack in stored.header.packs]
+                self._ids[branch, version] = stored.header.id
+                self._files_of[branch, version] = [(stored.path, stored.footer.file_length)]
+                self._files_of[branch, version] += [(pack.name.path, pack.end) for pack in stored.header.packs]
                 self._check_merged(stored)
                 self._total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
-                is_below = child is not None and child.header.slot == slot + 1
+                is_below = child is not None and child.header.version == version + 1
                 named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
                 if named not in (None, (stored.header.id, stored.hash)):
-                    self._add(Fault(path, f"this is not the parent that slot {slot + 1} names", part="link"))
+                    self._add(Fault(path, f"this is not the parent that version {version + 1} names", part="link"))
             child = stored
         checked()
-        if fork is not None and child is not None and child.header.slot == first == floor:
+        if fork is not None and child is not None and child.header.version == first == oldest_kept:
             named = (child.header.parent_id, child.header.parent_hash)
             if (child.header.fork, *named) != (fork.branch, fork.id, fork.hash):
                 path = names.commit_path(branch, first)
@@ -235,39 +241,42 @@ class Verifier:
             return
         try:
             if self.commits.named(merged) is not None:
-                self._named.add((merged.branch, merged.slot))
+                self._named.add((merged.branch, merged.version))
                 return
-            is_given_up = merged.slot < self.commits.floor(merged.branch)
+            is_given_up = merged.version < self.commits.oldest_kept(merged.branch)
             if is_given_up or not self.commits.branches.is_living(merged.branch):
                 return
         except (TxStoreError, OSError):
             return  # it is reported where it lies
         self._add(Fault(stored.path, f"the commit that it has merged is not there: {merged.id.hex()}", part="link"))
 
-    def _slots_down(self, branch: str, listed: Iterable[int], top: int, floor: int) -> Iterator[int]:
-        """Yield the slots from the top down to the floor. Where a great many in a row are missing, report them as one.
+    def _versions_down(self, branch: str, listed: Iterable[int], top: int, oldest_kept: int) -> Iterator[int]:
+        """Yield the versions from the top down to the oldest kept version. Where a great many in a row are missing,
+        report them as one.
 
-        How many there are is what the names of files say, and what a header says of the floor.
+        How many there are is what the names of files say, and what a header says of the oldest kept version.
         """
-        there = sorted({slot for slot in listed if floor <= slot <= top}, reverse=True)
+        there = sorted({version for version in listed if oldest_kept <= version <= top}, reverse=True)
         above = top + 1
-        for slot in [*there, floor - 1]:
-            missing = range(above - 1, slot, -1)
+        for version in [*there, oldest_kept - 1]:
+            missing = range(above - 1, version, -1)
             if len(missing) <= _MISSING_TOLD:
                 yield from missing
             else:
-                reason = f"the file is missing, and so are those of the {len(missing) - 1} slots below it"
+                reason = f"the file is missing, and so are those of the {len(missing) - 1} versions below it"
                 self._add(Fault(names.commit_path(branch, above - 1), reason, part="missing"))
-            if slot >= floor:
-                yield slot
-            above = slot
+            if version >= oldest_kept:
+                yield version
+            above = version
 
-    def _read_or_error(self, branch: str, slot: int) -> tuple[int, Stored | None, bytes, TxStoreError | OSError | None]:
+    def _read_or_error(
+        self, branch: str, version: int
+    ) -> tuple[int, Stored | None, bytes, TxStoreError | OSError | None]:
         try:
-            stored, end = self.commits.read_with_end(branch, slot) or (None, b"")
+            stored, end = self.commits.read_with_end(branch, version) or (None, b"")
         except (TxStoreError, OSError) as error:
-            return slot, None, b"", error
-        return slot, stored, end, None
+            return version, None, b"", error
+        return version, stored, end, None
 
     def _read_quietly(self, place: Place) -> Stored | None:
         try:
@@ -275,30 +284,30 @@ class Verifier:
         except (TxStoreError, OSError):
             return None
 
-    def _check_hint(self, branch: str, floor: int) -> None:
-        """Report a damaged hint, and the loss of the newest commits: of a durable one that it names."""
-        path = names.hint_path(branch)
+    def _check_head_cache(self, branch: str, oldest_kept: int) -> None:
+        """Report a damaged head cache, and the loss of the newest commits: of a durable one that it names."""
+        path = names.head_cache_path(branch)
         try:
-            hint = self.commits.read_hint(branch)
+            head_cache = self.commits.read_head_cache(branch)
         except FileNotFoundError:
             return
         except OSError as error:
-            self._add_error(error, path, part="hint")
+            self._add_error(error, path, part="head_cache")
             return
         except encoding.MalformedError as error:
             content = self.storage.read(path)
             if any(content):  # else its writer was killed, or the power lost, before it was written
-                self._add(Fault(path, error.reason, part="hint"))
+                self._add(Fault(path, error.reason, part="head_cache"))
             return
-        if not self.commits.is_durable(hint) or hint.slot < floor:
-            return  # a power loss can leave an older hint than that of the last vacuum
+        if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
+            return  # a power loss can leave an older head cache than that of the last vacuum
         try:
-            stored = self.commits.read(branch, hint.slot)
+            stored = self.commits.read(branch, head_cache.version)
         except (OSError, TxStoreError):
-            return  # it is only a hint; a damaged commit is reported where its slot is read
-        if stored is None or stored.header.id != hint.commit_id:
-            reason = f"commit {hint.commit_id.hex()} was durable in this slot and is not there"
-            self._add(Fault(names.commit_path(branch, hint.slot), reason, part="missing"))
+            return  # it is only a cache; a damaged commit is reported where its version is read
+        if stored is None or stored.header.id != head_cache.commit_id:
+            reason = f"commit {head_cache.commit_id.hex()} was durable in this version and is not there"
+            self._add(Fault(names.commit_path(branch, head_cache.version), reason, part="missing"))
 
     # --- the first pass: packs
 
@@ -338,7 +347,7 @@ class Verifier:
         return self.commits.decode(path, *place, tail, begin + len(tail))
 
     def _check_pack(self, stored: Stored, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
-        branch, slot = place = stored.header.branch, stored.header.slot
+        branch, version = place = stored.header.branch, stored.header.version
         self._known.add(name.path)
         if self._brought.setdefault(name.path, place) != place:
             other = names.commit_path(*self._brought[name.path])
@@ -349,7 +358,7 @@ class Verifier:
             checked = check_frames(self._fetched, name, repository_id, end, values)
         except FileNotFoundError:
             self._damaged.add(name.id)
-            if branch in self._floors and slot >= self._floors[branch]:
+            if branch in self._oldest_kept_versions and version >= self._oldest_kept_versions[branch]:
                 self._add(Fault(name.path, "the file is missing", part="missing"))
             else:
                 self._known.discard(name.path)  # what of it is still read, is found missing by the refs
@@ -417,7 +426,9 @@ class Verifier:
         checksum: int,
         firsts: list[Place],
     ) -> None:
-        """Look at a value itself: its frame is damaged, or its pack lies below the floor and was not walked."""
+        """Look at a value itself: its frame is damaged, or its pack lies below the oldest kept version and was not
+        walked.
+        """
         key = encoded.decode(errors="backslashreplace")
         if kind == packfile.REF_ERASED and any(each.covers(key) and not each.finished for each in self._erasures):
             return  # it is told that this was interrupted
@@ -475,23 +486,28 @@ class Verifier:
     def _check_tag(self, name: str) -> None:
         try:
             header = find_tagged(self.commits, name).header
-            self._named.add((header.branch, header.slot))
+            self._named.add((header.branch, header.version))
         except UnsupportedFormatError as error:
             self._add_error(error, error.path)
         except (TxStoreError, OSError) as error:
             self._add_error(error, names.tag_path(name), part="tag")
 
-    def _check_floors(self) -> None:
-        floors = [names.floor_directory(branch) for branch in self.storage.list(names.FLOOR)]
-        for path in sorted(path for floor in floors if names.belongs(floor) for path in self.commits.paths_in(floor)):
+    def _check_oldest_kept_versions(self) -> None:
+        oldest_kept_versions = [names.oldest_kept_directory(branch) for branch in self.storage.list(names.OLDEST_KEPT)]
+        for path in sorted(
+            path
+            for oldest_kept in oldest_kept_versions
+            if names.belongs(oldest_kept)
+            for path in self.commits.paths_in(oldest_kept)
+        ):
             try:
                 Tag.decode(self.storage.read(path))
             except FileNotFoundError:
                 continue
             except (TxStoreError, OSError) as error:
-                self._add_error(error, path, part="floor")
+                self._add_error(error, path, part="oldest_kept")
             except encoding.MalformedError as error:
-                self._add(Fault(path, error.reason, part="floor"))
+                self._add(Fault(path, error.reason, part="oldest_kept"))
 
     def _check_erasures(self) -> None:
         for name in sorted(self.storage.list(names.ERASED)):
@@ -548,7 +564,9 @@ class Verifier:
                     elif names.parse_stop(path.rpartition("/")[2]) is not None:
                         reason = "the server did not create exclusively: commits may have taken each other's places"
                         self._add(Fault(path, reason, part="stop"))
-                    elif directory == names.PACKS or (directory in ("commits", names.FLOOR) and path not in known):
+                    elif directory == names.PACKS or (
+                        directory in ("commits", names.OLDEST_KEPT) and path not in known
+                    ):
                         below.append(path)
                     elif directory == names.LOCKS:
                         self._check_type(path)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from txstore.commit import Stored
 from txstore.engine import Engine
 from txstore.history.ancestry import Ancestry, Reach
-from txstore.history.commit import Stored
 from txstore.history.snapshot import Snapshot
 from txstore.merging.doubts import Doubting, Doubts
 from txstore.merging.moves import Renaming

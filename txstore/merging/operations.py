@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from txstore.commit import Stored
 from txstore.engine import Engine
 from txstore.errors import (
     CommitNotFoundError,
@@ -17,7 +18,6 @@ from txstore.errors import (
 )
 from txstore.history.ancestry import common_ancestors
 from txstore.history.changes import parent_of
-from txstore.history.commit import Stored
 from txstore.history.snapshot import Snapshot
 from txstore.merging.bases import base_of
 from txstore.merging.conflicts import Answer, Answers
@@ -70,7 +70,7 @@ class OfBranch(Source):
         commits.check_living(self._branch)
         theirs = commits.head(self._branch)
         if theirs is None:
-            raise CommitNotFoundError(f"branch {self._name!r}", hint="it has no commits yet")
+            raise CommitNotFoundError(f"branch {self._name!r}", advice="it has no commits yet")
         try:
             best = common_ancestors(commits, head, theirs)
         except SnapshotExpiredError as error:

@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeAlias
 from txstore.engine import Engine
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import Differing, common_ancestor, differing, is_equal
-from txstore.history.runs import Found, Runs
 from txstore.history.snapshot import Snapshot
 from txstore.merging.moves import Renaming, recognised
 from txstore.merging.side import Side
 from txstore.merging.three_way import MergePlan
+from txstore.segments.runs import Found, Runs
 
 
 class Referred(NamedTuple):

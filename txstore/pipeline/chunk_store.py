@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from txstore._native import chunks
 from txstore.format.regions import Region
-from txstore.history.runs import Located
+from txstore.segments.runs import Located
 
 
 class ChunkStore(ABC):
@@ -15,7 +15,7 @@ class ChunkStore(ABC):
 
     @abstractmethod
     async def let_in(self) -> None:
-        """Let the present statement in: a commit waits for it from now on. It may have to wait for one itself."""
+        """Let the present operation in: a commit waits for it from now on. It may have to wait for one itself."""
 
     @property
     @abstractmethod
@@ -40,4 +40,4 @@ class ChunkStore(ABC):
 
     @abstractmethod
     def give_up(self, reason: str) -> None:
-        """Let nothing be committed before a rollback: a statement has failed when it had staged something."""
+        """Let nothing be committed before a rollback: an operation has failed when it had staged something."""

@@ -1,7 +1,7 @@
 """TxCodecPipeline: zarr's codec pipeline of arrays over a `TxStore`.
 
-A statement is one batch. Rows whose chunks the C knows (`Layout`) are read and written together; all others go the
-ordinary way, through zarr's own pipeline, in the same statement. So does a row that can't be read, which says why.
+An operation is one batch. Rows whose chunks the C knows (`Layout`) are read and written together; all others go the
+ordinary way, through zarr's own pipeline, in the same operation. So does a row that can't be read, which says why.
 
 A chunk that is written in part is read, changed and staged in one go (`ChunkStore.modify`), with the region that is
 written: threads that write parts of one chunk lose nothing of each other.
@@ -29,8 +29,8 @@ from txstore._native import chunks
 from txstore.codecs.layout import KEEP, Layout, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
-from txstore.history.runs import ELSEWHERE, LATER, Located
 from txstore.pipeline.chunk_store import ChunkStore
+from txstore.segments.runs import ELSEWHERE, LATER, Located
 from txstore.storage.request_threads import in_advance, in_thread
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class TxCodecPipeline(CodecPipeline):
                 await asyncio.to_thread(self._write_parts, store, parts, value, drop_axes)
         except BaseException:
             if len(rows) > 1:  # something may be staged
-                store.give_up("a statement failed when it had written some of its chunks")
+                store.give_up("an operation failed when it had written some of its chunks")
             raise
 
     async def _write_whole(
@@ -242,7 +242,7 @@ class TxCodecPipeline(CodecPipeline):
         return store.set_chunks([row[0].path for row in rows], batch, _threads(len(rows) * self.layout.size))
 
     def _write_parts(self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
-        codecs: dict[tuple[int, ...], PartCodec] = {}  # the specs of one statement differ in their shapes alone
+        codecs: dict[tuple[int, ...], PartCodec] = {}  # the specs of one operation differ in their shapes alone
         array: AnyArray = np.asanyarray(value.as_ndarray_like())
         for getter, spec, selection, out_selection, _ in rows:
             codec = codecs.get(spec.shape) or codecs.setdefault(spec.shape, PartCodec(spec, self.layout, self.ordinary))

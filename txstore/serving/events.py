@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, ip_address
 from itertools import islice, takewhile
 from typing import Any
 
+from txstore.commit import MAIN, Stored
 from txstore.errors import TxStoreError
-from txstore.history.commit import MAIN, Stored
 from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, encoded, until_gone
 from txstore.serving.facade import Served
 from txstore.storage.request_threads import in_thread

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any
 
+from txstore.commit import MAIN, Stored
 from txstore.comparing.nodes import NodeDiff
 from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.format import encoding, names
 from txstore.history.changes import changed
-from txstore.history.commit import MAIN, Stored
 from txstore.serving.answers import Failure
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
@@ -141,7 +141,7 @@ class History:
             "id": commit.id,
             "name": str(commit),
             "branch": commit.branch,
-            "slot": commit.slot,
+            "version": commit.version,
             "seq": commit.seq,
             "parents": [each for each in (commit.parent, commit.merged) if each is not None],
             "time": commit.time,
@@ -158,7 +158,7 @@ class History:
             raise Failure(400, "WrongArgument", "before= is what `next` of the answer before says")
         stored = self._engine.commits.read(match[1], int(match[2]))
         if stored is None:
-            raise CommitNotFoundError(f"commit in slot {match[2]}", hint="it is no longer kept: begin anew")
+            raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: begin anew")
         return stored
 
     def _has_changed(self, stored: Stored, path: str) -> bool:
@@ -211,7 +211,7 @@ class _Walk:
     def next(self) -> str | None:
         """Where the walk goes on, in words for the next question; None: it has ended."""
         places = (self._found[each].header for _, _, each in self._ahead)
-        return ",".join(f"{header.branch}:{header.slot}" for header in places) or None
+        return ",".join(f"{header.branch}:{header.version}" for header in places) or None
 
 
 def _changed(node: NodeDiff) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from txstore.errors import CorruptionError, KeyFormatError
 from txstore.format import packfile
 from txstore.format.consolidated import ZMETADATA, consolidate, documents_of
 from txstore.format.keys import check_name, encode_key
-from txstore.history.runs import Found
 from txstore.history.snapshot import Snapshot
+from txstore.segments.runs import Found
 from txstore.serving.answers import (
     IMMUTABLE,
     REVALIDATED,

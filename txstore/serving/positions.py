@@ -7,8 +7,8 @@ import time
 from collections import OrderedDict
 
 from txstore import processes
+from txstore.commit import Stored
 from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, TxStoreError
-from txstore.history.commit import Stored
 from txstore.history.find import find_commit
 from txstore.history.snapshot import Snapshot
 from txstore.serving.facade import Served
@@ -66,14 +66,14 @@ class Positions:
         except TxStoreError:
             raise
         except ValueError as error:  # it looks like a date
-            raise CommitNotFoundError(f"commit {ref[:40]!r}", hint=str(error)) from error
+            raise CommitNotFoundError(f"commit {ref[:40]!r}", advice=str(error)) from error
         self.note(stored)
         return stored
 
     def note(self, stored: Stored) -> None:
         """Remember where a commit is that somebody may ask for by its id."""
         with self._lock:
-            self._places[stored.header.id.hex()] = stored.header.branch, stored.header.slot
+            self._places[stored.header.id.hex()] = stored.header.branch, stored.header.version
             while len(self._places) > _PLACES:
                 self._places.popitem(last=False)
 

@@ -16,7 +16,7 @@ from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
 from txstore.maintenance.usage import arrays_of
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
-from txstore.transactions.listed import OpenTransaction, Watch
+from txstore.transactions.participants.listed import OpenTransaction, Watch
 
 #: Arrays and groups that are named of each process, the most staged first; and of each holder.
 _NODES = 100

@@ -1,1 +1,1 @@
-"""What threads may do with one store: successive transactions, statements, the door that a commit closes."""
+"""What threads may do with one store: successive transactions, operations, the gate that a commit closes."""

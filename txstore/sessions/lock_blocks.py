@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from txstore.errors import TransactionStateError
-from txstore.sessions.door import Block, Door
+from txstore.sessions.gate import Block, Gate
 from txstore.transactions.held_locks import Turn, deadline_of, remaining
 from txstore.transactions.regions import Lock
 
@@ -26,9 +26,9 @@ class LockBlock:
     _transaction: Transaction | None = None  # that was locked in
     _inside: Block | None = None
 
-    def __init__(self, present: Callable[[], Transaction], door: Door, lock: Lock, timeout: float | None) -> None:
+    def __init__(self, present: Callable[[], Transaction], gate: Gate, lock: Lock, timeout: float | None) -> None:
         self._present = present
-        self._door = door
+        self._gate = gate
         self._lock = lock
         self._timeout = timeout
         self._turns: list[Turn] = []  # noted here before anything is taken
@@ -60,7 +60,7 @@ class LockBlock:
         Only after locking: a thread that commits in a block of its own must not wait for one that waits for its locks.
         """
         self._inside = Block()
-        self._door.enter_block(self._inside)
+        self._gate.enter_block(self._inside)
         return self._transaction is self._present()
 
     def __exit__(self, *_: object) -> None:
@@ -81,9 +81,9 @@ class LockBlock:
 
     def _leave(self, transaction: Transaction, *, waits: bool) -> None:
         if self._inside is not None:
-            if not self._door.end_statements(self._inside, waits=waits):
-                reason = "a statement in a lock block was interrupted, and may still write when others have the lock"
-                transaction.poison(TransactionStateError(reason, state="poisoned"))
-            self._door.leave_block(self._inside)
+            if not self._gate.end_operations(self._inside, waits=waits):
+                reason = "an operation in a lock block was interrupted, and may still write when others have the lock"
+                transaction.fail(TransactionStateError(reason, state="failed"))
+            self._gate.leave_block(self._inside)
             self._inside = None
         transaction.unlock(self._turns)

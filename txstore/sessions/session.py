@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 from txstore import processes
 from txstore._native import chunks
+from txstore.commit import MAIN, Commit
 from txstore.engine import Engine, Position
 from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError, UnequalLengthsWarning
 from txstore.format.documents import (
@@ -31,16 +32,15 @@ from txstore.format.documents import (
 from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
 from txstore.format.records import SERIALIZABLE, SNAPSHOT
 from txstore.format.regions import Region
-from txstore.history.commit import MAIN, Commit
-from txstore.history.runs import Located, Runs
 from txstore.history.snapshot import Snapshot
-from txstore.sessions import statements
-from txstore.sessions.door import PATIENCE, Door, busy
+from txstore.segments.runs import Located, Runs
+from txstore.sessions import operations
+from txstore.sessions.gate import PATIENCE, Gate, busy
 from txstore.sessions.left_behind import left_behind
-from txstore.sessions.statements import Finish, of_context
+from txstore.sessions.operations import Finish, of_context
 from txstore.transactions.begin import check_description
-from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Settle
+from txstore.transactions.participants.chains import Link
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.staging import Held
 from txstore.transactions.transaction import Transaction
@@ -54,37 +54,37 @@ T = TypeVar("T")
 
 
 def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Make a method a call through the session's door. No such method calls another."""
-    return _through_the_door(method, stages=False)
+    """Make a method a call through the session's gate. No such method calls another."""
+    return _through_the_gate(method, stages=False)
 
 
 def _write(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Make a method that stages a call through the session's door."""
-    return _through_the_door(method, stages=True)
+    """Make a method that stages a call through the session's gate."""
+    return _through_the_gate(method, stages=True)
 
 
-def _through_the_door(
+def _through_the_gate(
     method: Callable[Concatenate[Session, P], T], *, stages: bool
 ) -> Callable[Concatenate[Session, P], T]:
     @wraps(method)
-    def through_the_door(self: Session, /, *arguments: P.args, **named: P.kwargs) -> T:
-        door, me = self.door, get_ident()
+    def through_the_gate(self: Session, /, *arguments: P.args, **named: P.kwargs) -> T:
+        gate, me = self.gate, get_ident()
         try:
-            door.calls.add(me)
-            if door.is_closed:
-                door.wait_to_call()
-            statement = of_context.get()
-            if statement is not None and statement.has_failed:
-                raise statements.late()
+            gate.calls.add(me)
+            if gate.is_closed:
+                gate.wait_to_call()
+            operation = of_context.get()
+            if operation is not None and operation.has_failed:
+                raise operations.late()
             if stages and self._may_count_by_operation:
                 return self._in_operation(lambda: method(self, *arguments, **named))
             return method(self, *arguments, **named)
         finally:
-            door.calls.discard(me)
-            if door.is_closed:
-                door.tell()
+            gate.calls.discard(me)
+            if gate.is_closed:
+                gate.tell()
 
-    return through_the_door
+    return through_the_gate
 
 
 class _Stale(NamedTuple):
@@ -127,7 +127,7 @@ class Joining(NamedTuple):
 class Session:
     """What a writable `TxStore` and its read-only copies share.
 
-    Safe in threads: each statement is of one transaction, and a commit publishes whole statements (`door`).
+    Safe in threads: each operation is of one transaction, and a commit publishes whole operations (`gate`).
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class Session:
         self._moved_to: dict[str, str] = {}  # of documents that this transaction has moved: the keys that they have now
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
-        self.door = Door(self._writes)
+        self.gate = Gate(self._writes)
         self._lock = processes.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
-        statements.expect()
+        operations.expect()
         processes.watch(self)
         processes.watch_before(self)
 
@@ -195,7 +195,7 @@ class Session:
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks are the parent's
         self._may_count_by_operation = True
-        self.door = Door(self._writes)  # and so are the threads inside
+        self.gate = Gate(self._writes)  # and so are the threads inside
         self._learned = -1
 
     # --- the present transaction
@@ -253,7 +253,7 @@ class Session:
         if joining is None or (self._joining is None and self._process == os.getpid()):
             return True
         transaction = self._transaction
-        if transaction is not None and transaction.state == "poisoned" and transaction.is_participant:
+        if transaction is not None and transaction.state == "failed" and transaction.is_participant:
             return False  # what it has staged is given up: who is sent the store again begins anew
         here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
         return here == joining.transaction
@@ -306,9 +306,9 @@ class Session:
 
     def leave_block(self, *, complete: bool) -> None:
         """Leave a block of a participant: its part is sealed, or given up. Then this session is used no more."""
-        with self.door.shut():
+        with self.gate.shut():
             try:
-                if complete and not self.door.close():
+                if complete and not self.gate.close():
                     raise busy()
             except BaseException:
                 complete = False
@@ -328,8 +328,8 @@ class Session:
         transaction = self._transaction
         if transaction is None:
             return
-        with self.door.shut():
-            if (complete or self.is_named) and not self.door.close():
+        with self.gate.shut():
+            if (complete or self.is_named) and not self.gate.close():
                 raise busy()
             if self.is_named:
                 transaction.leave()
@@ -341,7 +341,7 @@ class Session:
     def fail(self, reason: str) -> None:
         """Let nothing be committed before a rollback."""
         if self._transaction is not None:
-            self._transaction.poison(TransactionStateError(reason, state="poisoned"))
+            self._transaction.fail(TransactionStateError(reason, state="failed"))
 
     @property
     def staged_count(self) -> int:
@@ -366,16 +366,16 @@ class Session:
     # --- operations
 
     def _in_operation(self, call: Callable[[], T]) -> T:
-        """Make a call as a part of its statement; as an operation of its own if it belongs to none.
+        """Make a call as a part of its operation; as an operation of its own if it belongs to none.
 
         At the end of each, what this process has staged is whole, if it stages into the transaction of another (I8).
         """
         transaction = self.transaction
         if not transaction.counts_by_operation:
             return call()
-        statement = of_context.get()
-        # A thread of the codec pipeline does not know its statement: it is one of those inside.
-        of = [statement] if statement is not None else self.door.inside()
+        operation = of_context.get()
+        # A thread of the codec pipeline does not know its operation: it is one of those inside.
+        of = [operation] if operation is not None else self.gate.inside()
         for each in of:
             if transaction.begin_operation(each):
                 finish = Finish(partial(transaction.end_operation, each), self.engine.storage.is_remote)
@@ -383,13 +383,13 @@ class Session:
                     transaction.end_operation(each, True)  # it has ended, and this is what is left of it
         if of:
             return call()
-        operation, has_failed = object(), True
+        own, has_failed = object(), True
         try:
-            transaction.begin_operation(operation)
+            transaction.begin_operation(own)
             result = call()
             has_failed = False
         finally:
-            transaction.end_operation(operation, has_failed)
+            transaction.end_operation(own, has_failed)
         return result
 
     # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
@@ -591,12 +591,12 @@ class Session:
         if document is None:
             return
         error = self._stale_error(document)
-        # The statement may be half done: a resize deletes chunks first. If it has not begun, what other participants
+        # The operation may be half done: a resize deletes chunks first. If it has not begun, what other participants
         # do need not be rolled back for it: the array is opened again, and the work goes on.
-        if document in self._stale or document in self._unread or self.door.has_begun_to_write():
-            transaction.poison(error)
-        elif (statement := of_context.get()) is not None:
-            statement.refuse()
+        if document in self._stale or document in self._unread or self.gate.has_begun_to_write():
+            transaction.fail(error)
+        elif (operation := of_context.get()) is not None:
+            operation.refuse()
         raise error
 
     def _check_readable(self, key: str, transaction: Transaction) -> None:
@@ -695,8 +695,8 @@ class Session:
 
         `at_end`: of a block, which needs no further commit for its message if it has made one.
         """
-        with self.door.shut():
-            if not self.door.close():
+        with self.gate.shut():
+            if not self.gate.close():
                 raise busy()
             ended = self.transaction
             old = ended.base
@@ -740,9 +740,9 @@ class Session:
 
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
-        with self.door.shut():
+        with self.gate.shut():
             ended = self.transaction
-            is_closed = self.door.close(PATIENCE)
+            is_closed = self.gate.close(PATIENCE)
             documents = self._staged_documents(ended)
             trusted = self._unread, self._stale
             try:
@@ -758,7 +758,7 @@ class Session:
             self._cleared = {}
             if ended.is_named:
                 self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
-            if not is_closed and not self.door.close():
+            if not is_closed and not self.gate.close():
                 raise busy()
             self._move(ended.base, self.engine.newest(self.branch))
 
@@ -770,14 +770,14 @@ class Session:
     def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
         """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""
         changes = transaction.changes()
-        below = tuple(directory_prefix(path) for path in changes["deleted_below"] + changes["grafted"])
+        below = tuple(directory_prefix(path) for path in changes["deleted_below"] + changes["reflinked"])
         documents = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
         documents |= {key for key in list(self._handed_out) if key.startswith(below)}
         return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
 
     def end(self, reason: str) -> None:
         """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
-        with self.door.shut():
+        with self.gate.shut():
             with self._lock:
                 self.ended = reason
                 transaction = self._transaction
@@ -790,7 +790,7 @@ class Session:
         """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.
 
         `own` is the seq of the commit that this session has made, in which `settled` keys are partly what somebody else
-        has made of them. The door is closed meanwhile.
+        has made of them. The gate is closed meanwhile.
         """
         stale = dict(self._stale)
         recent = _newer(new, old.seq)

@@ -63,8 +63,8 @@ class Storage(Protocol):
     """What a repository needs of the medium that it lies on."""
 
     url: str
-    slots: str
-    """How a slot is taken at most once, as format.json records it."""
+    versions: str
+    """How a version is taken at most once, as format.json records it."""
 
     lock_timeout: float | None
     """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""

@@ -19,7 +19,7 @@ from txstore import processes
 from txstore._native import local, watch
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
-from txstore.format.records import SLOTS_BY_RENAME
+from txstore.format.records import VERSIONS_BY_RENAME
 from txstore.steps import step
 from txstore.storage import turns
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class LocalStorage:
     """A directory on a local file system."""
 
-    slots = SLOTS_BY_RENAME
+    versions = VERSIONS_BY_RENAME
     ranges: Ranges | None = None
     is_remote = False
     lock_excludes_all = True

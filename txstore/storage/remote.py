@@ -66,7 +66,7 @@ class RemoteStorage:
         self.objects = self.ranges = objects
         self.cache = cache or PackCache()
         self.url = objects.url
-        self.slots = objects.creation
+        self.versions = objects.creation
         self.leases = Leases(objects)
         self.late_answers = LateAnswers(objects)
         self._staged: dict[str, StagedObject] = {}  # by this process
@@ -322,7 +322,7 @@ class RemoteStorage:
 
     @contextmanager
     def lock(self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False) -> Iterator[None]:
-        """Let the threads of this process take turns. Other processes are met at the slot."""
+        """Let the threads of this process take turns. Other processes are met at the version."""
         with self._lock:
             turn = self._turns.setdefault(path, processes.new_lock())
         wait = Wait(self.url, path, self.lock_timeout, lambda: "another thread of this process")

@@ -76,7 +76,7 @@ def new_record(
     return TransactionRecord(
         id=transaction or os.urandom(16),
         branch=branch,
-        base=None if base.stored is None else (base.stored.header.slot, base.stored.header.id.hex()),
+        base=None if base.stored is None else (base.stored.header.version, base.stored.header.id.hex()),
         name=name,
         message=message,
         properties=dict(properties or {}),

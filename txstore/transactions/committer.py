@@ -1,4 +1,4 @@
-"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a slot (`history.slots`)."""
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.versions`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
+from txstore.commit import Stored
+from txstore.commit_queue.group_commits import PROPOSED
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section, Statistics
@@ -16,25 +18,23 @@ from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations
-from txstore.history import runs as index
 from txstore.history.ancestry import Ancestry
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.packs import Staged
-from txstore.history.run_packs import RunPack
-from txstore.history.slots import Contents, Publisher, SyncFailedError
+from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.history.trains import OFFERED
+from txstore.segments import runs as index
+from txstore.segments.compaction_outputs import CompactionOutput
+from txstore.segments.packs import Staged
 from txstore.steps import step
 from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
-from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Writes
-from txstore.transactions.grafts import HeldSources
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
-from txstore.transactions.reclaim import look_by_the_way
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.reclaim import look_by_the_way
+from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Peek, Staging
 
 #: So many paths are remembered at which there is no node.
@@ -54,7 +54,7 @@ class _Merged(NamedTuple):
 
 
 class Committer:
-    """One attempt to commit what one transaction has staged. A `Plan` of `history.slots`."""
+    """One attempt to commit what one transaction has staged. A `Plan` of `history.versions`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Committer:
     ) -> None:
         """`is_wanted`: the commit is made even if it changes nothing.
 
-        `in_line`: the commit may follow one that is on its way to its slot, and be given up if that never has it.
+        `in_line`: the commit may follow one that is on its way to its version, and be given up if that never has it.
         """
         record = staging.record
         self.commits = commits
@@ -94,18 +94,19 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
-        # A merge looks for what is below the head; and where nobody takes turns, the slot itself says who was faster.
+        # A merge looks for what is below the head; and where nobody takes turns, the version itself says who was
+        # faster.
         self._in_line = in_line and commits.takes_turns and staging.other_parent is None
         self.own: Section | None = None
         self.merged: _Merged | None = None
-        self.aside: RunPack | None = None  # what a thread has merged meanwhile
+        self.aside: CompactionOutput | None = None  # what a thread has merged meanwhile
         self._ancestry = Ancestry(commits)
         self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
     @property
-    def offered(self) -> bool:
-        """Whether the file was offered to a slot, which may have taken it."""
-        return self.publisher.offered
+    def proposed(self) -> bool:
+        """Whether the file was proposed to a version, which may have taken it."""
+        return self.publisher.proposed
 
     @property
     def changes_nothing(self) -> bool:
@@ -119,7 +120,7 @@ class Committer:
         Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
-        sources = [source.stored for source in self.staging.grafts.sources]
+        sources = [source.stored for source in self.staging.reflinks.sources]
         found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
         if not found:
             return self._run()
@@ -131,7 +132,7 @@ class Committer:
                     self._make_durable(stored)  # of its own branch, the parent vouches for it
             made = self._run()
         except BaseException:
-            if not self.offered:  # else what may have been committed needs them as long as that is not known
+            if not self.proposed:  # else what may have been committed needs them as long as that is not known
                 held.release()
             raise
         held.release()
@@ -160,18 +161,18 @@ class Committer:
         self._append_merged_run(self.head)
 
         look_by_the_way(self.commits, is_large=bool(self.packs))
-        self.aside, made = self.commits.run_packs.take(self.branch), None
+        self.aside, made = self.commits.compaction_outputs.take(self.branch), None
         try:
             made = self._publish()
             return made
         finally:
             if self.aside is not None:
-                self.commits.run_packs.settle(self.branch, self.aside, made, may_be_made=self.offered)
+                self.commits.compaction_outputs.settle(self.branch, self.aside, made, may_be_made=self.proposed)
 
     @step("commit")
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
-        #    says what the header holds (`contents`), once for each slot that is tried, until the file takes one.
+        #    says what the header holds (`contents`), once for each version that is tried, until the file takes one.
         looked = self._look_meanwhile() if self.packs and not self.commits.takes_turns else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
@@ -190,8 +191,8 @@ class Committer:
         return (
             time.monotonic() - staging.began < _MOMENT
             and len(staging.staged) <= _FEW
-            and self.publisher.end <= OFFERED
-            and not (staging.is_shared or staging.grafts.any or staging.prefixes)
+            and self.publisher.end <= PROPOSED
+            and not (staging.is_shared or staging.reflinks.any or staging.prefixes)
             and not (staging.constraints or self.base.written_constraints)
             and staging.record.isolation != SERIALIZABLE
             and staging.settle_conflicts is None
@@ -210,10 +211,10 @@ class Committer:
         counter, storage = _Counter(self.staging), self.commits.storage
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries())
-        if self.staging.grafts.any:
+        if self.staging.reflinks.any:
             # What was written is newer than what was moved to the same place, and this than what was deleted there.
             sections = [index.build(entries, (), packs, storage)]
-            sections += self.staging.grafts.sections(storage)
+            sections += self.staging.reflinks.sections(storage)
             sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
             content = index.merge_own(sections, storage)
             counter.count_refs(index.name_run(content, 1, 0).entries)
@@ -238,7 +239,7 @@ class Committer:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
-                if self.staging.grafts.any and (there := self.staging.grafts.find(key)) is not None:
+                if self.staging.reflinks.any and (there := self.staging.reflinks.find(key)) is not None:
                     if there[1] in there[0]:
                         yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
                 elif not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
@@ -262,7 +263,7 @@ class Committer:
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
-        names = self.commits.run_packs.left(self.branch, head.run_names)
+        names = self.commits.compaction_outputs.left(self.branch, head.run_names)
         if chosen := index.plan_merge(names, self.commits.merged_at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
@@ -282,15 +283,15 @@ class Committer:
                 self.merges.allow(key, link)
             if is_document(key):
                 documents[key] = None if is_deleted else self.staging.read(link)
-        for key in self.staging.grafts.taken:
+        for key in self.staging.reflinks.taken:
             if key not in self.staging.staged:
                 more.append(key)
                 if is_document(key) and (content := self.staging.below(key)) is not None:
                     documents[key] = bytes(content)
-        for graft in self.staging.grafts:
+        for reflink in self.staging.reflinks:
             # As if all below had been deleted, and the node been made: of the keys below nobody else may have made one.
             for name in DOCUMENT_NAMES:
-                key = graft.to + name
+                key = reflink.to + name
                 if key not in documents and (content := self.staging.below(key)) is not None:
                     more.append(key)
                     documents[key] = bytes(content)
@@ -301,7 +302,7 @@ class Committer:
         return Writes(
             keys,
             deleted,
-            [*self.staging.prefixes, *(graft.to for graft in self.staging.grafts)],
+            [*self.staging.prefixes, *(reflink.to for reflink in self.staging.reflinks)],
             documents,
             self.staging.reads(self.unchanged),
             self.merges.are_apart,
@@ -312,7 +313,7 @@ class Committer:
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # here, and not when others wait for us
-        is_small = self.publisher.end <= OFFERED
+        is_small = self.publisher.end <= PROPOSED
         found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
@@ -322,9 +323,9 @@ class Committer:
         return self._move_to(self.snapshots.ahead(ahead))
 
     def _move_to(self, head: Snapshot) -> Snapshot:
-        if head.floor > max(self.base.slot, 0):
+        if head.oldest_kept > max(self.base.version, 0):
             # I10: what was deleted since may no longer be known to have been.
-            raise SnapshotExpiredError(self.commits.label(self.branch, self.base.slot))
+            raise SnapshotExpiredError(self.commits.label(self.branch, self.base.version))
         self.writes = self.writes or self._writes()
         since = self.head.seq
         if was_settled := self.merges.settled is not None:
@@ -333,7 +334,7 @@ class Committer:
         try:
             conflicts.check(self.writes, self.base, head, since)
         except ConflictError:
-            if self.staging.settle_conflicts is None or self.staging.grafts.any:
+            if self.staging.settle_conflicts is None or self.staging.reflinks.any:
                 raise
             self._settle(head)
             since = self.base.seq
@@ -378,7 +379,7 @@ class Committer:
             self._kept = head, written
         return self._kept[1]
 
-    # --- the header, for one slot
+    # --- the header, for one version
 
     def contents(self, head: Snapshot) -> Contents:
         """Raises if what was locked no longer is, or a constraint would be broken."""
@@ -396,7 +397,7 @@ class Committer:
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
         aside = self.aside
-        if aside is not None and aside.may_be_adopted and (at := index.find_runs(aside.inputs, runs)) is not None:
+        if aside is not None and aside.may_be_installed and (at := index.find_runs(aside.inputs, runs)) is not None:
             runs[at : at + len(aside.inputs)] = [aside.run]
             packs.append(aside.data)
         if own is not None:
@@ -419,11 +420,11 @@ class Committer:
     def _joins(self) -> bool:
         """Tell whether all that this is about are keys that are set, so that only others near them matter."""
         staging, own = self.staging, self.own
-        if self.commits.takes_turns or own is None or own.offset + own.length > OFFERED:
+        if self.commits.takes_turns or own is None or own.offset + own.length > PROPOSED:
             return False
         if self.packs and staging.is_shared:  # not all of them are of this process, which knows that they will stay
             return False
-        is_more = staging.other_parent is not None or staging.constraints or staging.grafts.any or staging.sources
+        is_more = staging.other_parent is not None or staging.constraints or staging.reflinks.any or staging.sources
         if is_more or any(staging.prefixes):
             return False
         writes = self.writes or self._writes()

@@ -53,8 +53,8 @@ from txstore.format.keys import (
 )
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange
-from txstore.history.runs import Change
 from txstore.history.snapshot import Snapshot
+from txstore.segments.runs import Change
 from txstore.transactions.reads import NOTHING_READ, Reads
 
 #: What becomes of keys that a transaction has staged, and others have changed; None: the key is deleted.

@@ -1,6 +1,6 @@
 """What becomes of a transaction that is dropped: without commit or rollback, or when its outcome is unknown.
 
-Finalizers leave requests to a thread of their own (`storage.late_work`).
+Finalizers leave requests to a thread of their own (`storage.background_cleanup`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import warnings
 
 from txstore.errors import TransactionStateError, UncommittedChangesWarning
-from txstore.storage import late_work
+from txstore.storage import background_cleanup
 from txstore.transactions.staging import Staging
 
 
@@ -23,7 +23,7 @@ def drop(staging: Staging, attached: object) -> None:
     if not staging.is_used_here:
         return
     if staging.is_unsettled or staging.committed is not None:
-        late_work.do_later(staging.storage, staging.close)  # I3: nothing is deleted
+        background_cleanup.do_later(staging.storage, staging.close)  # I3: nothing is deleted
         return
     if staging.storage.is_remote and _is_in_event_loop():
         # It must not wait for a server: the loop may be the one that the answer would come through.
@@ -39,7 +39,7 @@ def _drop(staging: Staging, attached: object) -> None:
     if not staging.is_owner:
         # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
         if _is_in_event_loop():
-            late_work.do_later(staging.storage, lambda: _drop_part(staging, attached))
+            background_cleanup.do_later(staging.storage, lambda: _drop_part(staging, attached))
         else:
             _drop_part(staging, attached)
         return
@@ -57,7 +57,7 @@ def _drop(staging: Staging, attached: object) -> None:
                 stacklevel=2,
             )
     finally:  # the warning may be an error
-        late_work.do_later(staging.storage, staging.discard)
+        background_cleanup.do_later(staging.storage, staging.discard)
 
 
 def _drop_part(staging: Staging, attached: object) -> None:

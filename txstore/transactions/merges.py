@@ -12,11 +12,11 @@ from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.errors import ConflictError
 from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
-from txstore.history.packs import Staged
-from txstore.history.slots import Publisher
+from txstore.history.publisher import Publisher
 from txstore.history.snapshot import Snapshot
-from txstore.transactions.chains import Link
+from txstore.segments.packs import Staged
 from txstore.transactions.conflicts import Settled
+from txstore.transactions.participants.chains import Link
 from txstore.transactions.staging import Staging
 
 

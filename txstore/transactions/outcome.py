@@ -46,7 +46,7 @@ class CommitOutcome(Outcome):
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staging.read(link)
-        if (found := self._staging.grafts.find(key)) is not None:
+        if (found := self._staging.reflinks.find(key)) is not None:
             return found[0].get_view(found[1])
         return None if self._staging.is_below_deleted(key) else self._head.get_view(key)
 
@@ -56,7 +56,7 @@ class CommitOutcome(Outcome):
         link = self._staging.staged.get(key)
         if link is not None and key not in self._unchanged:
             return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
-        if (found := self._staging.grafts.find(key)) is not None:
+        if (found := self._staging.reflinks.find(key)) is not None:
             return found[1] in found[0]
         return not self._staging.is_below_deleted(key) and key in self._head
 
@@ -69,17 +69,17 @@ class CommitOutcome(Outcome):
     def rewrites(self, path: str) -> bool:
         documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
         return self.remakes(path) or any(
-            (key in self._staging.staged and key not in self._unchanged) or self._staging.grafts.find(key) is not None
+            (key in self._staging.staged and key not in self._unchanged) or self._staging.reflinks.find(key) is not None
             for key in documents
         )
 
     def remakes(self, path: str) -> bool:
         documents = [document_key(path, name) for name in NODE_DOCUMENTS]
-        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.grafts.covers, documents))
+        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.reflinks.covers, documents))
 
     def clears_below(self, path: str) -> bool:
         here = directory_prefix(path)
-        prefixes = [*self._staging.prefixes, *(graft.to for graft in self._staging.grafts)]
+        prefixes = [*self._staging.prefixes, *(reflink.to for reflink in self._staging.reflinks)]
         return any(prefix.startswith(here) or here.startswith(prefix) for prefix in prefixes)
 
     def restructures(self, path: str) -> bool:

@@ -90,7 +90,7 @@ class SealedKeys:
     def _with(self, section: Mapped, storage: Storage | None) -> SealedKeys:
         runs = (index.Run(section, _SEQ), *self._runs)
         count, total = 0, 0
-        for run in runs:  # as `history.runs.plan_merge` does, and for its reasons
+        for run in runs:  # as `segments.runs.plan_merge` does, and for its reasons
             weight = run.entries + len(run.prefixes)
             if count and weight > 2 * total:
                 break

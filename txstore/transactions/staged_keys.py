@@ -19,7 +19,16 @@ from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
 from txstore.storage.interface import Storage
-from txstore.transactions.chains import Link, Prefixes, arrange, extend, know_of, newest, resolve, tombstone
+from txstore.transactions.participants.chains import (
+    Link,
+    Prefixes,
+    arrange,
+    extend,
+    know_of,
+    newest,
+    resolve,
+    tombstone,
+)
 from txstore.transactions.sealed_keys import REF, SealedKeys
 
 #: With so many refs in memory, those are sealed of which nothing else is known. To look up a sealed one in Python

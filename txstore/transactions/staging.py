@@ -22,6 +22,7 @@ from txstore import processes
 from txstore._native import chunks
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.codecs.merging import ChunkMerger
+from txstore.commit import Stored
 from txstore.errors import (
     ConflictError,
     CorruptionError,
@@ -46,23 +47,22 @@ from txstore.format.packfile import PackName, Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
 from txstore.format.regions import WHOLE, Region
 from txstore.history.changes import KeyChange, Ref, is_equal, ref_of, refs_of
-from txstore.history.commit import Stored
 from txstore.history.commits import Commits
-from txstore.history.packs import Staged, Writer
-from txstore.history.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.history.snapshot import Snapshot
 from txstore.processes import at_exit, was_broken_off
+from txstore.segments.packs import Staged, Writer
+from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.steps import step
 from txstore.storage.foreign import ForeignRange
 from txstore.storage.interface import Storage
-from txstore.transactions.chains import Link
 from txstore.transactions.conflicts import Settle
-from txstore.transactions.grafts import Graft, Grafts, HeldSources, Taken
 from txstore.transactions.key_turns import KeyTurns
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.reclaim import reclaim_staging
+from txstore.transactions.participants.shared import SharedTransaction, append_about
+from txstore.transactions.participants.siblings import Siblings
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
-from txstore.transactions.reclaim import reclaim_staging
-from txstore.transactions.shared import SharedTransaction, append_about
-from txstore.transactions.siblings import Siblings
+from txstore.transactions.reflinks import HeldSources, Reflink, Reflinks, Taken
 from txstore.transactions.staged_keys import StagedKeys
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Staging(Hierarchy):
         self._blocks: set[object] = set()  # of these, who is in a `with` block
         self._enders: set[object] = set()  # calls that are about to end it
         self.staged = StagedKeys(0 if shared is None else NOBODY, commits.storage)
-        self.grafts = Grafts()  # what was moved or copied without copying values
+        self.reflinks = Reflinks()  # what was moved or copied without copying values
         self.sources: HeldSources | None = None  # what these are taken from, while it is being committed
         self._commits = commits
         self._shared = shared
@@ -209,9 +209,9 @@ class Staging(Hierarchy):
         located = self.base.locate(keys)
         staged, is_shared = self.staged, self._shared is not None
         table = located.table
-        if len(staged) or is_shared or self.grafts.any:
+        if len(staged) or is_shared or self.reflinks.any:
             for row, key in enumerate(keys):
-                if key in staged or staged.is_below_deleted(key) or self.grafts.find(key) is not None:
+                if key in staged or staged.is_below_deleted(key) or self.reflinks.find(key) is not None:
                     table[row, 0] = ELSEWHERE
         for key, number in zip(keys, table[:, 0].tolist(), strict=True):
             if number >= 0 or number == LATER or (is_shared and number == MISSING):
@@ -253,7 +253,7 @@ class Staging(Hierarchy):
 
     def under(self, key: str) -> tuple[Snapshot, str] | None:
         """Return where a key is read from that is not staged, and its name there: the base, or what was moved here."""
-        if self.grafts.any and (found := self.grafts.find(key)) is not None:
+        if self.reflinks.any and (found := self.reflinks.find(key)) is not None:
             return found
         return None if self.staged.is_below_deleted(key) else (self.base, key)
 
@@ -320,7 +320,7 @@ class Staging(Hierarchy):
     def may_be_foreign(self) -> bool:
         """Whether a value that this sets may lie outside of the repository."""
         return self.staged.may_be_foreign or (
-            self.grafts.any and any(source.may_be_foreign for source in self.grafts.sources)
+            self.reflinks.any and any(source.may_be_foreign for source in self.reflinks.sources)
         )
 
     def read(self, link: Link) -> bytes:
@@ -379,9 +379,9 @@ class Staging(Hierarchy):
         staged = self.staged.between(start, stop)
         mine = next(staged, None)
         under = self._base_keys_between(start, stop, batch)
-        if self.grafts.any:
-            grafted = self.grafts.keys_between(start, stop, batch)
-            under = (key for key, _ in groupby(heapq.merge(under, grafted)))  # of the base there may be the same
+        if self.reflinks.any:
+            reflinked = self.reflinks.keys_between(start, stop, batch)
+            under = (key for key, _ in groupby(heapq.merge(under, reflinked)))  # of the base there may be the same
         for theirs in under:
             while mine is not None and mine < theirs:
                 if self.staged.is_set(mine):
@@ -420,7 +420,7 @@ class Staging(Hierarchy):
         """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
         if self.staged.is_below_deleted(key) or self.staged.layers(key):
             return False
-        if self.grafts.any and self.grafts.find(key) is not None:
+        if self.reflinks.any and self.reflinks.find(key) is not None:
             return False
         found = self.base.lookup(key)
         if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
@@ -520,11 +520,11 @@ class Staging(Hierarchy):
         """
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-        is_grafted = self.grafts.any and self.grafts.find(key) is not None  # the rest is not the base's
+        is_reflinked = self.reflinks.any and self.reflinks.find(key) is not None  # the rest is not the base's
         overlaps = any(end.region.intersects(region) for end in apart)
         # A frame of the whole vouches for a deletion above (I7). Below a part may be what was to be deleted: then the
         # frame doesn't say that the others were seen, and the commit refuses it.
-        if is_grafted or not region.encode() or (overlaps and self.staged.know_of_deletions(key)):
+        if is_reflinked or not region.encode() or (overlaps and self.staged.know_of_deletions(key)):
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
         writer = self._writer or self._begin()
@@ -556,7 +556,7 @@ class Staging(Hierarchy):
         self._count_staged(staged)
         if kind == packfile.FRAME_PREFIX:
             self.staged.hide(key, self.staged.me, staged.sequence, seen)
-            self.grafts.hide(key)
+            self.reflinks.hide(key)
         else:
             link = Link(
                 self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum, region
@@ -601,7 +601,7 @@ class Staging(Hierarchy):
             self._shared.check_open()
         return left
 
-    def graft(self, source: str, to: str, snapshot: Snapshot | None, *, drops: str | None, only_drops: bool) -> None:
+    def reflink(self, source: str, to: str, snapshot: Snapshot | None, *, drops: str | None, only_drops: bool) -> None:
         """Let the keys below a prefix be those below another one, of a snapshot or of this view, as they are now.
 
         What is below `drops` is deleted, then; `only_drops`: nothing else happens. Below `to` nothing is left. Of what
@@ -610,27 +610,27 @@ class Staging(Hierarchy):
         writer = self._writer or self._begin()
         self._check_alone()
         staged: list[tuple[str, Link]] = []
-        grafts: list[Graft] = []
+        reflinks: list[Reflink] = []
         taken: dict[str, Taken] = {}
         if snapshot is not None:
-            grafts = [Graft(to, snapshot, source)]
+            reflinks = [Reflink(to, snapshot, source)]
         elif not only_drops:
             links = [(key, self.staged.get(key)) for key in self.staged.between(source, after_prefix(source))]
             staged = [(key, link) for key, link in links if link is not None]
-            grafts, taken = self.grafts.below(source, to)
+            reflinks, taken = self.reflinks.below(source, to)
             if not self.staged.is_below_deleted(source) and self.base.has_keys_below(source):
                 hidden = (to + each[len(source) :] for each in self.prefixes if each.startswith(source))
-                grafts.insert(0, Graft(to, self.base, source, frozenset(hidden)))
+                reflinks.insert(0, Reflink(to, self.base, source, frozenset(hidden)))
         if next(self.staged.between(to, after_prefix(to)), None) is not None:  # what was deleted there, key by key
             self._append(writer, packfile.FRAME_PREFIX, to, to.encode(), b"")
         for key, link in staged:
             self._stage_again(writer, key, to + key[len(source) :], link)
         if drops is not None:
             self._append(writer, packfile.FRAME_PREFIX, drops, drops.encode(), b"")
-        self.grafts.add(grafts, taken)
+        self.reflinks.add(reflinks, taken)
 
     def take(self, keys: Mapping[str, str], snapshot: Snapshot) -> None:
-        """Let keys be what others are in a snapshot: refs to the same values. Raises what `graft` does."""
+        """Let keys be what others are in a snapshot: refs to the same values. Raises what `reflink` does."""
         writer = self._writer or self._begin()
         self._check_alone()
         for key in filter(self.staged.__contains__, keys):  # what is staged would hide it
@@ -645,7 +645,7 @@ class Staging(Hierarchy):
             for key, name in keys.items()
             if name in refs and key not in self.staged
         }
-        self.grafts.add([], taken)
+        self.reflinks.add([], taken)
 
     def _check_alone(self) -> None:
         if self._shared is not None:
@@ -753,7 +753,7 @@ class Staging(Hierarchy):
             return
         if self._writer is None and not self._commits.identity.exists():
             return
-        if self.grafts.any:
+        if self.reflinks.any:
             raise TransactionStateError(
                 "this transaction has moved, copied or restored something, which only the process that began it knows: "
                 "commit it before others join, or move after they have done their part",
@@ -875,13 +875,13 @@ class Staging(Hierarchy):
     @property
     def known_count(self) -> int:
         """The same, without looking at what others have staged since."""
-        return len(self.staged) + len(self.grafts) + len(self.constraints)
+        return len(self.staged) + len(self.reflinks) + len(self.constraints)
 
     @property
     def version(self) -> Hashable:
         """What tells this view from what it was before anything was staged, or learned of others."""
         self._look_at_others()
-        return self.id, self.staged.version, tuple(self.grafts), tuple(self.grafts.taken)
+        return self.id, self.staged.version, tuple(self.reflinks), tuple(self.reflinks.taken)
 
     @property
     def prefixes(self) -> list[str]:
@@ -896,13 +896,13 @@ class Staging(Hierarchy):
         self._look_at_others()
         gone = [self.base.keys_below(prefix) for prefix in self.prefixes]
         last = None
-        for key in heapq.merge(self.staged.between("", None), self.grafts.keys_between("", None, 4096), *gone):
+        for key in heapq.merge(self.staged.between("", None), self.reflinks.keys_between("", None, 4096), *gone):
             if key == last:
                 continue
             last = key
             before, link = ref_of(self.base, key), self.staged.get(key)
             if link is None:
-                found = self.grafts.find(key)
+                found = self.reflinks.find(key)
                 after = None if found is None else ref_of(*found)
             else:
                 after = None if link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
@@ -919,7 +919,7 @@ class Staging(Hierarchy):
         if before is None or after is None or self.staged.layers(key):
             return False
         if link is None:
-            there = self.grafts.find(key)
+            there = self.reflinks.find(key)
             mine, theirs = self.base.lookup(key), None if there is None else there[0].lookup(there[1])
             if there is None or mine is None or theirs is None:
                 return False
@@ -1129,7 +1129,8 @@ class Staging(Hierarchy):
             if writer is not None:
                 with contextlib.suppress(OSError):
                     writer.close_between_reads()
-                    if committed is self.base:  # nothing was to be published: there is no slot that the file has taken
+                    # nothing was to be published: there is no version that the file has taken
+                    if committed is self.base:
                         self.storage.delete(writer.path)
 
     def close(self) -> None:
@@ -1143,7 +1144,7 @@ class Staging(Hierarchy):
 
     def let_go(self) -> None:
         """Pin nothing any more: what is staged is committed, or never will be."""
-        for snapshot in (self.base, *self.grafts.sources):
+        for snapshot in (self.base, *self.reflinks.sources):
             snapshot.let_go()
 
     @step("discard")
@@ -1163,7 +1164,7 @@ class Staging(Hierarchy):
         self._writer = self._commit_writer = None
         self.let_go()
         self.staged.clear()
-        self.grafts.clear()
+        self.reflinks.clear()
         self.constraints.clear()
 
     @property
@@ -1322,7 +1323,7 @@ def _given_up() -> TransactionStateError:
     return TransactionStateError(
         "a write of this process failed, and what it had staged since it began that work is given up: do it again, all "
         "of it, in a new `with store:` block",
-        state="poisoned",
+        state="failed",
     )
 
 

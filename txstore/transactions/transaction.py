@@ -36,18 +36,18 @@ from txstore.history import declarations
 from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
-from txstore.history.runs import Located
-from txstore.history.slots import LostPlaceError, SyncFailedError
+from txstore.history.publisher import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.spare import Spare
 from txstore.locks.kernel_locks import poll
-from txstore.storage import late_work
+from txstore.segments.runs import Located
+from txstore.storage import background_cleanup
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.transactions import dropping
 from txstore.transactions.begin import check_description
-from txstore.transactions.chains import Link
 from txstore.transactions.committer import Committer
 from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
+from txstore.transactions.participants.chains import Link
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
 from txstore.transactions.staging import Held, Peek, Staging
@@ -87,7 +87,7 @@ class Changes(TypedDict):
     deleted: list[str]
     deleted_below: list[str]  # paths that were cleared as a whole
     participants: dict[str, list[str]]  # which process has staged which of the keys
-    grafted: list[str]  # paths that something was moved, copied or restored to
+    reflinked: list[str]  # paths that something was moved, copied or restored to
     constraints: list[str]  # that were declared or dropped
 
 
@@ -99,7 +99,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     As a context manager it commits on a clean exit and rolls back on an exception.
 
-    The states: "open", then "poisoned" by a failed write, "committed", "rolled back", or "of unknown outcome".
+    The states: "open", then "failed" by a failed write, "committed", "rolled back", or "of unknown outcome".
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         # What is read passes through here; `Committer` looks at `staging` itself.
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
-        late_work.expect(staging.storage)  # of the finalizer
+        background_cleanup.expect(staging.storage)  # of the finalizer
         self._attached = object()  # what this counts as there
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins
@@ -261,7 +261,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def set(self, key: str, value: Buffer) -> None:
         """Stage a value. It is copied before this returns. Of consolidated metadata, a mark is staged.
 
-        Raises `KeyFormatError` for an impossible key; any `OSError` poisons the transaction until `rollback`.
+        Raises `KeyFormatError` for an impossible key; any `OSError` fails the transaction until `rollback`.
         """
         encoded, content = encode_key(key), _contiguous(value)
         if may_be_consolidated(key):
@@ -342,7 +342,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         start, to = self._places(source, destination)
         self._check_node(self, source)
-        self._graft(start, to, None, drops=start)
+        self._reflink(start, to, None, drops=start)
 
     def copy(self, source: str, destination: str, at: Snapshot | None = None) -> None:
         """Copy an array or group, as it is here or in a snapshot, as `move` moves it. Raises what `move` does."""
@@ -353,7 +353,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if at is None and self.isolation == SERIALIZABLE:
             for key in self.keys_below(source):
                 self._staging.note_read(packfile.FRAME_READ, key)
-        self._graft(start, to, at)
+        self._reflink(start, to, at)
 
     def restore(self, path: str, at: Snapshot) -> None:
         """Make all below a path as it was in a snapshot, or delete it, if it was not there, as `move` moves it.
@@ -365,7 +365,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         is_here, was_there = self.has_keys_below(path), at.has_keys_below(path)
         if not is_here and not was_there:
             raise NodeNotFoundError(path)
-        self._graft(
+        self._reflink(
             prefix, prefix, at if was_there else None, drops=prefix if is_here else None, only_drops=not was_there
         )
 
@@ -375,7 +375,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             return
         for key in keys:
             encode_key(key)
-        self._check_may_graft()
+        self._check_may_reflink()
         own = self._own(source)
         with self._staging.turns.at_all(keys):
             self._write(lambda: self._staging.take(keys, own))
@@ -390,7 +390,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.delete_dir(source)
         for source, destination in sorted(moves.items(), key=lambda move: move[1]):
             start, to = directory_prefix(source), directory_prefix(destination)
-            self._graft(start, to, self.base)
+            self._reflink(start, to, self.base)
             for inner in moves:
                 if inner.startswith(start):
                     self.delete_dir(to + inner[len(start) :])
@@ -416,14 +416,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if kind_of_node(view, path.strip("/")) == "absent":
             raise NodeNotFoundError(path)
 
-    def _graft(
+    def _reflink(
         self, start: str, to: str, at: Snapshot | None, *, drops: str | None = None, only_drops: bool = False
     ) -> None:
         """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
-        self._check_may_graft()
+        self._check_may_reflink()
         at = None if at is None else self._own(at)
         with self._staging.turns.at_all():
-            self._write(lambda: self._staging.graft(start, to, at, drops=drops, only_drops=only_drops))
+            self._write(lambda: self._staging.reflink(start, to, at, drops=drops, only_drops=only_drops))
 
     def _own(self, source: Snapshot) -> Snapshot:
         """Return the transaction's own snapshot of a commit that something is copied from."""
@@ -433,7 +433,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             found = self._sources.setdefault(name, self.base if source is self.base else self._snapshots.own(source))
         return found
 
-    def _check_may_graft(self) -> None:
+    def _check_may_reflink(self) -> None:
         if self.is_named or self.is_participant:
             raise TransactionStateError(
                 "move, copy and restore need a transaction without a name, by the process that began it: make one of "
@@ -474,30 +474,30 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             try:
                 return stage()
             except BaseException as error:
-                self.poison(error)
+                self.fail(error)
                 raise_if_full(error)
                 raise
         finally:
             self._in_flight.discard(write)
 
-    def poison(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
         with self._lock:
             if self.state == "open":
-                self.state, self._cause = "poisoned", error
+                self.state, self._cause = "failed", error
                 self._staging.let_go()
             self._staging.has_failed = True
             if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
                 self._staging.give_up()  # else it came too late, and what was staged before is the commit's to judge
 
     def _check_open(self) -> None:
-        if self.state == "poisoned" and self._staging.has_given_up:
+        if self.state == "failed" and self._staging.has_given_up:
             raise TransactionStateError(
                 f"an earlier write failed here ({self._cause!r}), and what this process had staged since it began that "
                 "work is given up: do it again, all of it, in a new `with store:` block",
                 state=self.state,
             ) from self._cause
-        if self.state == "poisoned":
+        if self.state == "failed":
             raise TransactionStateError(
                 f"an earlier write of this transaction failed ({self._cause!r}): call rollback(), then write again",
                 state=self.state,
@@ -552,7 +552,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.seal()
             return
         try:
-            if kind is None and self.state in ("open", "poisoned"):
+            if kind is None and self.state in ("open", "failed"):
                 self.commit()
         finally:
             self.rollback()
@@ -560,7 +560,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def changes(self) -> Changes:
         """Return what is staged, and by whom."""
         found: Changes = {
-            "set": [], "deleted": [], "deleted_below": [], "participants": {}, "grafted": [], "constraints": [],
+            "set": [], "deleted": [], "deleted_below": [], "participants": {}, "reflinked": [], "constraints": [],
         }  # fmt: skip
         if self.state == "committed":
             return found
@@ -569,7 +569,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
             found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
-        found["grafted"] = sorted(graft.to.rstrip("/") for graft in self._staging.grafts)
+        found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self._staging.reflinks)
         found["constraints"] = sorted(self._staging.constraints)
         return found
 
@@ -587,7 +587,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def share(self) -> bytes | None:
         """Let other processes stage into this transaction; return its id, None if there is nothing to share yet."""
         with self._lock:
-            if self.state not in ("open", "poisoned"):
+            if self.state not in ("open", "failed"):
                 return None
             # Under the lock: who joins now must be found by the commit.
             self._staging.share()
@@ -647,12 +647,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def end_operation(self, operation: object, has_failed: bool) -> None:
         """Note that an operation has ended: unless it has failed, what it has staged counts, whoever dies then.
 
-        Raises `OSError`, which poisons the transaction.
+        Raises `OSError`, which fails the transaction.
         """
         try:
             self._staging.end_operation(operation, has_failed=has_failed)
         except OSError as error:
-            self.poison(error)
+            self.fail(error)
             raise
 
     def seal(self) -> None:
@@ -663,7 +663,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def leave(self) -> None:
         """Leave a transaction with a name, which goes on without this process."""
         with self._lock:
-            if self.state not in ("open", "poisoned"):
+            if self.state not in ("open", "failed"):
                 return
             self.state = "left"
         self._finish_writes()
@@ -678,11 +678,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
         Raises `TransactionStateError` if it was to be complete, and a write has failed in it, and `OSError`.
         """
-        error = TransactionStateError("a `with` block was left by an exception", state="poisoned")
+        error = TransactionStateError("a `with` block was left by an exception", state="failed")
         if not complete:
-            self.poison(error)
+            self.fail(error)
         with self._lock:
-            failed, self.state = self.state == "poisoned", "left"
+            failed, self.state = self.state == "failed", "left"
         self._finish_writes()
         try:
             if failed:
@@ -697,7 +697,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if failed and complete:
             raise TransactionStateError(
                 f"a write of this block failed ({self._cause!r}): all that it has staged is given up; do it again",
-                state="poisoned",
+                state="failed",
             ) from self._cause
 
     # --- locks
@@ -750,7 +750,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _announce(self, locks: TransactionLocks) -> None:
         """Let siblings know under which owner word this process leaves locks to them."""
         with self._lock:
-            if self.state in ("open", "poisoned"):
+            if self.state in ("open", "failed"):
                 self._announce_locked(locks)
 
     def _announce_locked(self, locks: TransactionLocks) -> None:
@@ -810,8 +810,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _roll_back(self, spare: Spare) -> None:
         if self.state == "committing" and not self._is_committing:  # an interrupt came while a commit was given up
-            self.state = "of unknown outcome" if self._staging.is_unsettled else "poisoned"
-        if self.state in ("open", "poisoned"):
+            self.state = "of unknown outcome" if self._staging.is_unsettled else "failed"
+        if self.state in ("open", "failed"):
             self._check_may_end("rolled back")
             if self.is_named:
                 try:
@@ -820,11 +820,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     if not is_full(error):
                         raise
                     # To end it takes two small files on an object store, and then much is deleted.
-                    spare.delete_hint()
+                    spare.delete_head_cache()
                     spare.delete_guard()
                     self._close_to_all("rolled back")
         with self._lock:
-            if self.state in ("open", "poisoned"):
+            if self.state in ("open", "failed"):
                 self.state = "rolled back"
         if self.state == "rolled back":
             self._finish_writes()
@@ -935,17 +935,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     self._settled = frozenset(committer.merges.settled or ())
         except SyncFailedError as error:
             self._go_on(committer)
-            self.poison(error.cause)  # I9: never retried as if the data were still there
+            self.fail(error.cause)  # I9: never retried as if the data were still there
             raise_if_full(error.cause)
             raise error.cause from None
         except BaseException as error:
             if not is_begun:
                 raise
-            if committer is None or not committer.offered:
+            if committer is None or not committer.proposed:
                 self._go_on(committer)
                 raise_if_full(error)
                 raise
-            # I2: also after an interrupt, what may stand in a slot is never written again. I3: nothing is deleted.
+            # I2: also after an interrupt, what may stand in a version is never written again. I3: nothing is deleted.
             self.state = "of unknown outcome"
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(self.id, reason=f"it can't be read back ({error})") from error
@@ -961,7 +961,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._finalizer.detach()
             self._release_locks()
         if stored is not None and result is not None:
-            self._commits.run_packs.begin(stored, result.runs_named)
+            self._commits.compaction_outputs.begin(stored, result.runs_named)
         return result
 
     def _go_on(self, committer: Committer | None) -> None:

@@ -18,7 +18,7 @@ from numcodecs import LZMA, Blosc
 from zarr.codecs import BloscCodec
 
 import txstore
-from txstore.history import slots
+from txstore.history import publisher as versions
 
 LATITUDES, LONGITUDES, DAYS = 181, 360, 12
 AUTHORS = ("amal@ocean", "jonas@lab-3", "mei@lab-3", "nightly@cron")
@@ -44,8 +44,8 @@ def temperature(day: int) -> npt.NDArray[np.float32]:
 def _made_by(author: str, when: int) -> Iterator[None]:
     """Commit as somebody else, at another time (in microseconds)."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(slots, "this_user", return_value=author))
-        stack.enter_context(mock.patch.object(slots, "_commit_time", return_value=when))
+        stack.enter_context(mock.patch.object(versions, "this_user", return_value=author))
+        stack.enter_context(mock.patch.object(versions, "_commit_time", return_value=when))
         yield
 
 

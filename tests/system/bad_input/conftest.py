@@ -23,7 +23,7 @@ def forged(tmp_path: Path) -> Callable[[Callable[[Forged], object]], Path]:
 
     def forged(change: Callable[[Forged], object]) -> Path:
         parts = Forged.read(tmp_path / "true.tx")
-        del parts.others[names.hint_path("main")]
+        del parts.others[names.head_cache_path("main")]
         change(parts)
         parts.write(tmp_path / "data.tx")
         return tmp_path / "data.tx"

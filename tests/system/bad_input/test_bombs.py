@@ -23,46 +23,46 @@ from txstore.format import commitfile, names, packfile
 FAR = 400_000_000
 
 
-def alone_in_a_far_slot(parts: Forged) -> None:
-    """The first commit, which has no parent, far up: all slots below are missing."""
+def alone_in_a_far_version(parts: Forged) -> None:
+    """The first commit, which has no parent, far up: all versions below are missing."""
     first, *others = parts.commits
     for path in others:
         del parts.packs[path]
     parts.move(first, FAR)
 
 
-def head_in_a_far_slot(parts: Forged) -> None:
-    """The head says that it needs nothing below it, but for what the floor names."""
+def head_in_a_far_version(parts: Forged) -> None:
+    """The head says that it needs nothing below it, but for what the oldest kept version names."""
     head = parts.packs[parts.move(parts.commits[-1], FAR)]
     assert head.fixed is not None
     head.fixed[forging.PARENT_ID] = head.fixed[forging.PARENT_HASH] = bytes(16)
 
 
-@pytest.mark.parametrize("change", [alone_in_a_far_slot, head_in_a_far_slot])
-def test_slots_up_to_a_far_one_are_not_counted(forged, tmp_path, change):
+@pytest.mark.parametrize("change", [alone_in_a_far_version, head_in_a_far_version])
+def test_versions_up_to_a_far_one_are_not_counted(forged, tmp_path, change):
     """`verify` looked for each of them, and told of it; `backup` held all their numbers in memory."""
     path = forged(change)
     faults = txstore.Repository(path).verify().faults
     told = [fault for fault in faults if fault.part == "missing"]
     assert [fault.path for fault in told] == [names.commit_path("main", FAR - 1)]
-    assert f"{FAR - (1 if change is alone_in_a_far_slot else 3):,}".replace(",", "") in told[0].reason
+    assert f"{FAR - (1 if change is alone_in_a_far_version else 3):,}".replace(",", "") in told[0].reason
     assert len(faults) < 20
     with pytest.raises(CorruptionError):
         txstore.Repository(path).backup(tmp_path / "copy.tx")
     with pytest.raises(CorruptionError):
         txstore.Repository(path).usage()
     txstore.Repository(path).verify(repair=True)
-    assert txstore.Repository(path).head().slot == FAR
+    assert txstore.Repository(path).head().version == FAR
 
 
-def test_a_vacuum_does_not_count_the_slots_that_a_record_is_based_on(forged):
-    """Down to the base of a transaction, which anybody may write into its record, each slot was looked for."""
+def test_a_vacuum_does_not_count_the_versions_that_a_record_is_based_on(forged):
+    """Down to the base of a transaction, which anybody may write into its record, each version was looked for."""
 
     def change(parts: Forged) -> None:
-        head_in_a_far_slot(parts)
+        head_in_a_far_version(parts)
         head = parts.packs[parts.commits[-1]]
         assert head.fixed is not None
-        head.fixed[forging.FLOOR] = FAR
+        head.fixed[forging.OLDEST_KEPT] = FAR
         record = {
             "transaction": "ab" * 16, "branch": "main", "base": [0, "0" * 32], "name": "run-17", "message": None,
             "properties": {}, "durability": "fsync", "owner": "", "time": 0, "isolation": "snapshot",
@@ -73,7 +73,7 @@ def test_a_vacuum_does_not_count_the_slots_that_a_record_is_based_on(forged):
     path = forged(change)
     repo = txstore.Repository(path)
     repo.vacuum()
-    assert [commit.slot for commit in repo.log()] == [FAR]
+    assert [commit.version for commit in repo.log()] == [FAR]
 
 
 @pytest.mark.long
@@ -129,16 +129,16 @@ def test_orphans_without_end(forged, count):
             del parts.packs[path]
         last = parts.packs[parts.move(parts.commits[-1], 10)]
         assert last.fixed is not None
-        for slot in range(11, 11 + count):
+        for version in range(11, 11 + count):
             other = parts.copy_pack(last)
-            other.id = other.fixed[forging.ID] = slot.to_bytes(16, "little")
-            other.fixed[forging.SLOT], other.fixed[forging.SEQ] = slot, slot + 1
+            other.id = other.fixed[forging.ID] = version.to_bytes(16, "little")
+            other.fixed[forging.VERSION], other.fixed[forging.SEQ] = version, version + 1
             other.fixed[forging.OPTIONAL] = 1  # not synced: it vouches for nothing
-            parts.packs[names.commit_path("main", slot)] = other
+            parts.packs[names.commit_path("main", version)] = other
 
     repo = txstore.Repository(forged(change))
     commits = repo.engine.commits
-    true_read, commits.read = commits.read, lambda branch, slot: read.append(slot) or true_read(branch, slot)
+    true_read, commits.read = commits.read, lambda branch, version: read.append(version) or true_read(branch, version)
     assert commits.head() is None
     assert len(read) < 3 * count + 10
 

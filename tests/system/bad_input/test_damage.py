@@ -18,7 +18,7 @@ from txstore.format import commitfile, encoding, packfile, records
 
 pytestmark = pytest.mark.long
 
-HEAD = 4  # the slot of the newest commit of `written`
+HEAD = 4  # the version of the newest commit of `written`
 PACK = f"commits/main/{HEAD:010d}"
 BELOW = f"commits/main/{HEAD - 1:010d}"
 
@@ -31,16 +31,16 @@ def written(tmp_path_factory) -> tuple[Path, list[Contents]]:
     path = tmp_path_factory.mktemp("written") / "data.tx"
     repo = txstore.Repository(path)
     contents: list[Contents] = []
-    for slot in range(HEAD + 1):
-        with repo.transaction(f"commit {slot}", properties={"slot": slot}) as store:
-            if slot == HEAD - 1:
+    for version in range(HEAD + 1):
+        with repo.transaction(f"commit {version}", properties={"version": version}) as store:
+            if version == HEAD - 1:
                 store.mapping.delete_dir("a")
-            store[f"a/{slot}"] = b"%d" % slot * 37
-            store["a/large"] = b"%d" % slot * 1500  # aligned, with padding before it
+            store[f"a/{version}"] = b"%d" % version * 37
+            store["a/large"] = b"%d" % version * 1500  # aligned, with padding before it
             store["a/empty"] = b""
-            if slot == HEAD - 1:
+            if version == HEAD - 1:
                 store["b/1"] = b"b"
-            if slot == HEAD:
+            if version == HEAD:
                 del store["b/1"]
                 for i in range(400):  # more than one block
                     store[f"many/with/a/rather/long/name/{i:04d}"] = b"%d" % i
@@ -54,7 +54,7 @@ def written(tmp_path_factory) -> tuple[Path, list[Contents]]:
 def damaged(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.write_hint(commits.head(), durable=True)  # the original's says nothing of a copy
+    commits.write_head_cache(commits.head(), durable=True)  # the original's says nothing of a copy
     return tmp_path / "data.tx"
 
 
@@ -112,9 +112,9 @@ def read_all(path: Path, contents: list[Contents]) -> int:
     """Read every key of every commit: the right value, or `CorruptionError` with a file's name. Counts the errors."""
     errors = 0
     keys = {key for content in contents for key in content} | {"absent", "a/absent", "many/absent"}
-    for slot, content in enumerate(contents):
+    for version, content in enumerate(contents):
         try:
-            snapshot = txstore.Repository(path).mapping(at=slot)
+            snapshot = txstore.Repository(path).mapping(at=version)
         except txstore.CorruptionError as error:
             assert_names_a_file(error)
             errors += 1
@@ -214,11 +214,11 @@ def test_a_cut_under_an_open_snapshot_is_an_error(written, damaged):
         snapshot[f"a/{HEAD - 1}"]
 
 
-@pytest.mark.parametrize("slot", range(HEAD))
-def test_a_commit_file_is_missing_in_the_middle(written, damaged, slot):
-    name = f"commits/main/{slot:010d}"
+@pytest.mark.parametrize("version", range(HEAD))
+def test_a_commit_file_is_missing_in_the_middle(written, damaged, version):
+    name = f"commits/main/{version:010d}"
     (damaged / name).unlink()
-    assert_reported(damaged, name, slot)
+    assert_reported(damaged, name, version)
     repo = txstore.Repository(damaged)
     with pytest.raises(txstore.CorruptionError, match=name):
         list(repo.log())
@@ -228,19 +228,19 @@ def test_a_commit_file_is_missing_in_the_middle(written, damaged, slot):
             found = repo.snapshot()[key]
         assert found in (None, value)
     with pytest.raises(txstore.TxStoreError):
-        repo.snapshot(at=slot)
+        repo.snapshot(at=version)
 
 
 def test_the_newest_commit_file_is_missing(damaged):
-    """Reading can't tell this from a commit that was never made; the hint remembers that it was durable."""
+    """Reading can't tell this from a commit that was never made; the head cache remembers that it was durable."""
     (damaged / PACK).unlink()
-    assert txstore.Repository(damaged).head().slot == HEAD - 1
+    assert txstore.Repository(damaged).head().version == HEAD - 1
     assert_reported(damaged, PACK, "missing")
 
 
 def test_verify_goes_on_after_a_damaged_commit(damaged):
-    for slot in (1, 3):
-        file = damaged / f"commits/main/{slot:010d}"
+    for version in (1, 3):
+        file = damaged / f"commits/main/{version:010d}"
         file.write_bytes(file.read_bytes()[:-1])
     found = {fault.path for fault in txstore.Repository(damaged).verify().faults}
     assert {"commits/main/0000000001", "commits/main/0000000003"} <= found
@@ -252,7 +252,7 @@ def test_commit_files_that_changed_places(damaged):
     one.write_bytes(contents[1])
     two.write_bytes(contents[0])
     assert_reported(damaged, PACK, "swapped")
-    with pytest.raises(txstore.CorruptionError, match="another repository, branch or slot"):
+    with pytest.raises(txstore.CorruptionError, match="another repository, branch or version"):
         txstore.Repository(damaged).head()
 
 
@@ -262,7 +262,7 @@ def test_a_commit_file_of_another_repository(damaged, tmp_path):
         with other.transaction() as store:
             store["a/1"] = os.urandom(8)
     shutil.copy(tmp_path / "other.tx" / PACK, damaged / PACK)
-    with pytest.raises(txstore.CorruptionError, match="another repository, branch or slot"):
+    with pytest.raises(txstore.CorruptionError, match="another repository, branch or version"):
         txstore.Repository(damaged).snapshot()["a/1"]
     assert_reported(damaged, PACK, "foreign")
 
@@ -296,24 +296,26 @@ def test_verify_reports_a_damaged_tag(damaged):
     assert_reported(damaged, "tags/v1", "tag")
 
 
-def test_the_hint_is_never_trusted(written, damaged):
+def test_the_head_cache_is_never_trusted(written, damaged):
     contents = written[1]
-    hint = damaged / "heads/main"
-    whole = hint.read_bytes()
+    head_cache = damaged / "heads/main"
+    whole = head_cache.read_bytes()
     broken = [b"", b"x", whole[:-1], bytes(64), os.urandom(64), whole + b"more"]
     broken += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(64)]
-    broken += [records.Hint(slot, os.urandom(16), 1, 1, 1, True).encode() for slot in (0, HEAD, HEAD + 1, 2**64 - 1)]
+    broken += [
+        records.HeadCache(version, os.urandom(16), 1, 1, 1, True).encode() for version in (0, HEAD, HEAD + 1, 2**64 - 1)
+    ]
     for content in broken:
-        hint.write_bytes(content)
+        head_cache.write_bytes(content)
         repo = txstore.Repository(damaged)
-        assert repo.head().slot == HEAD
+        assert repo.head().version == HEAD
         assert dict(repo.mapping()) == contents[HEAD]
-    hint.unlink()
-    assert txstore.Repository(damaged).head().slot == HEAD
+    head_cache.unlink()
+    assert txstore.Repository(damaged).head().version == HEAD
 
 
 def test_an_orphan_is_not_followed_and_is_moved_aside(written, damaged):
-    """What a power loss leaves of commits without fsync: a slot whose parent is another commit."""
+    """What a power loss leaves of commits without fsync: a version whose parent is another commit."""
     repo = txstore.Repository(damaged)
     with repo.transaction() as store:
         store["a/1"] = b"to be an orphan"
@@ -323,30 +325,30 @@ def test_an_orphan_is_not_followed_and_is_moved_aside(written, damaged):
     repo = txstore.Repository(damaged)  # nobody who knew of it is left
     with repo.transaction() as store:
         store["a/1"] = b"the true one"
-    (damaged / f"commits/main/{HEAD + 2:010d}").write_bytes(with_slot(kept, HEAD + 2))
+    (damaged / f"commits/main/{HEAD + 2:010d}").write_bytes(with_version(kept, HEAD + 2))
     assert_reported(damaged, f"commits/main/{HEAD + 2:010d}", "orphan")
     assert repo.snapshot()["a/1"] == b"the true one"
     with repo.transaction() as store:
         store["a/2"] = b"next"
-    assert repo.head().slot == HEAD + 2
+    assert repo.head().version == HEAD + 2
     assert repo.snapshot()["a/1"] == b"the true one"
     assert len(list((damaged / "commits/main").glob("*.orphan-*"))) == 1
     assert repo.verify().faults == []
 
 
-def with_slot(content: bytes, slot: int) -> bytes:
-    """The same commit file, made for another slot."""
+def with_version(content: bytes, version: int) -> bytes:
+    """The same commit file, made for another version."""
     footer = commitfile.Footer.decode(content[-commitfile.FOOTER_SIZE :])
     start = footer.header_offset
     header = bytearray(content[start : start + footer.header_length])
-    header[88:104] = slot.to_bytes(8, "little") + (slot + 1).to_bytes(8, "little")
-    assert commitfile.Header.decode(bytes(header)).slot == slot
+    header[88:104] = version.to_bytes(8, "little") + (version + 1).to_bytes(8, "little")
+    assert commitfile.Header.decode(bytes(header)).version == version
     renewed = commitfile.Footer(len(header), start, len(content), footer.pack_id, encoding.crc32c(bytes(header)))
     return content[:start] + bytes(header) + renewed.encode()
 
 
 def test_the_fixture_has_a_part_of_every_kind(written):
-    names = {name for slot in (PACK, BELOW) for name in parts((written[0] / slot).read_bytes())}
+    names = {name for version in (PACK, BELOW) for name in parts((written[0] / version).read_bytes())}
     kinds = {"blocks", "index", "prefixes", "packs", "trailer"}
     assert kinds <= {name.split()[-1] for name in names}
     assert any("padding before" in name for name in names)

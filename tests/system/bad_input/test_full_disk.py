@@ -180,7 +180,7 @@ def test_a_full_disk_is_emptied(small_disk, leave):
         overwrite(repo, "a", 10_000 + number, 2)
     ballast = fill(small_disk, leave=leave)
     report = txstore.Repository(small_disk / "data.tx").vacuum(keep=1)
-    assert report.expired == report.floor == 3
+    assert report.expired == report.oldest_kept == 3
     ballast.unlink()
     assert repo.snapshot()["a"] == bytes([1]) * 10_003
     assert repo.verify().faults == []

@@ -14,9 +14,9 @@ from tests.transactions.faults import watch
 
 @pytest.fixture
 def history(repo) -> txstore.Repository:
-    for slot in range(3):
-        with repo.transaction(f"commit {slot}") as store:
-            store["a"] = b"%d" % slot
+    for version in range(3):
+        with repo.transaction(f"commit {version}") as store:
+            store["a"] = b"%d" % version
     return repo
 
 
@@ -26,7 +26,7 @@ def test_an_unknown_commit(history, at):
         with pytest.raises(txstore.CommitNotFoundError) as caught:
             look()
         assert str(at) in str(caught.value)
-        assert "repo.log()" in str(caught.value) or "slots 0 to 2" in str(caught.value)
+        assert "repo.log()" in str(caught.value) or "versions 0 to 2" in str(caught.value)
 
 
 def test_resolve_says_that_a_commit_was_never_made(history):
@@ -46,9 +46,9 @@ def test_a_date_before_the_first_commit(history):
 
 
 def test_a_date_means_the_newest_commit_that_is_not_later(history):
-    for slot in range(3):
-        assert history.commit(history.commit(slot).time).slot == slot
-    assert history.commit(datetime.max.replace(tzinfo=UTC)).slot == 2
+    for version in range(3):
+        assert history.commit(history.commit(version).time).version == version
+    assert history.commit(datetime.max.replace(tzinfo=UTC)).version == 2
 
 
 def test_a_naive_date(history):
@@ -58,7 +58,7 @@ def test_a_naive_date(history):
 
 @pytest.mark.parametrize("at", [True, 1.0, b"abcd", [0], object(), timedelta(0)])
 def test_at_of_the_wrong_type(history, at):
-    with pytest.raises(TypeError, match="at= takes a slot, a commit, its id, a tag or a date, not"):
+    with pytest.raises(TypeError, match="at= takes a version, a commit, its id, a tag or a date, not"):
         history.snapshot(at=at)
 
 
@@ -139,7 +139,7 @@ def test_a_tag_for_a_commit_that_does_not_exist(history):
     assert list(history.tags) == []
 
 
-def test_a_tag_of_a_commit_whose_slot_is_another_commits_now(history, open_repo):
+def test_a_tag_of_a_commit_whose_version_is_another_commits_now(history, open_repo):
     other = open_repo("other.tx")
     with other.transaction() as store:
         store["a"] = b"1"
@@ -152,7 +152,7 @@ def test_a_tag_of_a_commit_whose_slot_is_another_commits_now(history, open_repo)
 
 @pytest.mark.parametrize("at", [0, -1, 7, "v1", "0" * 32, "2026-01-01T00:00Z", datetime(2026, 1, 1, tzinfo=UTC)])
 def test_a_commit_of_a_repository_that_does_not_exist(repo, at):
-    """Not even the one in slot 0 is an empty store: that would read as fill values."""
+    """Not even the one in version 0 is an empty store: that would read as fill values."""
     for look in (
         lambda: repo.snapshot(at=at),
         lambda: repo.mapping(at=at),
@@ -259,7 +259,7 @@ def test_a_restore_of_what_never_was(repo, path):
         zarr.create_array(store, name="g/x", data=np.arange(4))
     with pytest.raises(txstore.NodeNotFoundError, match=f"'{path}'"), repo.transaction() as store:
         store.restore(path, at=0)
-    assert repo.head().slot == 0
+    assert repo.head().version == 0
 
 
 # --- branches in use

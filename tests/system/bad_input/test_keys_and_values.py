@@ -22,7 +22,7 @@ def transactions(repo):
     for writer in (tx, session):
         assert writer.changes()["set"] == ["good"]
         assert writer.changes()["deleted"] == []
-    tx.commit()  # not poisoned
+    tx.commit()  # not failed
     session.rollback()
 
 

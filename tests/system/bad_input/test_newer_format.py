@@ -67,7 +67,7 @@ USES = {
         ({"txstore": 2, "checksum_kind": "sha256", "checksum": "?"}, "format version 2"),
         ({"required": 4}, "required features 0x4"),
         ({"required": 1 << 40}, "required features 0x10000000000"),
-        ({"slots": "put-if-absent"}, "slots taken by 'put-if-absent'"),
+        ({"versions": "put-if-absent"}, "versions taken by 'put-if-absent'"),
     ],
 )
 def test_format_json(path, members, found, use):
@@ -141,7 +141,7 @@ def test_a_format_json_that_makes_no_sense(path, content):
     "members",
     [
         {"repository": "12"}, {"repository": "x" * 32}, {"repository": 12}, {"repository": "ab" * 17},
-        {"required": "1"}, {"required": None}, {"required": -1}, {"optional": []}, {"slots": None}, {"txstore": 0},
+        {"required": "1"}, {"required": None}, {"required": -1}, {"optional": []}, {"versions": None}, {"txstore": 0},
         {"txstore": "1"},
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ import zarr
 
 import txstore
 from tests.maintenance.upkeep import staged, tree
-from txstore.history import slots as publishing
+from txstore.history import publisher as publishing
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def test_use_of_a_store_after_its_block(filled, what, use, end):
                 raise Stop
     except Stop:
         pass
-    slots = len(list(filled.log()))
+    versions = len(list(filled.log()))
     with pytest.raises(txstore.TransactionStateError, match=r"block has ended.*repo\.transaction\(\)") as caught:
         use(store)
     assert caught.value.state == "ended"
-    assert len(list(filled.log())) == slots
+    assert len(list(filled.log())) == versions
 
 
 def test_arrays_that_outlive_the_block(filled):
@@ -203,7 +203,9 @@ def put(repo, value):
 
 
 def test_a_commit_from_the_future_stops_nobody(open_repo, filled, in_three_hours):
-    said = rf"main@{in_three_hours.slot} \({in_three_hours.id[:12]}\) by ann@fast is dated .*, 3 h ahead of the clock"
+    said = (
+        rf"main@{in_three_hours.version} \({in_three_hours.id[:12]}\) by ann@fast is dated .*, 3 h ahead of the clock"
+    )
     with pytest.warns(txstore.ClockWarning, match=said):
         put(filled, b"3")
     put(filled, b"4")  # said once: a warning would be an error

@@ -28,7 +28,7 @@ def use(repo: txstore.Repository) -> None:
     for number in range(3):
         with repo.begin() as transaction:
             transaction[f"a/{number}"] = bytes(2000)
-    repo.tags[f"v{repo.head().slot}"] = repo.head()
+    repo.tags[f"v{repo.head().version}"] = repo.head()
     named = repo.transaction(name="run")
     named["named"] = b"1"
     assert [found.name for found in repo.transactions()] == ["run"]

@@ -79,7 +79,7 @@ def describe(path: Path) -> dict[str, Any]:
                 "message": commit.message,
                 "properties": dict(commit.properties),
                 "statistics": dict(commit.statistics),
-                "keys": {k: blake2b(v, digest_size=16).hexdigest() for k, v in repo.mapping(at=commit.slot).items()},
+                "keys": {k: blake2b(v, digest_size=16).hexdigest() for k, v in repo.mapping(at=commit.version).items()},
             }
             for commit in reversed(list(repo.log()))
         ],

@@ -12,7 +12,7 @@ import zarr
 import txstore
 from tests.system.processes.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
-from txstore.transactions.shared import SharedTransaction
+from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.transaction import Transaction
 
 

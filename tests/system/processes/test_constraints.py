@@ -60,7 +60,7 @@ def test_exactly_what_breaks_it_is_refused(repo):
     log = list(repo.log())
     assert sorted(int(commit.message) for commit in log[:-1]) == sorted(right)
     for commit in log:
-        store = repo.snapshot(at=commit.slot)
+        store = repo.snapshot(at=commit.version)
         assert length_of(store, "x") == length_of(store, "y")
         assert sorted(store.constraints) == ["aligned", "whole"]
     for path in ("x", "y"):

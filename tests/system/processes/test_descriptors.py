@@ -42,7 +42,7 @@ def many_packs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with repo.begin() as transaction:
             transaction[f"x/c/{number}"] = number.to_bytes(8, "little")
     yield path
-    assert repo.head().slot == PACKS
+    assert repo.head().version == PACKS
 
 
 def held(path: str) -> list[str]:

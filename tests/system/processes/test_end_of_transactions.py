@@ -308,6 +308,6 @@ def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: st
             assert dict(repo.mapping()) == {**whole, "more": b"1"}
     assert repo.verify().faults == []
     child._staging.close()
-    if owner.state in ("open", "poisoned"):
+    if owner.state in ("open", "failed"):
         owner.rollback()
     return bool(happened)

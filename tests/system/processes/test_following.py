@@ -11,7 +11,7 @@ import pytest
 import txstore
 from tests.system.processes.steps import BeforeEachChange, commit_with_signal, forked, status_of
 from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
-from txstore._native import watch_twin
+from txstore._native import watch_fallback
 from txstore.history import follow
 
 pytestmark = pytest.mark.long
@@ -21,7 +21,7 @@ WRITERS = 4
 
 def follow_by(way: str) -> None:
     if way == "poll":
-        follow.watch.open_watch = watch_twin.open_watch
+        follow.watch.open_watch = watch_fallback.open_watch
 
 
 def commit_flat_out(barrier, path, number: int, commits: int, durability: str) -> None:
@@ -39,7 +39,7 @@ def follow_all(barrier, path, way: str, total: int) -> list[tuple[int, str, str]
     barrier.wait()
     found = [*islice(commits, total)]
     found += txstore.Repository(path).follow(since=found[-1] if found else None, timeout=0)
-    return [(commit.slot, commit.id, commit.message) for commit in found]
+    return [(commit.version, commit.id, commit.message) for commit in found]
 
 
 @pytest.mark.parametrize(("commits", "durability"), [(250, "none"), (25, "fsync")])
@@ -51,7 +51,7 @@ def test_no_commit_is_missed(repo, commits, durability):
     with ended(*followers, *writers):
         for writer in writers:
             writer.result()
-        log = [(commit.slot, commit.id, commit.message) for commit in repo.log()][::-1]
+        log = [(commit.version, commit.id, commit.message) for commit in repo.log()][::-1]
         assert len(log) == total
         for follower in followers:
             assert follower.result() == log
@@ -61,7 +61,7 @@ def tell(path, way: str, pipe) -> None:
     """Tell of each commit, from the first on, until killed."""
     follow_by(way)
     for commit in txstore.Repository(path).follow(since=-1):
-        pipe.send((commit.slot, commit.id, commit.message))
+        pipe.send((commit.version, commit.id, commit.message))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -86,9 +86,9 @@ def test_a_writer_killed_at_each_step(repo, durability, way):
                 status = status_of(writer)
             log = list(txstore.Repository(repo.url).log())[::-1] if repo.exists else []
             while len(told) < len(log):
-                assert reading.poll(TIMEOUT), f"not told of slot {len(told)} after a kill at step {step}"
+                assert reading.poll(TIMEOUT), f"not told of version {len(told)} after a kill at step {step}"
                 told.append(reading.recv())
-            assert told == [(commit.slot, commit.id, commit.message) for commit in log]
+            assert told == [(commit.version, commit.id, commit.message) for commit in log]
             if not os.WIFSIGNALED(status):
                 break
             assert os.WTERMSIG(status) == signal.SIGKILL

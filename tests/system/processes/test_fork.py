@@ -73,7 +73,7 @@ def test_a_plain_mapping_is_shared_too(repo, store):
 
 
 def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
-    """A child that goes on after the `with` statement, as `os.fork()` in a script does."""
+    """A child that goes on after the `with` operation, as `os.fork()` in a script does."""
     with repo.transaction() as block:
         block["owner"] = b"1"
 

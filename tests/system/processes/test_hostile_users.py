@@ -95,7 +95,7 @@ def operations(root: Path, private: Path) -> dict[str, Callable[[txstore.Reposit
     def tag(repo: txstore.Repository) -> None:
         head = repo.head()
         if head is not None:  # else `commits/main` is missing, for a moment
-            name = f"v{os.getpid()}-{head.slot}"
+            name = f"v{os.getpid()}-{head.version}"
             repo.tags[name] = head
             del repo.tags[name]
 
@@ -290,7 +290,8 @@ def test_every_path_of_a_repository(folder, hostile):
 
 
 DIRECTORIES = (
-    ".staging", "locks", "packs", "commits/main", "tags", "heads", "floor/main", "branches", "erased", "quarantine",
+    ".staging", "locks", "packs", "commits/main", "tags", "heads", "oldest_kept/main", "branches", "erased",
+    "quarantine",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Commits that stand in line: synced side by side, each on top of one that is not in its slot yet, and may never be."""
+"""Commits in line: synced side by side, each on top of one that is not in its version yet, and may never be."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def read_generations(barrier, moved, path, done) -> tuple[int, int]:
     seen: set[int] = set()
     while not done.is_set() or not rounds:
         snapshot = repo.snapshot() if rounds % 2 else txstore.Repository(path).snapshot()
-        generation = snapshot.base.slot
-        assert generation >= last, f"slot {generation} after slot {last}"
+        generation = snapshot.base.version
+        assert generation >= last, f"version {generation} after version {last}"
         for i, key in enumerate(KEYS):
             expected = b"%d" % generation * (1 + generation * i % 300)
             assert snapshot[key] == expected, f"{key} is not of commit {generation}"
@@ -85,7 +85,7 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
         for reader in readers:
             rounds, seen = reader.result()
             assert rounds >= seen > 1
-    assert repo.head().slot == generations - 1
+    assert repo.head().version == generations - 1
 
 
 def append_rows(barrier, moved, path, times: int) -> int:
@@ -109,7 +109,7 @@ def read_rows(barrier, moved, path, done) -> int:
         store = repo.snapshot()
         rows = zarr.open_array(store, path="x", mode="r")[:]
         total = zarr.open_array(store, path="total", mode="r")[:]
-        generation = store.base.slot
+        generation = store.base.version
         assert rows.tolist() == np.repeat(np.arange(generation + 1), 10).tolist()  # neither missing nor fill values
         assert total.tolist() == [generation] * 6
         note(generation, seen, barrier, moved)
@@ -144,9 +144,9 @@ def test_threads_that_share_a_repository(open_repo):
         last = rounds = 0
         while not done.is_set() or not rounds:
             snapshot = repo.snapshot()
-            assert snapshot["a"] == b"%d" % snapshot.base.slot
-            assert snapshot.base.slot >= last
-            last, rounds = snapshot.base.slot, rounds + 1
+            assert snapshot["a"] == b"%d" % snapshot.base.version
+            assert snapshot.base.version >= last
+            last, rounds = snapshot.base.version, rounds + 1
         return rounds
 
     with ThreadPoolExecutor(3) as pool:
@@ -167,11 +167,11 @@ def commit_and_hang(path, hanging) -> None:
     """Commit, and stop between the rename and the release of the lock."""
     repo = txstore.Repository(path)
 
-    def write_hint(*_, **__):
+    def write_head_cache(*_, **__):
         hanging.set()
         time.sleep(3600)
 
-    repo.engine.commits.write_hint = write_hint
+    repo.engine.commits.write_head_cache = write_head_cache
     with repo.transaction("hung") as store:
         store["a"] = b"2"
 

@@ -87,7 +87,7 @@ def everything(root: Path, who: str) -> None:
         group = zarr.open_group(store, mode="a")
         group.require_array(who, shape=(4,), chunks=(2,), dtype="i8")[:] = 7
         store["shared"] = who.encode()
-    repo.tags[f"{who}-{repo.head().slot}"] = repo.head().slot
+    repo.tags[f"{who}-{repo.head().version}"] = repo.head().version
     with txstore.Repository(root, durability="none").begin(f"{who}, large") as transaction:
         transaction[f"large/{who}"] = os.urandom(3_000_000)
     with repo.transaction(f"{who}, locked", lock=[who]) as store:
@@ -209,14 +209,14 @@ def test_who_may_only_read_holds_up_no_writer(folder, mode):
         def vacuum() -> tuple[int, int]:
             repo = txstore.Repository(root)
             repo.optimize()
-            return repo.vacuum(keep=1).floor, repo.head().slot
+            return repo.vacuum(keep=1).oldest_kept, repo.head().version
 
-        floor, head = run_as(ALICE, vacuum)
-        assert floor == 0 < head
+        oldest_kept, head = run_as(ALICE, vacuum)
+        assert oldest_kept == 0 < head
         here.send(None)
         assert status_of(reader) == 0
-    floor, head = run_as(ALICE, vacuum)
-    assert floor > 0
+    oldest_kept, head = run_as(ALICE, vacuum)
+    assert oldest_kept > 0
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o2775])
@@ -376,7 +376,7 @@ def test_what_can_not_be_opened_yet_is_held(folder):
 
 
 def test_what_another_user_left_when_killed(folder):
-    """Bob goes on where Alice was killed, at each step: with her locks and hint, and deletes what she had staged."""
+    """Bob goes on where Alice was killed, with her locks and head cache, and deletes what she had staged."""
 
     def killed_as_alice(root: Path, step: int) -> None:
         become(ALICE)
@@ -404,7 +404,7 @@ def test_an_orphan_of_another_user_is_moved_aside(folder):
     os.unlink(root / "heads/main")
     run_as(BOB, commit_other, root)
     run_as(BOB, commit_as_now, root, 2)
-    assert [commit.slot for commit in txstore.Repository(root).log()] == [4, 3, 2, 1, 0]
+    assert [commit.version for commit in txstore.Repository(root).log()] == [4, 3, 2, 1, 0]
     assert len(list((root / "commits/main").glob("0000000003.orphan-*"))) == 1
 
 

@@ -284,7 +284,7 @@ def test_an_older_array_object_does_not_write_the_document(crew: Crew, earlier: 
     assert z[:].tolist() == expected
 
 
-# --- a statement of which a half is staged
+# --- an operation of which a half is staged
 
 
 def test_a_half_that_is_staged_when_the_other_is_refused_is_not_committed(crew: Crew) -> None:

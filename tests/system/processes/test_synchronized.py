@@ -61,7 +61,7 @@ def test_every_increment_of_elements_that_share_chunks(repo, processes, shards):
         zarr.create_array(store, name="x", shape=(processes,), chunks=chunks, shards=shards, dtype="i8")
     begun = run_together(increment, *((repo.url, place) for place in range(processes)))
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [MANY] * processes
-    assert repo.head().slot == processes * MANY
+    assert repo.head().version == processes * MANY
     assert begun == [MANY] * processes
 
 
@@ -192,7 +192,7 @@ def test_an_appender_beside_writers_and_an_editor(repo):
     assert found.attrs == {f"note {number}": number for number in range(ROUNDS)}
     assert (found.v[:STEPS] == ROUNDS - 1).all()
     assert (found.v[STEPS:] == np.arange(ROUNDS)[:, None]).all()
-    assert repo.head().slot == len(workers) * ROUNDS
+    assert repo.head().version == len(workers) * ROUNDS
 
 
 # --- creating

@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, floor_of, put, rewrite, staged, tree
+from tests.maintenance.upkeep import content, oldest_kept_of, put, rewrite, staged, tree
 from tests.system.processes.steps import BeforeEach, forked, status_of
 from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
 from tests.transactions.faults import watch
@@ -33,8 +33,8 @@ ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 # --- readers
 
 
-def read_and_wait(url: str, slot: int, ready: str, go: str) -> None:
-    snapshot = txstore.Repository(url).mapping(at=slot)
+def read_and_wait(url: str, version: int, ready: str, go: str) -> None:
+    snapshot = txstore.Repository(url).mapping(at=version)
     Path(ready).touch()
     wait_until(Path(go).exists)
     assert sorted(snapshot) == [f"a/c/{i}" for i in range(10)]
@@ -53,10 +53,10 @@ def test_a_reader_in_another_process(repo, signs):
     with forked(read_and_wait, repo.url, 5, *signs) as reader:
         wait_until(Path(ready).exists)
         repo.optimize()
-        assert repo.vacuum(keep=1).floor == 5
+        assert repo.vacuum(keep=1).oldest_kept == 5
         Path(go).touch()
         assert status_of(reader) == 0
-    assert repo.vacuum(keep=1).floor > 5
+    assert repo.vacuum(keep=1).oldest_kept > 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -67,8 +67,8 @@ def test_a_reader_that_is_killed_or_stopped(repo, signs, number):
         os.kill(reader, number)
         status = status_of(reader)
         assert os.WIFSTOPPED(status) == (number == signal.SIGSTOP)
-        floor = repo.vacuum(keep=1).floor
-        assert floor == 5 if os.WIFSTOPPED(status) else floor > 5
+        oldest_kept = repo.vacuum(keep=1).oldest_kept
+        assert oldest_kept == 5 if os.WIFSTOPPED(status) else oldest_kept > 5
         Path(signs[1]).touch()
         if os.WIFSTOPPED(status):
             os.kill(reader, signal.SIGCONT)
@@ -96,10 +96,10 @@ def test_a_forked_reader_pins_for_itself(repo, signs):
         with repo.transaction() as store:
             zarr.open_array(store, path="x")[:] = 0
         repo.optimize()
-        assert repo.vacuum(keep=1).floor == 0
+        assert repo.vacuum(keep=1).oldest_kept == 0
         go.touch()
         assert status_of(reader) == 0
-    assert repo.vacuum(keep=1).floor > 0
+    assert repo.vacuum(keep=1).oldest_kept > 0
 
 
 def test_a_forked_transaction(repo):
@@ -114,7 +114,7 @@ def test_a_forked_transaction(repo):
 
         with forked(child) as process:
             rewrite(repo, 3, size=200)
-            assert repo.vacuum(keep=1).floor == 2
+            assert repo.vacuum(keep=1).oldest_kept == 2
             assert status_of(process) == 0
     assert content(repo).keys() >= {"mine", "child"}
 
@@ -150,14 +150,14 @@ def test_a_reader_who_may_not_write(signs, tmp_path_factory):
 
         with forked(child) as reader:
             wait_until(Path(ready).exists)
-            assert repo.vacuum(keep=1).floor == 5, "its pin needs no write permission"
+            assert repo.vacuum(keep=1).oldest_kept == 5, "its pin needs no write permission"
             Path(go).touch()
             assert status_of(reader) == 0
         # Where nobody has made the file of pins, it reads all the same, without one.
         Path(repo.url, "locks/pins").unlink()
         for path in (ready, go):
             Path(path).unlink()
-        last = repo.head().slot
+        last = repo.head().version
         held = []
 
         def unpinned() -> None:
@@ -204,7 +204,7 @@ def read_stream(url: str, go: str) -> int:
         time.sleep(0.01)
         assert {key: bytes(snapshot[key]) for key in snapshot} == first
         with contextlib.suppress(SnapshotExpiredError):
-            old = repo.mapping(at=max(0, (snapshot.slot or 0) - 5))
+            old = repo.mapping(at=max(0, (snapshot.version or 0) - 5))
             assert all(old[key] is not None for key in old)
         rounds += 1
     return rounds
@@ -281,7 +281,7 @@ def test_a_writer_stopped_right_before_its_rename(repo, signs):
         model = rewrite(repo, 5, size=200)
         repo.optimize()
         repo.vacuum(keep=1)
-        assert floor_of(repo) > 3
+        assert oldest_kept_of(repo) > 3
         os.kill(writer, signal.SIGCONT)
         assert os.waitstatus_to_exitcode(status_of(writer)) == 7
     assert content(repo).keys() == model.keys()

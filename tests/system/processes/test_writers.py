@@ -25,7 +25,7 @@ def test_disjoint_keys_never_conflict(repo, processes, commits, durability):
     expected |= {f"{n}/last": b"%d" % (commits - 1) for n in range(processes)}
     assert dict(repo.mapping()) == expected
     log = list(repo.log())
-    assert [commit.slot for commit in log] == list(range(processes * commits))[::-1]
+    assert [commit.version for commit in log] == list(range(processes * commits))[::-1]
     for number in range(processes):  # each process's own commits are in its own order
         mine = [commit.message for commit in log if commit.message.startswith(f"{number}/")]
         assert mine == [f"{number}/{i}" for i in reversed(range(commits))]
@@ -59,7 +59,7 @@ def test_every_increment_counts(repo, processes, times, durability):
         store["count"] = b"0"
     runs = run_together(increment, *[(repo.url, times, durability)] * processes)
     assert repo.snapshot()["count"] == b"%d" % (processes * times)
-    assert repo.head().slot == processes * times  # those that conflicted took no slot
+    assert repo.head().version == processes * times  # those that conflicted took no version
     assert sum(runs) >= processes * times
     assert not repo.engine.storage.list(".staging")
 

@@ -88,9 +88,9 @@ def follow(url: str, seed: int, tell: int) -> None:
     repo = _delayed(url, seed)
     last = None
     for commit in repo.follow():
-        if last is not None and commit.slot != last + 1:
-            raise RuntimeError(f"slot {commit.slot} came after {last}")
-        last = commit.slot
+        if last is not None and commit.version != last + 1:
+            raise RuntimeError(f"version {commit.version} came after {last}")
+        last = commit.version
         os.write(tell, b"followed\n")
 
 

@@ -51,7 +51,7 @@ class Faults:
     delayed: float = 0.0  # before the server hears of it: it may do so when nobody waits any more
     delay: float = 0.1  # seconds
     methods: frozenset[str] = frozenset({"PUT"})
-    within: str = ""  # what a path has to hold, as does that of a slot "/commits/"
+    within: str = ""  # what a path has to hold, as does that of a version "/commits/"
     first: int | None = None  # only so many faults in all
     refusal: tuple[int, bytes] | None = None  # the answer to every request, whatever its method
     refused: frozenset[str] = frozenset()  # methods that are answered with 403, as if there were no permission

@@ -10,7 +10,7 @@ import pytest
 import txstore
 from tests.system.remote import lease_times
 from tests.system.remote.servers import Server
-from tests.waiting import wait_for_late_work, wait_for_requests, wait_until
+from tests.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
 from txstore.format import names
 from txstore.storage import leases
 
@@ -45,7 +45,7 @@ def referred(repo: txstore.Repository) -> set[str]:
 def assert_tidy(repo: txstore.Repository) -> None:
     """Nothing is left but what commits refer to, and leases of those who have not noticed the end, or ended before."""
     wait_for_requests()
-    wait_for_late_work()
+    wait_for_background_cleanup()
     deadline = time.monotonic() + 10 * lease_times.BEAT
     while (left := paths(repo)) and time.monotonic() < deadline:
         assert all(path.endswith(names.LEASE) for path in left), left

@@ -39,7 +39,7 @@ def before(repo: txstore.Repository, request: str, path: str, act: Callable[[], 
 
 
 @pytest.mark.parametrize("has_own", [False, True])
-def test_deleted_right_before_the_slot_is_taken(repo, has_own):
+def test_deleted_right_before_the_version_is_taken(repo, has_own):
     if has_own:
         with repo.begin(branch="dev") as transaction:
             transaction["b"] = b"1"
@@ -81,7 +81,7 @@ def test_of_two_that_create_a_name_one_wins(repo):
     before(repo, "create", "branches/raced", create)
     with pytest.raises(ValueError, match="branch 'raced' exists"):
         repo.branches["raced"] = 1
-    assert again(repo).branches["raced"].slot == 0
+    assert again(repo).branches["raced"].version == 0
 
 
 def test_the_name_is_created_though_the_answer_is_lost(repo):
@@ -95,7 +95,7 @@ def test_the_name_is_created_though_the_answer_is_lost(repo):
 
     objects.create = sent_again
     repo.branches["late"] = 2
-    assert again(repo).branches["late"].slot == 2
+    assert again(repo).branches["late"].version == 2
 
 
 def test_one_branch_costs_no_request(repo):

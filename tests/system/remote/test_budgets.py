@@ -10,7 +10,7 @@ import zarr
 
 import txstore
 from tests.system.remote.proxy import Proxy
-from tests.waiting import TIMEOUT, wait_for_late_work, wait_for_requests
+from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
 from txstore.history import remote_commits
 from txstore.storage import leases, pack_cache
 
@@ -21,7 +21,7 @@ CHUNKS = 100_000
 
 @pytest.fixture
 def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
-    monkeypatch.setattr(remote_commits, "HINT_PERIOD", 0.0)  # one for each commit
+    monkeypatch.setattr(remote_commits, "HEAD_CACHE_PERIOD", 0.0)  # one for each commit
     monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
@@ -33,22 +33,22 @@ def reads(counts: dict[str, int]) -> int:
     return counts["reads"] + counts["lists"]
 
 
-def finish_hints(*repos: txstore.Repository) -> None:
+def finish_head_caches(*repos: txstore.Repository) -> None:
     wait_for_requests()
-    wait_for_late_work()
+    wait_for_background_cleanup()
     for repo in repos:
-        repo.engine.commits._hints.finish(TIMEOUT)
+        repo.engine.commits._head_caches.finish(TIMEOUT)
 
 
 def begin(proxy: Proxy, *writers: txstore.Repository) -> None:
     """Count from here on: what the writers still had to write in the background belongs to what was before."""
-    finish_hints(*writers)
+    finish_head_caches(*writers)
     proxy.log.clear()
 
 
 def counted(proxy: Proxy, *writers: txstore.Repository) -> dict[str, int]:
     """Return the counts since `begin`, with those of what the writers write in the background."""
-    finish_hints(*writers)
+    finish_head_caches(*writers)
     return proxy.counts()
 
 
@@ -62,7 +62,7 @@ def test_a_small_commit(open_repo, proxy):
             array = zarr.open_array(store, path="x")
             array[number % 7] = number
         counts = counted(proxy, repo)
-        assert counts["writes"] == 2, proxy.log  # the commit, and the hint
+        assert counts["writes"] == 2, proxy.log  # the commit, and the head cache
         assert reads(counts) <= 3, [(each.method, each.path) for each in proxy.log]
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_meets_nobody(open_repo, proxy):
         begin(proxy, repo)
         repo.run(lambda store, number=number: zarr.open_array(store, path="log").append(np.full(1, number, "i4")))
         counts = counted(proxy, repo)
-        assert counts["writes"] == 2, proxy.log  # the commit, and the hint
+        assert counts["writes"] == 2, proxy.log  # the commit, and the head cache
         assert reads(counts) <= 1, [(each.method, each.path) for each in proxy.log]
 
 
@@ -103,7 +103,7 @@ def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
         zarr.create_array(store, name="x", shape=(CHUNKS,), chunks=(1,), dtype="i4", fill_value=0, compressors=None)
         for number in range(CHUNKS):
             store[f"x/c/{number}"] = number.to_bytes(4, "little")
-    finish_hints(repo)
+    finish_head_caches(repo)
     for number in (0, 12_345, CHUNKS - 1):
         pack_cache._shared._empty()  # as in a process that has read nothing
         proxy.log.clear()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 KILLS = int(os.environ.get("TXSTORE_GATEWAY_KILLS", 2))
 BETWEEN = 40  # commits from one kill to the next
 WRITERS = 8
-HALTED = 5.0  # seconds that the OSD stands still: longer than a committer waits before it looks at its slot
+HALTED = 5.0  # seconds that the OSD stands still: longer than a committer waits before it looks at its version
 
 
 def write(url: str, options: dict[str, object], writer: int, until: str, file: str) -> None:
@@ -118,7 +118,7 @@ def test_an_outage_while_processes_commit(fault, gateway, tmp_path):
     repo = txstore.Repository(url, storage_options=options)
     log = list(repo.log())
     made = [commit.message for commit in log if commit.message != "first"]
-    assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
+    assert [commit.version for commit in log] == list(range(len(log)))[::-1]
     assert sorted(made) == sorted(acknowledged(files)), "each commit is there once"
     increments = [message for message in made if int(message.partition("/")[2]) % 2]
     assert int(bytes(repo.mapping()["count/c/0"])) == len(increments)

@@ -72,7 +72,7 @@ def commit_at_once(url: str, options: dict[str, Any], process: int, barrier: Any
 
 def check(repo: txstore.Repository, made: list[Made], rounds: int) -> None:
     log = list(repo.log())
-    assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
+    assert [commit.version for commit in log] == list(range(len(log)))[::-1]
     assert len({commit.id for commit in log}) == len(log)
     told = {commit_id: f"{process}/{thread}/{number}" for process, thread, number, commit_id in made if commit_id}
     assert {commit.id: commit.message for commit in log} == told
@@ -93,7 +93,7 @@ def check(repo: txstore.Repository, made: list[Made], rounds: int) -> None:
     for commit in some:
         process, thread, number = map(int, commit.message.split("/"))
         key = wanted(thread, number)
-        at = repo.mapping(at=commit.slot)
+        at = repo.mapping(at=commit.version)
         assert at[key if key.endswith("all") else f"{process}/{key}"] == value_of(process, thread, number)
     assert repo.verify().faults == []
 

@@ -42,7 +42,7 @@ class Bucket:
 
     def settle(self, repo: txstore.Repository) -> None:
         """Wait for what is written in the background."""
-        repo.engine.commits._hints.finish(TIMEOUT)
+        repo.engine.commits._head_caches.finish(TIMEOUT)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_old_commits_can_be_given_up(full, room, monkeypatch):
     report = full.open().vacuum(keep=1)
     # A server that lets it be created again and again counts as one that replaces what is there.
     assert deleted.count("zarr.json") == (room == 0)
-    assert (report.floor, report.expired) == (COMMITS - 1, COMMITS - 1)
+    assert (report.oldest_kept, report.expired) == (COMMITS - 1, COMMITS - 1)
     repo = full.open()
     assert len(full.names) <= names - report.files + 2
     assert content(repo) == expected
@@ -139,16 +139,16 @@ def test_a_vacuum_that_gives_up_nothing_writes_nothing(bucket):
 
 
 def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
-    """The commit that raises the floor is there, the file that says so is not."""
+    """The commit that raises the oldest kept version is there, the file that says so is not."""
     repo = full.open()
     full.proxy.faults = Faults()
     commits = repo.engine.commits
-    commits.write_floor = stop
+    commits.write_oldest_kept = stop
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)
     full.settle(repo)
     full.fill()
-    assert full.open().vacuum(keep=1).floor >= COMMITS
+    assert full.open().vacuum(keep=1).oldest_kept >= COMMITS
     assert len(full.names) < COMMITS
 
 
@@ -165,7 +165,7 @@ def test_there_is_no_room_at_all(full):
     assert caught.value.errno == errno.EDQUOT
     assert kept <= set(full.names)
     full.proxy.faults = Faults()
-    assert full.open().vacuum(keep=1).floor == COMMITS - 1
+    assert full.open().vacuum(keep=1).oldest_kept == COMMITS - 1
 
 
 def test_a_transaction_with_a_name_is_rolled_back(bucket):
@@ -182,14 +182,14 @@ def test_a_transaction_with_a_name_is_rolled_back(bucket):
     assert {"heads/main", "zarr.json"} <= set(bucket.names)
 
 
-def test_what_a_raised_floor_gives_up_stays_until_its_file_is_there(monkeypatch):
+def test_what_a_raised_oldest_kept_gives_up_stays_until_its_file_is_there(monkeypatch):
     """There is room for the commit, and none for the file: readers are not told yet, so they find what they read."""
     repo = txstore.Repository("memory://full/raised.tx")
     for number in range(3):
         with repo.begin(f"{number}") as mapping:
             mapping["a"] = bytes([number]) * (2 << 20)
     full = OSError(errno.EDQUOT, "full", "memory://full/raised.tx")
-    monkeypatch.setattr(repo.engine.commits, "write_floor", Mock(side_effect=full))
+    monkeypatch.setattr(repo.engine.commits, "write_oldest_kept", Mock(side_effect=full))
     with pytest.raises(OSError, match="lacks room for two small files"):
         repo.vacuum(keep=1)
     assert repo.head().message == "vacuum"

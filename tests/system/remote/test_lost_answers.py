@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 COMMITS = int(os.environ.get("TXSTORE_LOST_COMMITS", 16))
 WRITERS = 4
-SLOT = "/commits/"  # in the path of what a commit creates
+VERSION = "/commits/"  # in the path of what a commit creates
 WRITES = frozenset({"PUT"})
 
 Open = Callable[..., txstore.Repository]
@@ -66,7 +66,7 @@ def faults(proxy: Proxy, **what: object) -> Iterator[Faults]:
 
 def messages(repo: txstore.Repository) -> list[str]:
     log = list(repo.log())
-    assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
+    assert [commit.version for commit in log] == list(range(len(log)))[::-1]
     assert len({commit.id for commit in log}) == len(log)
     return [commit.message for commit in log][::-1]
 
@@ -115,10 +115,10 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
     assert {key for key in head if key != "a"} == {message.replace("/", "/c/") for message in made}
     assert all(head[message.replace("/", "/c/")] == message.encode() for message in made)
     assert len(unknown) <= COMMITS // 10  # requests are repeated: as a rule it can be settled
-    puts = [request for request in log if SLOT in request.path and request.method == "PUT"]
-    # What else lies beside the slots says who wants one: it may be stored twice.
-    slots = [request for request in puts if request.path.rpartition("/")[2].isdigit()]
-    landed = [request.path for request in slots if request.status == 200]
+    puts = [request for request in log if VERSION in request.path and request.method == "PUT"]
+    # What else lies beside the versions says who wants one: it may be stored twice.
+    versions = [request for request in puts if request.path.rpartition("/")[2].isdigit()]
+    landed = [request.path for request in versions if request.status == 200]
     assert len(landed) == len(set(landed))
 
 
@@ -127,7 +127,7 @@ def test_what_passes_is_waited_for(open_repo, proxy, fault):
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = b"1"
-    with faults(proxy, within=SLOT, first=2, **{fault: 1.0}):
+    with faults(proxy, within=VERSION, first=2, **{fault: 1.0}):
         transaction.commit()
     assert messages(repo) == ["first", "second"]
     assert open_repo().mapping()["a"] == b"1"
@@ -135,11 +135,11 @@ def test_what_passes_is_waited_for(open_repo, proxy, fault):
 
 @pytest.mark.parametrize("fault", ["lost", "busy", "reset"])
 def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, proxy, quick, fault):
-    """Nothing but the slot fails: reading it back tells what has become of the commit, where there is an answer."""
+    """Nothing but the version fails: reading it back tells what has become of the commit, where there is an answer."""
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = b"1"
-    with faults(proxy, within=SLOT, methods=WRITES, **{fault: 1.0}):
+    with faults(proxy, within=VERSION, methods=WRITES, **{fault: 1.0}):
         if fault == "lost":  # the server has it, and says so when it is asked
             transaction.commit()
         else:
@@ -158,7 +158,7 @@ def test_a_commit_that_is_made_when_it_was_given_up(open_repo, proxy, monkeypatc
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = bytes(3 << 20)  # in a pack of its own
-    with faults(proxy, within=SLOT, methods=WRITES, kept=1.0):
+    with faults(proxy, within=VERSION, methods=WRITES, kept=1.0):
         with pytest.raises(CommitUnknownError) as caught:
             transaction.commit()
         assert repo.resolve(caught.value.commit_id) is None
@@ -173,12 +173,12 @@ def test_a_commit_that_is_made_when_it_was_given_up(open_repo, proxy, monkeypatc
     assert messages(open_repo()) == ["first", "second"]
 
 
-def test_the_slot_can_not_be_read_back(open_repo, proxy, quick):
+def test_the_version_can_not_be_read_back(open_repo, proxy, quick):
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = b"1"
     with (
-        faults(proxy, within=SLOT, methods=frozenset({"PUT", "GET"}), lost=1.0),
+        faults(proxy, within=VERSION, methods=frozenset({"PUT", "GET"}), lost=1.0),
         pytest.raises(CommitUnknownError) as it,
     ):
         transaction.commit()
@@ -192,7 +192,7 @@ def test_the_slot_can_not_be_read_back(open_repo, proxy, quick):
 
 
 class LateOne:
-    """Holds back the first request for a slot."""
+    """Holds back the first request for a version."""
 
     def __init__(self) -> None:
         self.may_land = threading.Event()
@@ -201,7 +201,7 @@ class LateOne:
 
     def __call__(self, method: str, path: str) -> None:
         with self._lock:
-            if self._path is not None or method not in WRITES or SLOT not in path:
+            if self._path is not None or method not in WRITES or VERSION not in path:
                 return
             self._path = path
         assert self.may_land.wait(TIMEOUT)
@@ -213,7 +213,7 @@ class LateOne:
 
 @pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 def test_a_request_that_lands_when_nobody_waits_any_more(server_of, engine, monkeypatch):
-    """The client gives up waiting and sends it again: of the two, one takes the slot, and both are the same commit."""
+    """The client stops waiting and sends it again: one of the two takes the version, and both are the same commit."""
     monkeypatch.setitem(obstore_backend.CLIENT, "read_timeout", "2s")
     monkeypatch.setattr(client, "RETRY_SECONDS", 120.0)  # a machine that is busy takes longer to answer, too
     server = server_of("s3")
@@ -253,11 +253,11 @@ def test_an_answer_that_is_held(server_of, engine, whose):
         may_answer = threading.Event()
 
         def hold_answer(method: str, path: str) -> None:
-            if method in WRITES and SLOT in path:
+            if method in WRITES and VERSION in path:
                 assert may_answer.wait(TIMEOUT)
 
         def overtake(method: str, path: str) -> None:
-            if method in WRITES and SLOT in path and not may_answer.is_set() and other.head().slot == 0:
+            if method in WRITES and VERSION in path and not may_answer.is_set() and other.head().version == 0:
                 with other.begin("other's") as mapping:
                     mapping["c"] = b"2"
 
@@ -298,7 +298,7 @@ def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
 
 
 def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch):
-    """Neither the request nor the look at the slot is answered: nobody else is said to have been faster."""
+    """Neither the request nor the look at the version is answered: nobody else is said to have been faster."""
     repo = open_repo()
     transaction = repo.begin("second")
     transaction["a"] = b"1"
@@ -306,7 +306,7 @@ def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch)
     monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), may_answer.set()))
 
     def hold(method: str, path: str) -> None:
-        if SLOT in path:
+        if VERSION in path:
             assert may_answer.wait(TIMEOUT)
 
     with faults(proxy, hold=hold), pytest.warns(txstore.CommitWaitWarning, match="does not say whether it is there"):
@@ -317,7 +317,7 @@ def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch)
 def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_repo, proxy):
     repo = open_repo()
     everything = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
-    for message, only in (("second", SLOT), ("third", "/packs/")):
+    for message, only in (("second", VERSION), ("third", "/packs/")):
         transaction = repo.begin(message)
         transaction["a"] = message.encode() + bytes(3 << 20)
         gone = threading.Event()
@@ -377,7 +377,7 @@ def test_a_rollback_while_the_credentials_are_refused(open_repo, proxy):
     assert messages(open_repo()) == ["first"]
 
 
-def test_the_slot_is_refused(open_repo, proxy):
+def test_the_version_is_refused(open_repo, proxy):
     """Writing is forbidden just when the commit is to be made: nothing was, and that is known."""
     repo = open_repo()
     with repo.transaction("second") as store:

@@ -20,7 +20,7 @@ from txstore import ParticipantLostError, TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
-from txstore.transactions.shared import SharedTransaction
+from txstore.transactions.participants.shared import SharedTransaction
 
 pytestmark = pytest.mark.long
 

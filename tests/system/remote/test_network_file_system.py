@@ -105,7 +105,7 @@ def test_a_commit_that_is_seen_late_is_not_overwritten(open_repo: Callable[..., 
     put(repo, a=b"1")
     put(other, b=b"2")
     Late(repo, "0000000001", 0.5)
-    put(repo, c=b"3")  # its slot is taken, by what it does not see
+    put(repo, c=b"3")  # its version is taken, by what it does not see
     assert dict(open_repo().snapshot().mapping) == {"a": b"1", "b": b"2", "c": b"3"}
 
 
@@ -133,10 +133,12 @@ def test_an_answer_that_is_lost(open_repo: Callable[..., txstore.Repository]) ->
     watched.after["rename_noreplace"] = lost
     put(repo, a=b"2")
     del watched.after["rename_noreplace"]
-    assert [commit.slot for commit in repo.log()] == [1, 0]
+    assert [commit.version for commit in repo.log()] == [1, 0]
 
 
-def test_the_slot_is_never_seen(monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]) -> None:
+def test_the_version_is_never_seen(
+    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
+) -> None:
     """It exists, and can't be read back for longer than anything is believed: that is an error, and nothing is lost."""
     monkeypatch.setattr(NetworkStorage, "stale_seconds", 0.2)
     repo, other = open_repo(), open_repo()

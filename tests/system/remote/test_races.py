@@ -40,7 +40,7 @@ def race(url: str, options: dict[str, Any], process: int, barrier: Any, rounds: 
         for number in range(rounds):
             local.wait(TIMEOUT)
             try:
-                store.create(f"slots/{number}", [content_of(process, thread, number)])
+                store.create(f"versions/{number}", [content_of(process, thread, number)])
             except FileExistsError:
                 continue
             wins.append((number, thread))
@@ -76,8 +76,8 @@ def winners(url: str, options: dict[str, Any], rounds: int) -> dict[int, list[tu
 def check(store: ObjectStore, found: dict[int, list[tuple[int, int]]]) -> None:
     for number, who in found.items():
         assert len(who) == 1, f"round {number} was won by {who}"
-        assert store.get(f"slots/{number}") == content_of(*who[0], number)
-    assert sorted(int(each.name) for each in store.list("slots")) == sorted(found)
+        assert store.get(f"versions/{number}") == content_of(*who[0], number)
+    assert sorted(int(each.name) for each in store.list("versions")) == sorted(found)
 
 
 @pytest.mark.timeout(900)
@@ -102,7 +102,7 @@ def test_one_thread_wins_in_memory(server_of, request):
         def create(thread: int, number: int = number, barrier: threading.Barrier = barrier) -> bool:
             barrier.wait(TIMEOUT)
             try:
-                store.create(f"slots/{number}", [content_of(0, thread, number)])
+                store.create(f"versions/{number}", [content_of(0, thread, number)])
             except FileExistsError:
                 return False
             return True

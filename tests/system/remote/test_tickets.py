@@ -16,8 +16,8 @@ from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
+from txstore.commit_queue import tickets
 from txstore.format import names
-from txstore.history import tickets
 
 pytestmark = pytest.mark.long
 
@@ -69,7 +69,7 @@ def test_those_in_line_are_killed(server_of, tmp_path, faults):
     repo = txstore.Repository(url, storage_options=server.storage_options)
     log = list(repo.log())
     made = [commit.message for commit in log if commit.message != "first"][::-1]
-    assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
+    assert [commit.version for commit in log] == list(range(len(log)))[::-1]
     assert json.loads(bytes(repo.mapping()["log"])) == made, "somebody has not seen what was there"
     assert len(made) == len(set(made)), "an append was made twice"
     told = acknowledged(files)

@@ -71,7 +71,7 @@ def check_repaired(url: str, options: dict[str, Any], acknowledged: list[str]) -
     repo = txstore.Repository(url, storage_options=options)
     log = list(repo.log())
     made = [commit.message for commit in log]
-    assert [commit.slot for commit in log] == list(range(len(log)))[::-1]
+    assert [commit.version for commit in log] == list(range(len(log)))[::-1]
     assert len(set(made)) == len(made)
     assert set(acknowledged) <= set(made), set(acknowledged) - set(made)
     increments = [message for message in made if "/" in message and not int(message.partition("/")[2]) % 3]

@@ -233,7 +233,7 @@ function aboutCommit(commit) {
       ["Time", h("time", { datetime: commit.time }, when(commit.time))],
       ["Commit", h("span", { class: "mono wrap" }, commit.id)],
       ["Wrote", written(commit) || "nothing"],
-      ["On", `${commit.branch}${commit.slot === undefined ? "" : `@${commit.slot}`}`],
+      ["On", `${commit.branch}${commit.version === undefined ? "" : `@${commit.version}`}`],
       parents.length ? [parents.length > 1 ? "Parents" : "Parent", parents.map((id) => h("a", { class: "mono block", href: link.history(id) }, short(id)))] : null,
       properties.length ? ["Properties", h("pre", {}, json(commit.properties))] : null,
     ]),

@@ -37,7 +37,7 @@ _PINS = "nothing is pinned: what somebody reads may be given up, and reading it 
 _MAPPED = "about maps of files and where values lie in them"
 _PACKS = "packs that are not committed have their last names, and no others"
 _LARGE = "a run of the disk's own is enough: nothing but time is different"
-_HINT = "the hint is not written with each commit"
+_HEAD_CACHE = "the head cache is not written with each commit"
 _IN_MEMORY = "what is staged is in memory"
 
 LEFT_OUT: dict[str, dict[str, str]] = {
@@ -87,7 +87,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "test_states.py": {
         "test_dropping_what_is_staged_warns_and_counts": _IN_MEMORY,
-        "test_writing_to_a_reader": _HINT,
+        "test_writing_to_a_reader": _HEAD_CACHE,
     },
     "test_store.py": {
         "test_a_value_from_1_kib_on_is_aligned_for_every_dtype": _MAPPED,
@@ -105,16 +105,16 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "test_vacuum.py": {
         "test_a_commit_at_every_step_of_a_vacuum": _PINS,
         "test_a_copy_of_the_directory_has_no_locks": _FILES,
-        "test_a_floor_above_all_commits": _FILES,
-        "test_a_hint_that_was_written_late": _HINT,
+        "test_a_oldest_kept_above_all_commits": _FILES,
+        "test_a_head_cache_that_was_written_late": _HEAD_CACHE,
         "test_a_reader_without_a_pin_gets_no_fill_values": "what was read with it is kept, so there is no need to read",
         "test_a_search_that_a_vacuum_overtakes": _FILES,
         "test_a_session_that_stands_at_an_old_commit": _PINS,
         "test_a_vacuum_at_every_step_of_a_commit": _PINS,
         "test_a_vacuum_between_the_search_and_the_pin": _PINS,
         "test_a_vacuum_right_before_a_tag_is_written": _PINS,
-        "test_a_vacuum_that_comes_right_after_the_look_for_the_floor": _PINS,
-        "test_a_writer_that_sleeps_right_before_its_rename": _HINT,
+        "test_a_vacuum_that_comes_right_after_the_look_for_the_oldest_kept": _PINS,
+        "test_a_writer_that_sleeps_right_before_its_rename": _HEAD_CACHE,
         "test_a_writer_whose_base_was_passed": "it may be told later: see tests/history/test_remote_commits.py",
         "test_another_repository_object_of_this_process": _PINS,
         "test_orphans_and_what_the_dead_left": _FILES,

@@ -15,7 +15,7 @@ from tests.transactions.test_late_writes import *
 from tests.transactions.test_late_writes import nothing_arrives, sevens_first
 from txstore import TransactionStateError
 from txstore.format import names
-from txstore.history import object_writer
+from txstore.segments import object_writer
 
 pytestmark = pytest.mark.long
 
@@ -64,7 +64,7 @@ def test_late_writes_after_a_failed_upload_are_refused(
             store.commit()
         store.rollback()
         assert_nothing_is_left(repo, store)
-    assert repo.head().slot == 0
+    assert repo.head().version == 0
     z[:] = data
     store.commit()
     assert (array(repo.snapshot(), mode="r")[:] == data).all()

@@ -40,7 +40,7 @@ class ObjectSteps(Steps):
 
     def _watched(self, request: Callable[..., object]) -> Callable[..., object]:
         def watched(*args: object) -> object:
-            if threading.current_thread().name != "txstore hint":  # which comes whenever it does
+            if threading.current_thread().name != "txstore head cache":  # which comes whenever it does
                 self.before_each()
             return request(*args)
 

@@ -1,0 +1,19 @@
+"""The fallback of `_watch.c` where the extension was not built: it can't watch, so whoever follows has to poll."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Literal, NoReturn
+
+IMPLEMENTATION: Literal["c", "python"] = "python"
+
+
+def open_watch(path: str, /) -> NoReturn:
+    """Raises OSError: Python itself has no call for this."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+
+
+def drain(_descriptor: int, /) -> NoReturn:
+    """Raises OSError: there is no descriptor that could be drained."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

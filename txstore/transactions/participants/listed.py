@@ -1,0 +1,110 @@
+"""Open transactions, for people who look: who stages what. Nothing is joined, and nothing written.
+
+What a process has staged is seen when it is in its file. What only one process stages is buffered, up to a mebibyte, so
+a small transaction of one process is not seen at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from txstore.commit import EPOCH
+from txstore.errors import CorruptionError
+from txstore.format import names
+from txstore.format.keys import is_document, node_of_document
+from txstore.format.packfile import FRAMES_OF_KEYS, REF_OF_FRAME
+from txstore.format.records import TransactionRecord
+from txstore.history.commits import Commits
+from txstore.storage.remote import RemoteStorage
+from txstore.transactions.participants.tails import RemoteTail, Tail
+
+#: What the key of a chunk ends in.
+_CHUNK = re.compile(r"(?:^|/)(?:c(?:[/.]\d+)*|\d+(?:[/.]\d+)*)$")
+
+
+@dataclass
+class Stager:
+    """What one process has staged."""
+
+    number: int
+    host: str | None = None
+    pid: int | None = None
+    alive: bool = True
+    sealed: bool = False
+    keys: int = 0
+    bytes: int = 0
+    nodes: Counter[str] = field(default_factory=Counter)  # keys by the array or group that they belong to
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    id: str
+    name: str | None
+    branch: str | None  # None: it is not known, as of what has no record
+    base: str | None  # the id of a commit
+    owner: str | None
+    time: datetime | None
+    message: str | None
+    stagers: list[Stager]
+
+
+class Watch:
+    """Reads what is staged as it grows: each frame once, however often it is asked. Not safe in threads."""
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+        self._tails: dict[tuple[bytes, int], tuple[Tail, Stager]] = {}
+
+    def transactions(self) -> Iterator[OpenTransaction]:
+        """Yield the open transactions. Raises `PermissionError` for whoever may not see what is staged."""
+        staged = sorted(filter(None, map(names.parse_staging, self._commits.storage.list(names.STAGING))))
+        records = {record.id: record for record in self._commits.recorded()}
+        self._tails = {place: self._tails[place] for place in staged if place in self._tails}
+        for transaction in {**records, **dict.fromkeys(each for each, _ in staged)}:
+            numbers = [number for each, number in staged if each == transaction]
+            stagers = [self._stager(transaction, number) for number in numbers]
+            yield self._told(transaction, records.get(transaction), stagers)
+
+    def _stager(self, transaction: bytes, number: int) -> Stager:
+        tail, stager = self._tails.get((transaction, number)) or (self._tail(transaction, number), Stager(number))
+        self._tails[transaction, number] = tail, stager
+        try:
+            for frame in tail.new_frames():
+                if frame.kind not in FRAMES_OF_KEYS:
+                    continue
+                stager.keys += 1
+                stager.bytes += frame.length if frame.kind in REF_OF_FRAME else 0
+                stager.nodes[_node_of(frame.key.decode(errors="replace"))] += 1
+        except (OSError, CorruptionError):  # it has just ended; whether it is damaged is not for who looks on to say
+            self._tails.pop((transaction, number))
+        stager.alive, stager.sealed = tail.is_alive(), tail.is_sealed
+        stager.host, stager.pid = tail.about.get("host"), tail.about.get("pid")
+        return stager
+
+    def _tail(self, transaction: bytes, number: int) -> Tail:
+        storage = self._commits.storage
+        if isinstance(storage, RemoteStorage):
+            return RemoteTail(self._commits, storage, transaction, number)
+        return Tail(self._commits, transaction, number)
+
+    def _told(self, transaction: bytes, record: TransactionRecord | None, stagers: list[Stager]) -> OpenTransaction:
+        if record is None:
+            return OpenTransaction(transaction.hex(), None, None, None, None, None, None, stagers)
+        return OpenTransaction(
+            id=transaction.hex(),
+            name=record.name,
+            branch=self._commits.branches.name_of(record.branch),
+            base=None if record.base is None else record.base[1],
+            owner=record.owner,
+            time=EPOCH + timedelta(microseconds=record.time),
+            message=record.message,
+            stagers=stagers,
+        )
+
+
+def _node_of(key: str) -> str:
+    return node_of_document(key) if is_document(key) else _CHUNK.sub("", key)

@@ -1,0 +1,389 @@
+"""The files by which several processes stage into one transaction: its record, and what each of them has staged.
+
+The record `.staging/<transaction>.open` is there as long as the transaction may be staged into; it is renamed to end
+that, and deleted when the transaction has ended. Each participant has a pack of its own. It holds the file (see
+`storage`), so that the others can tell whether it lives; its last frame is a seal when it has done all that it meant to
+do.
+
+Whoever ends a transaction with a name holds its record, from before it is renamed. Where nobody holds a sealed record,
+whoever did has died: it was committed, which the history tells, or it is as if nothing had been tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import posixpath
+import random
+import time
+from collections.abc import Collection
+from typing import Any
+
+from txstore.commit import Commit, Stored
+from txstore.errors import CommitTimeoutError, CorruptionError, RepositoryNotFoundError, TransactionStateError
+from txstore.format import names, packfile
+from txstore.format.encoding import MalformedError, crc32c
+from txstore.format.records import TransactionRecord
+from txstore.history.commits import Commits
+from txstore.segments.packs import Staged, Writer
+from txstore.steps import step
+from txstore.storage import leases
+from txstore.storage.interface import Held
+from txstore.storage.leases import Lease
+from txstore.storage.remote import RemoteStorage
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.tails import RemoteTail, Tail
+
+
+class SharedTransaction:
+    """One transaction that several processes may stage into, as its files tell."""
+
+    def __init__(self, commits: Commits, record: TransactionRecord, held: Held | None = None) -> None:
+        self.record = record
+        self.id = record.id
+        self._commits = commits
+        self._storage = commits.storage
+        self._held = held
+        self._may_trust_owner_until = 0.0  # by the clock of this process
+
+    # --- the record
+
+    @classmethod
+    @step("publish record")
+    def publish(cls, commits: Commits, record: TransactionRecord) -> SharedTransaction:
+        """Write the record, so that others can join. That of a transaction without a name lives with its owner."""
+        if record.name is not None:
+            commits.storage.write_once(
+                names.open_path(record.id), record.encode(), durable=record.durability == "fsync"
+            )
+            return cls(commits, record)
+        return cls(commits, record, commits.storage.create_held(names.open_path(record.id), record.encode()))
+
+    @classmethod
+    def find(cls, commits: Commits, transaction: bytes, repository_id: bytes | None = None) -> SharedTransaction:
+        """Return a transaction that was published. Raises `TransactionStateError` if it has ended.
+
+        `repository_id` is what the repository should be: a process without the shared disk may see another, or none.
+        """
+        url = commits.storage.url
+        if repository_id is not None:
+            if not commits.identity.exists():
+                reason = "the repository of this store is not there: does this process see the same disk?"
+                raise RepositoryNotFoundError(url, reason=reason)
+            if commits.identity.id != repository_id:
+                reason = "this is another repository than the store was made for: does this process see the same disk?"
+                raise RepositoryNotFoundError(url, reason=reason)
+        for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+            with contextlib.suppress(FileNotFoundError):
+                content = commits.storage.read(path)
+                try:
+                    return cls(commits, TransactionRecord.decode(content))
+                except MalformedError as error:
+                    raise CorruptionError(path, reason=error.reason) from error
+        raise _ended()
+
+    @property
+    def is_named(self) -> bool:
+        return self.record.name is not None
+
+    @property
+    def is_remote(self) -> bool:
+        return self._storage.is_remote
+
+    def check_open(self) -> None:
+        """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
+        path = names.open_path(self.id)
+        try:
+            exists_is_enough = self.is_named or self._held is not None or time.monotonic() < self._may_trust_owner_until
+            if self._storage.exists(path) if exists_is_enough else self._storage.is_held(path):
+                if isinstance(self._storage, RemoteStorage) and not exists_is_enough:
+                    # To ask takes time, and nothing is wrong until it is asked again: with the owner all is lost.
+                    self._may_trust_owner_until = time.monotonic() + leases.TERM
+                return
+        except FileNotFoundError:
+            pass
+        else:
+            if not self.is_named and self._storage.exists(path):
+                raise TransactionStateError(
+                    "the process that began this transaction has died, and the transaction with it", state="ended"
+                )
+        if self._storage.exists(names.sealed_path(self.id)):
+            raise TransactionStateError(
+                "this transaction is being committed or rolled back: nothing can be staged any more", state="committing"
+            )
+        raise _ended()
+
+    @step("seal record")
+    def seal(self) -> None:
+        """Let nobody stage any more, and be the one who ends the transaction.
+
+        Raises `TransactionStateError` if it has ended, or another process is ending it.
+        """
+        if self.is_named and self._held is None:
+            self._held = self._hold_record()
+        committed = None
+        try:
+            is_new = self._rename_record(names.open_path(self.id), names.sealed_path(self.id))
+            if self.is_named and not is_new:  # it is sealed: by this process, or by one that died
+                committed = self._take_over()
+            if self.is_named and committed is None and self.record.durability == "fsync":
+                # Or, after a power loss, a transaction could be open whose commit is there.
+                self._storage.sync_directory(names.STAGING)
+        except BaseException:
+            if self.is_named:
+                self.close()  # before it is known whether it was committed, nobody may unseal it
+            raise
+        if committed is not None:
+            raise _ended(committed)
+
+    def _rename_record(self, old: str, new: str) -> bool:
+        """Give the record its other name; return False if it has that already.
+
+        Where a rename is a link and an unlink, one who died between the two has left both.
+        """
+        try:
+            self._storage.rename_noreplace(old, new)
+        except FileNotFoundError:
+            return False
+        except FileExistsError:
+            self._storage.delete(old)
+            return False
+        return True
+
+    def _hold_record(self) -> Held:
+        """Hold the record of a transaction with a name: only who does so renames it.
+
+        Raises `TransactionStateError` if it has ended, or another process is ending it.
+        """
+        for path in self._record_paths():
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    held = self._storage.hold(path)
+                except BlockingIOError:
+                    raise TransactionStateError(
+                        f"another process is committing {self.record.name!r} or rolling it back: try again when it is "
+                        "done",
+                        state="committing",
+                    ) from None
+                is_there = False
+                try:
+                    is_there = self.is_there()  # else its last name went while it was opened
+                finally:
+                    if not is_there:
+                        held.close()
+                if is_there:
+                    return held
+        raise _ended()
+
+    def recover(self) -> bool:
+        """Go on where a process died that was ending a transaction with a name; return whether it is open again.
+
+        Raises `TransactionStateError` if it has ended, or a living process is ending it.
+        """
+        self._held = self._hold_record()
+        try:
+            is_sealed = self.is_sealed()
+        except BaseException:
+            self.close()
+            raise
+        if is_sealed and self._take_over() is not None:
+            return False
+        self.unseal()
+        return True
+
+    def _take_over(self) -> Commit | None:
+        """Finish what a dead process has left sealed: return its commit; if it made none, be where it began."""
+        try:
+            committed = self.find_commit()
+            if committed is None:
+                for participant in self.participants():
+                    self._storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
+                return None
+            if committed.header.synced:
+                self._commits.make_durable(committed)  # I1: before the packs are deleted that it was made of
+        except BaseException:
+            self.close()  # it stays sealed, for the next one to settle
+            raise
+        self.end()
+        return committed.commit
+
+    def find_commit(self) -> Stored | None:
+        """Return the commit that the transaction has become."""
+        least = -1 if self.record.base is None else self.record.base[0]
+        for stored in self._commits.ancestors(self._commits.head(self.record.branch)):
+            if stored.header.version <= least:
+                return None
+            if stored.header.id == self.id:
+                return stored
+        return None
+
+    def is_there(self) -> bool:
+        """Tell whether the transaction has a record: it has not ended."""
+        return any(map(self._storage.exists, self._record_paths()))
+
+    def is_sealed(self) -> bool:
+        return self._storage.exists(names.sealed_path(self.id))
+
+    def is_ending(self) -> bool:
+        """Tell whether a living process ends a transaction with a name."""
+        try:
+            return self._storage.is_held(names.sealed_path(self.id))
+        except FileNotFoundError:
+            return False
+
+    def _record_paths(self) -> tuple[str, ...]:
+        # The first again: between two looks, it may have been unsealed.
+        return names.open_path(self.id), names.sealed_path(self.id), names.open_path(self.id)
+
+    def unseal(self) -> None:
+        """Let others go on staging: the commit was not made. Nothing happens if it was another who sealed."""
+        if self._held is None:
+            return
+        try:
+            self._rename_record(names.sealed_path(self.id), names.open_path(self.id))
+        finally:
+            if self.is_named:
+                self.close()
+
+    @step("end record")
+    def end(self) -> None:
+        """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name.
+
+        On an object store, where no lock protects it, the name too.
+        """
+        try:
+            if isinstance(self._storage, RemoteStorage):
+                # First: as long as there is a record that this process holds, nobody else gives the name away.
+                self._delete_name()
+            # The record goes first: a transaction that is rolled back must never be found with half of its packs.
+            for path in (names.open_path(self.id), names.sealed_path(self.id)):
+                self._storage.delete(path)
+            if self.is_named and self.record.durability == "fsync":
+                self._storage.sync_directory(names.STAGING)
+            for participant in self.participants():
+                if participant:
+                    self._storage.delete(names.staging_path(self.id, participant))
+        finally:
+            self.close()
+
+    def free_name(self) -> None:
+        """Delete the name of a transaction that has ended, unless another has it already."""
+        if self.record.name is not None and not isinstance(self._storage, RemoteStorage):
+            # Whoever finds the name of one that has ended gives it to the next.
+            with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
+                self._delete_name()
+
+    def _delete_name(self) -> None:
+        if self.record.name is None:
+            return
+        path = names.named_path(self.record.name)
+        with contextlib.suppress(FileNotFoundError):
+            if self._storage.read(path) == self.id.hex().encode():
+                self._storage.delete(path)
+
+    def check_held(self) -> None:
+        """Raise `OSError` if the record could not be held for so long that another may be ending the transaction."""
+        if self.is_named and isinstance(self._held, Lease):
+            self._held.check_term()
+
+    def close(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+    # --- participants
+
+    def participants(self) -> list[int]:
+        """Return the numbers of those who have a pack."""
+        found = map(names.parse_staging, self._storage.list(names.STAGING))
+        return sorted(item[1] for item in found if item is not None and item[0] == self.id)
+
+    def packs(self) -> Collection[str]:
+        """Return the names of what participants have stored beside their own packs, all with one request."""
+        return set(self._storage.list(names.data_pack_directory(self.id))) if self.is_remote else ()
+
+    def tail(self, participant: int) -> Tail:
+        if isinstance(self._storage, RemoteStorage):
+            return RemoteTail(self._commits, self._storage, self.id, participant)
+        return Tail(self._commits, self.id, participant)
+
+    def join(self) -> tuple[int, Writer]:
+        """Become a participant: return its number, and its pack, which others see. Raises `TransactionStateError`."""
+        number, tries = max(self.participants(), default=0), 0
+        while True:
+            number += random.randrange(1, 2 + tries)  # of many that join at once, each must not try what all others try
+            tries += 1
+            if number > packfile.MAX_PARTICIPANT:
+                reason = (
+                    f"there is, or was, a participant {number - 1} of this transaction, and can be no more: commit it"
+                )
+                raise TransactionStateError(reason, state="open")
+            writer = self._commits.new_pack(self.id, number)
+            append_about(writer)
+            try:
+                writer.publish()
+                self.check_open()
+            except FileExistsError:
+                continue  # another has just taken the number
+            except BaseException:
+                with contextlib.suppress(OSError):  # or this process would look attached for as long as it lives
+                    writer.drop()
+                raise
+            return number, writer
+
+    def living(self, participants: Collection[int]) -> set[int]:
+        """Return which of these processes live: for sure, and be it that it takes a while."""
+        paths = {names.staging_path(self.id, number): number for number in participants}
+        return {paths[path] for path in self._storage.are_held(paths)} if paths else set()
+
+    def delete_packs(self, numbers: Collection[int] | None = None) -> None:
+        """Delete what participants have stored that no commit refers to: packs of these numbers, or all there are.
+
+        Where a participant's pack is the file that it stages into, that goes with `end`.
+        """
+        if not isinstance(self._storage, RemoteStorage):
+            return
+        directory = names.data_pack_directory(self.id)
+        if numbers is None:
+            found = [bytes.fromhex(posixpath.basename(path)) for path in self._commits.paths_in(directory)]
+            packs = [pack for pack in found if packfile.packs_begin(pack) == packfile.packs_begin(self.id)]
+        else:
+            packs = [packfile.participants_pack(self.id, number) for number in numbers]
+        self._storage.objects.delete([names.data_pack_path(pack) for pack in packs])
+
+    def commit_pack(self) -> Writer:
+        """Return an empty pack of participant 0, to become the commit file."""
+        self._storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
+        return self._commits.new_pack(self.id, 0)
+
+    def read(self, link: Link) -> bytes:
+        """Return a value that another participant has staged. Raises `TransactionStateError` if it is gone."""
+        nth, offset = packfile.split_offset(link.offset)
+        path = self._commits.staged_path(self.id, packfile.pack_number(link.participant, nth))
+        try:
+            value = self._storage.read_range(path, offset, link.length)
+        except FileNotFoundError:
+            raise _ended() from None
+        if len(value) != link.length or crc32c(value) != link.checksum:
+            raise CorruptionError(path, offset=offset, reason="a staged value has changed on the disk")
+        return value
+
+
+def append_about(writer: Writer, **more: Any) -> Staged:
+    """Say in one's own pack who one is."""
+    about = {"host": platform.node(), "pid": os.getpid(), "time": time.time_ns() // 1000, **more}
+    return writer.append(packfile.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=packfile.SEEN_NOTHING)
+
+
+def _ended(committed: Commit | None = None) -> TransactionStateError:
+    if committed is not None:
+        return TransactionStateError(
+            f"this transaction has ended: a process that died since has committed it, as {committed} ({committed.id})",
+            state="ended",
+        )
+    return TransactionStateError(
+        "this transaction has ended: it was committed or rolled back, or the process that began it has died",
+        state="ended",
+    )

@@ -1,0 +1,215 @@
+"""The other participants of a transaction: what they stage, whether they live, and whether their part is whole (I8).
+
+What they stage is added to the staged keys as it is found in their packs. Where there are several at the commit, it is
+settled here whose frames count: those of all who have sealed their part, or live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from txstore.format import packfile
+from txstore.format.keys import is_document, stored_key, stored_prefix
+from txstore.format.packfile import Frame
+from txstore.storage.request_threads import in_parallel
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.shared import SharedTransaction
+from txstore.transactions.participants.tails import Tail
+from txstore.transactions.reads import ReadLog, ReadMarks
+from txstore.transactions.staged_keys import StagedKeys
+
+
+class Siblings:
+    """The others, as one process sees them. Not safe in threads."""
+
+    def __init__(self, staged: StagedKeys, marks: ReadMarks, reads: ReadLog | None) -> None:
+        self._staged = staged
+        self._marks = marks
+        self._reads = reads
+        self._tails: dict[int, Tail] = {}
+        self._passed_over: set[int] = set()  # those that were dead when this process joined
+        self.has_seen_given_up = False  # what is there no more for those who join now
+        self._is_closed = False  # nobody stages any more, and it is settled whose frames count
+
+    # --- what they stage
+
+    def follow(self, shared: SharedTransaction, *, joining: bool = False) -> None:
+        """Add what they have staged by now. Who joins does not build on what was left by one that died half-way.
+
+        Raises `TransactionStateError` if the transaction ends meanwhile.
+        """
+        if self._is_closed:  # what is appended now comes too late, and its writer is told so
+            return
+        try:
+            self._follow(shared, joining=joining)
+        except FileNotFoundError:  # a pack was listed, and is gone; the record goes first
+            shared.check_open()
+            raise
+        finally:
+            self._staged.arrange()
+
+    def _follow(self, shared: SharedTransaction, *, joining: bool) -> None:
+        others = [number for number in shared.participants() if number not in self._passed_over | {self._staged.me}]
+        tails = {number: self._tails.get(number) or shared.tail(number) for number in others}
+        packs = shared.packs() if others else ()
+        if joining and not shared.is_named:
+            news = self._read_to_join(shared, tails, packs)
+        else:
+            news = {number: tail.new_frames(packs) for number, tail in tails.items()}
+        for number, frames in news.items():
+            self._tails[number] = tails[number]
+            self._add(number, frames)
+
+    def behind(self, seen: Mapping[int, int]) -> list[int]:
+        """Return of whom less was learned here than up to a frame each that another process has seen.
+
+        What does not count for those who join now is not missed.
+        """
+        others = seen.keys() - self._passed_over - {self._staged.me}
+        return sorted(number for number in others if not self._is_seen(number, seen[number]))
+
+    def _is_seen(self, participant: int, sequence: int) -> bool:
+        tail = self._tails.get(participant)
+        return tail is not None and (tail.last >= sequence or tail.kept is not None)
+
+    def _read_to_join(
+        self, shared: SharedTransaction, tails: Mapping[int, Tail], packs: Collection[str]
+    ) -> dict[int, Iterable[Frame]]:
+        """Return the frames of those whose work counts for who joins now."""
+        seen = {number: tail.last for number, tail in tails.items()}
+
+        def read(number: int) -> list[Frame]:
+            return list(tails[number].new_frames(packs))
+
+        def is_dead(number: int) -> bool:
+            return not tails[number].is_alive()
+
+        # Who joins late has many to read: on an object store not one after the other.
+        each = in_parallel if shared.is_remote else map
+        news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
+        unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
+        dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]
+        if dead:
+            packs = shared.packs()
+            for number in dead:  # again, after it was asked who lives: of one that is dead, these are all
+                news[number] = [*news[number], *read(number)]
+                if not tails[number].is_sealed:
+                    self._passed_over.add(number)  # its work is to be done again: not on top of what it left
+                    del news[number]
+        for number in news.keys() - {0}:
+            if (kept := tails[number].kept) is not None:
+                self.has_seen_given_up |= seen[number] > kept
+                news[number] = [frame for frame in news[number] if frame.sequence <= kept]
+        return news
+
+    def _add(self, participant: int, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            path = self._tails[participant].path
+            key = (stored_key if frame.kind in packfile.FRAMES_WITH_KEY else stored_prefix)(frame.key, path)
+            if frame.kind == packfile.FRAME_PREFIX:
+                self._staged.hide(key, participant, frame.sequence, frame.seen)
+            elif frame.kind in packfile.FRAMES_OF_KEYS:
+                link = Link(
+                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum,
+                    frame.region,
+                )  # fmt: skip
+                self._staged.add(key, link, was_read=key in self._marks, later=True)
+                if is_document(key):
+                    self._staged.news.append(key)
+            elif frame.kind in packfile.FRAMES_READ and self._reads is not None:
+                self._reads.add(frame.kind, key)
+
+    def ends(self) -> dict[int, int]:
+        """Return where their frames end, by the numbers of their packs in the transaction."""
+        ends: dict[int, int] = {}
+        for tail in self._tails.values():
+            ends |= tail.ends()
+        return ends
+
+    # --- who they are
+
+    def label(self, participant: int) -> str:
+        tail = self._tails.get(participant)
+        return "the process that began" if tail is None or participant == 0 else str(tail)
+
+    def locks_of(self, participant: int) -> int | None:
+        """Return the owner word under which a sibling leaves locks to the others."""
+        tail = self._tails.get(participant)
+        return None if tail is None else tail.about.get("locks")
+
+    def parked_locks(self) -> list[int]:
+        """Return all such owner words."""
+        return [word for participant in self._tails if (word := self.locks_of(participant)) is not None]
+
+    def attached(self, shared: SharedTransaction, here: Collection[int]) -> list[str]:
+        """Return which of them live, but for those in this process."""
+        others = {number: tail for number, tail in self._tails.items() if number and number not in here}
+        living = shared.living(others)
+        return [str(tail) for number, tail in others.items() if number in living]
+
+    def whole_or_living(self, shared: SharedTransaction, participants: Iterable[int]) -> set[int]:
+        """Return whose part is whole, as far as it was read here, and who lives of the others.
+
+        Who writes on after that lived then, without being asked.
+        """
+        sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
+        return sealed | shared.living(set(participants) - sealed - {0, self._staged.me})
+
+    # --- the commit
+
+    def close(self, shared: SharedTransaction, living: set[int], failed: Collection[int]) -> dict[int, int]:
+        """Add the last of what they have staged, in a transaction that is sealed; return whose part is not whole.
+
+        That of a participant is up to the frame that is returned; -1: nothing of it is known to be. `living` are those
+        that lived before it was sealed, or had sealed their part, `failed` those of which a write has failed.
+        """
+        self._passed_over.clear()
+        others = [number for number in shared.participants() if number not in (0, self._staged.me)]
+        packs = shared.packs()
+        for participant in others:
+            tail = self._tails.setdefault(participant, shared.tail(participant))
+            self._add(participant, tail.new_frames(packs))
+        living = living | self.whole_or_living(shared, set(others) - living)
+        lost = {}
+        unsealed = [participant for participant in others if not self._tails[participant].is_sealed]
+        packs = shared.packs() if unsealed else ()
+        for participant in unsealed:  # again, after it was asked who lives: of one that is dead, these are all
+            self._add(participant, self._tails[participant].new_frames(packs))
+        for participant in others:
+            tail = self._tails[participant]
+            if tail.kept is not None:
+                lost[participant] = tail.kept
+            elif not tail.is_sealed and (participant in failed or participant not in living):
+                lost[participant] = -1
+        self._staged.arrange()
+        self._is_closed = True
+        return lost
+
+    def killed(self, shared: SharedTransaction) -> set[int]:
+        """Return who has died between two operations, and not at the end of all its work."""
+        undone = {number for number, tail in self._tails.items() if number and tail.is_sealed and not tail.is_done}
+        return undone - shared.living(undone) - {self._staged.me}
+
+    def reopen(self) -> None:
+        """Follow them again: no commit was made."""
+        self._is_closed = False
+
+    def given_up(self) -> dict[int, int]:
+        """Return who has given up what he had staged, after which frame of his."""
+        return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
+
+    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
+        """Return the keys that count as the lost have staged them, or that they died staging."""
+        keys = self._staged.lost_keys(lost)
+        unfinished = (
+            (stored_key(frame.key, self._tails[number].path), frame)
+            for number in lost
+            if (frame := self._tails[number].unfinished) is not None
+        )
+        undone = {key for key, frame in unfinished if self._is_undone(key, frame)}
+        return keys + sorted(undone.difference(keys))
+
+    def _is_undone(self, key: str, unfinished: Frame) -> bool:
+        """Tell whether nobody has done since what a process died doing."""
+        link = self._staged.get(key)
+        return link is None or link.place == unfinished.seen

@@ -1,0 +1,212 @@
+"""Reflinks: what a transaction has moved or copied without copying values: paths whose keys are those of a snapshot.
+
+A reflink is a few words in memory, however many keys it has. Single keys can be taken from a snapshot, too. All of them
+become refs when the transaction commits.
+
+Until then, a vacuum may not know of them: where it does not see who reads, or where a branch or a tag is deleted. So
+whoever commits leaves a record of what they are taken from, as it is there of what a transaction is based on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from txstore.commit import Stored
+from txstore.format import names
+from txstore.format.keys import after_prefix
+from txstore.format.packfile import PackName
+from txstore.format.records import TransactionRecord
+from txstore.history.changes import Ref
+from txstore.history.commits import Commits
+from txstore.history.snapshot import Snapshot
+from txstore.segments import runs
+from txstore.storage.interface import Held, Mapped, Storage
+from txstore.storage.leases import Lease
+
+
+class Taken(NamedTuple):
+    """A key is what another one is in a snapshot."""
+
+    source: Snapshot
+    key: str
+    ref: Ref
+
+
+@dataclass(frozen=True)
+class Reflink:
+    """All keys below a prefix are those of a snapshot below another one, but for what was hidden since."""
+
+    to: str
+    source: Snapshot
+    start: str
+    hidden: frozenset[str] = frozenset()  # prefixes below `to`
+
+    def key(self, key: str) -> str | None:
+        """Return the name of a key in the source; None if the reflink does not have it."""
+        if not key.startswith(self.to) or any(map(key.startswith, self.hidden)):
+            return None
+        return self.start + key[len(self.to) :]
+
+    def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
+        """Yield its keys from `start` on, below `stop`."""
+        ends = [end for end in (stop, after_prefix(self.to)) if end is not None]
+        low, high = max(start, self.to), min(ends, default=None)
+        if high is not None and low >= high:
+            return
+        last = after_prefix(self.start)
+        until = last if high is None or high == after_prefix(self.to) else self.start + high[len(self.to) :]
+        for found in self.source.keys_between(self.start + low[len(self.to) :], until, batch=batch):
+            key = self.to + found[len(self.start) :]
+            if not any(map(key.startswith, self.hidden)):
+                yield key
+
+    def section(self, storage: Storage) -> Mapped:
+        """Return its refs as an own run, and the prefixes that are hidden; what is large is in a file of `storage`."""
+        stop = after_prefix(self.start)
+        reflinked = self.source.runs.reflink(
+            self.start.encode(), None if stop is None else stop.encode(), self.to.encode(), storage
+        )
+        if not self.hidden:
+            return reflinked
+        return runs.merge_own([runs.build((), [prefix.encode() for prefix in self.hidden]), reflinked], storage)
+
+
+class Reflinks:
+    """The reflinks of one transaction, in the order in which they were made, and the keys that it has taken.
+
+    Replaced as a whole: safe in threads.
+    """
+
+    def __init__(self) -> None:
+        self._all: tuple[Reflink, ...] = ()
+        self._taken: dict[str, Taken] = {}
+        self.any = False  # whether there is any of either: an attribute, which is all that most transactions pay
+
+    def __len__(self) -> int:
+        return len(self._all) + len(self._taken)
+
+    def __iter__(self) -> Iterator[Reflink]:
+        return iter(self._all)
+
+    @property
+    def taken(self) -> list[str]:
+        """The single keys that were taken, in the order of their bytes."""
+        return sorted(self._taken)
+
+    @property
+    def sources(self) -> list[Snapshot]:
+        return list({id(source): source for source in self._sources()}.values())
+
+    def _sources(self) -> Iterator[Snapshot]:
+        yield from (reflink.source for reflink in self._all)
+        yield from (taken.source for taken in self._taken.values())
+
+    def find(self, key: str) -> tuple[Snapshot, str] | None:
+        """Return where a key is read from, and its name there; None if it is below no reflink, and was not taken."""
+        if not self.any:
+            return None
+        if (taken := self._taken.get(key)) is not None:
+            return taken.source, taken.key
+        for reflink in reversed(self._all):
+            if (name := reflink.key(key)) is not None:
+                return reflink.source, name
+        return None
+
+    def covers(self, key: str) -> bool:
+        """Tell whether a key is below a reflink: its node is made anew."""
+        return any(reflink.key(key) is not None for reflink in self._all)
+
+    def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
+        taken = [key for key in self.taken if key >= start and (stop is None or key < stop)]
+        last = None
+        for key in heapq.merge(taken, *[reflink.keys_between(start, stop, batch) for reflink in self._all]):
+            if key != last:
+                last = key
+                yield key
+
+    def below(self, prefix: str, to: str) -> tuple[list[Reflink], dict[str, Taken]]:
+        """Return what stands below a prefix by these reflinks, and was taken there, as if below another one."""
+        found = []
+        for reflink in self._all:
+            hidden = frozenset(to + each[len(prefix) :] for each in reflink.hidden if each.startswith(prefix))
+            if reflink.to.startswith(prefix):
+                found.append(replace(reflink, to=to + reflink.to[len(prefix) :], hidden=hidden))
+            elif (start := reflink.key(prefix)) is not None:
+                found.append(Reflink(to, reflink.source, start, hidden))
+        taken = {to + key[len(prefix) :]: place for key, place in self._taken.items() if key.startswith(prefix)}
+        return found, taken
+
+    def add(self, reflinks: list[Reflink], taken: Mapping[str, Taken]) -> None:
+        self._all = (*self._all, *reflinks)
+        self._taken = {**self._taken, **taken}
+        self.any = len(self) > 0
+
+    def hide(self, prefix: str) -> None:
+        """Forget what is below a prefix, which was deleted."""
+        if not self.any:
+            return
+        self._all = tuple(
+            replace(reflink, hidden=reflink.hidden | {prefix}) if prefix.startswith(reflink.to) else reflink
+            for reflink in self._all
+            if not reflink.to.startswith(prefix)
+        )
+        self._taken = {key: place for key, place in self._taken.items() if not key.startswith(prefix)}
+        self.any = len(self) > 0
+
+    def clear(self) -> None:
+        self._all, self._taken, self.any = (), {}, False
+
+    def sections(self, storage: Storage) -> Iterator[Mapped]:
+        """Yield all refs as own runs, the newest first."""
+        if self._taken:
+            yield self._taken_section()
+        yield from (reflink.section(storage) for reflink in reversed(self._all))
+
+    def _taken_section(self) -> Mapped:
+        packs: dict[PackName, int] = {}
+        entries = []
+        for key, (_, _, ref) in sorted(self._taken.items()):
+            number = packs.setdefault(ref.pack, len(packs) + 1)
+            entries.append((key.encode(), ref.kind, ref.offset, ref.length, ref.checksum, number))
+        return runs.build(entries, (), list(packs))
+
+
+class HeldSources:
+    """Commits that a vacuum leaves alone while refs to what they have become those of another commit (I10).
+
+    Whoever holds them looks afterwards whether they are kept: then a vacuum either was seen, or sees this.
+    """
+
+    def __init__(self, commits: Commits, sources: Iterable[Stored]) -> None:
+        self._storage = commits.storage
+        self._held: dict[str, Held] = {}
+        lowest: dict[str, Stored] = {}  # of each branch: from there on, all is kept
+        for stored in sources:
+            known = lowest.setdefault(stored.header.branch, stored)
+            lowest[stored.header.branch] = min(known, stored, key=lambda each: each.header.version)
+        try:
+            for branch, stored in lowest.items():
+                record = TransactionRecord(os.urandom(16), branch, (stored.header.version, stored.header.id.hex()))
+                path = names.open_path(record.id)
+                self._held[path] = self._storage.create_held(path, record.encode())
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raise `OSError` if others may have taken this process for dead."""
+        for held in self._held.values():
+            if isinstance(held, Lease):
+                held.check_term()
+
+    def release(self) -> None:
+        while self._held:
+            path, held = self._held.popitem()
+            with contextlib.suppress(OSError):  # it is nobody's then, and the next vacuum deletes it
+                self._storage.delete(path)
+            held.close()
