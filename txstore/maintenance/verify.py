@@ -46,7 +46,7 @@ from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
 
-#: Of so many missing files one after the other, each is told.
+#: Missing files in a row that are reported one by one.
 _MISSING_TOLD = 1000
 
 S = TypeVar("S")
@@ -182,7 +182,7 @@ class Verifier:
             self._named.add((record.fork.branch, record.fork.version))
 
     def _check_chain(self, branch: str) -> None:
-        """Find the commits that can be read, and report those that can't, and links that do not hold."""
+        """Find the readable commits; report the unreadable ones, and links that do not hold."""
         there = self.commits.versions(branch)  # before the head is looked for: others may be committing
         oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
