@@ -10,7 +10,7 @@
  *
  * A ROW is (byte getter, spec, chunk selection, out selection, is complete); only the selections are looked at. One that
  * is not made of integers and slices that go forward is `odd`: it goes the ordinary way, as does each row that fails, so
- * that errors are those that everybody knows.
+ * that errors are the usual ones.
  *
  * SHARDS. With `inner` in the spec a value is a shard: encoded inner chunks and an index of (offset, length), 16 bytes
  * each, little-endian, in C order, with a CRC-32C behind it. Only inner chunks that are selected are decoded.

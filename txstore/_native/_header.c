@@ -4,7 +4,7 @@
  *     decode              what a header says, as a tuple
  *     encode              the typed fields of a header
  *
- * Each commit reads the headers of those that others made, and writes its own, while they wait: in Python that takes as
+ * Each commit reads the headers of others' commits, and writes its own, while they wait: in Python that takes as
  * long as syncing a file. There is no fallback. format/commitfile.py can do all of this in Python, and says what is wrong with
  * a header; here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in
  * it. What is answered is what format/commitfile.py would have found.
@@ -259,7 +259,7 @@ all_sections(span from, PyTypeObject *type)
     return tuple_of(list, failed);
 }
 
-/* Those that this version knows; whatever follows has to be numbers, too. */
+/* The fields that this version knows; whatever follows has to be numbers, too. */
 static PyObject *
 all_statistics(span from)
 {

@@ -399,7 +399,7 @@ PyDoc_STRVAR(run_window_doc, "window($self, /, start, at_least, since=0)\n--\n\n
                              "Which bytes to have before asking: (begin, end, first key behind them or None).\n\n"
                              "Blocks from the one that may hold `start` on, or from the first behind `start`; as many as\n"
                              "make `at_least` bytes, and at least one if there is one. With 0 only the one that may hold\n"
-                             "`start` itself: none if `start` is below all keys. With `since` those that hold nothing\n"
+                             "`start` itself: none if `start` is below all keys. With `since` blocks that hold nothing\n"
                              "newer are passed over, and end the window. No block is read.");
 PyDoc_STRVAR(run_verify_doc, "verify($self, /)\n--\n\nRead every block; ValueError on the first fault.");
 PyDoc_STRVAR(run_doc, "Run(buffer, seq)\n--\n\n"
@@ -957,7 +957,7 @@ merge_tuple(PyObject *module, PyObject *tuple, PyObject *tables_object, const re
 PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0, own=False, sink=None)\n--\n\n"
                         "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
                         "run's own packs; an empty entry is the file that the result will lie in. Tombstones up to seq\n"
-                        "`forgotten` are left out: only where no older run is left for them to hide, and nobody is left\n"
+                        "`forgotten` are left out: only where no older run is left for them to hide, and no reader is left\n"
                         "to whom they would be news. `own`: the result has the seq of the commit in whose file it\n"
                         "lies. `sink`: as in build().");
 

@@ -2,7 +2,7 @@
  * txstore._native._local: what the local storage asks of the operating system, and Python can't say.
  *
  *     open_below          a file or directory below a root, without following a link: open_below.h. A Descriptor, which
- *                         closes itself: between a call that returns a number and the `try` of whoever is to close it, an
+ *                         closes itself: between a call that returns a number and the `try` of its caller, an
  *                         interrupt may come, and the number is lost
  *     list_directory      the names in one
  *     map_file            one whole file mapped read-only, without keeping a descriptor
@@ -286,7 +286,7 @@ static PyMethodDef descriptor_methods[] = {
 };
 
 static PyType_Slot descriptor_slots[] = {
-    {Py_tp_doc, "An open file, which is closed at the end of a `with` block, or when nobody has it any more."},
+    {Py_tp_doc, "An open file, which is closed at the end of a `with` block, or when no object refers to it."},
     {Py_tp_dealloc, descriptor_dealloc},
     {Py_tp_methods, descriptor_methods},
     {0, NULL},
@@ -547,7 +547,7 @@ crc32c(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return PyLong_FromUnsignedLong(checksum);
 }
 
-/* A memoryview of the buffer's bytes that nobody else can release. */
+/* A memoryview of the buffer's bytes that no other owner can release. */
 static PyObject *
 view_of_bytes(PyObject *object)
 {

@@ -46,7 +46,7 @@
  *   2^40 + m  LIVE(m): held by member m as long as it lives    the file's end
  *
  * The file is allocated as a whole before it is mapped (a full disk is an OSError, never a SIGBUS) and never gets
- * shorter (whoever mapped it before would touch nothing). That it is whole is written last and taken back first.
+ * shorter (a process that mapped it before would touch nothing). That it is whole is written last and taken back first.
  *
  * WHO LIVES is known to the kernel alone: whose LIVE byte is held. Process ids are not trusted; the words of a member
  * say nothing about its life. Which transactions a living member has, it says in its record, as a range: a word of any
@@ -54,7 +54,7 @@
  * process makes its locks free: a stopped one keeps them.
  *
  * WHEN A FILE IS RESET. With INIT held, and only if no LIVE byte is: if magic, version, kind, seed, boot id or size are
- * not as they should be. Then the words become 0. A file that is neither empty nor a lock file is never written to. If all is as it should be, nothing is reset, even if nobody is alive: the
+ * not as they should be. Then the words become 0. A file that is neither empty nor a lock file is never written to. If all is as it should be, nothing is reset, even if no member is alive: the
  * words of the dead tell the next holder that they are dirty. If device or inode do not match (within one boot), the
  * file is not written to but removed, and made anew. While somebody is alive, all of these are refused with an OSError:
  * EAGAIN (that is, BlockingIOError) for another kind, EPROTO another version, EXDEV another boot or mount, EINVAL what
@@ -76,7 +76,7 @@
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(locktable_slot_of_doc,
-             "slot_of(key, slots, seed=SEED, /)\n--\n\nThe slot of a key in a table of so many.");
+             "slot_of(key, slots, seed=SEED, /)\n--\n\nThe slot of a key in a table of `slots` slots.");
 
 static PyObject *
 locktable_slot_of(PyObject *Py_UNUSED(module), PyObject *args)

@@ -18,7 +18,7 @@
  * (IN_CREATE). What exactly happened is never looked at: an event means "look again". Nothing is lost with a queue that
  * overflows, because it is readable then, too. But some events say that there will be no more: the directory was
  * deleted, unmounted, or moved, which leaves the watch on a directory that is no longer the one of that name. (Linux
- * tells of a deleted directory only when nobody has a file of it open or mapped any more: don't wait for that.)
+ * tells of a deleted directory only when no process has a file of it open or mapped any more: don't wait for that.)
  *
  *     struct inotify_event     wd | mask | cookie | len | name, padded with zeros to len bytes
  *

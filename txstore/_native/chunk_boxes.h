@@ -23,7 +23,7 @@ typedef struct {
     axis axis[MAX_AXES];
 } box;
 
-/* Leaves out axes of one element, and joins those that one stride walks through. */
+/* Leaves out axes of one element, and joins axes that one stride walks through. */
 static void
 box_simplify(box *b, int64_t itemsize)
 {

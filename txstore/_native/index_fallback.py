@@ -126,7 +126,7 @@ class Run:
 
         Blocks from the one that may hold `start` on, or from the first behind `start`; as many as make `at_least`
         bytes, and at least one if there is one. With 0 only the one that may hold `start` itself: none if `start` is
-        below all keys. With `since` those that hold nothing newer are passed over, and end the window. No block is
+        below all keys. With `since` blocks that hold nothing newer are passed over, and end the window. No block is
         read.
         """
         _unsigned(at_least, U64_MAX)
@@ -547,8 +547,8 @@ def merge(
     """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs; an
     empty entry is the file that the result will lie in.
 
-    Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and nobody is left
-    to whom they would be news. `own`: the result has the seq of the commit in whose file it lies. `sink`: as in
+    Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and no reader is
+    left to whom they would be news. `own`: the result has the seq of the commit in whose file it lies. `sink`: as in
     build().
     """
     _check_tables(runs, tables)

@@ -35,7 +35,7 @@ typedef struct {
     unsigned forks; /* the fork_count of the process that it belongs to */
     bool closed, ever_held;
     held_set held;   /* the count: how often it was granted */
-    held_set parked; /* what we ever parked under our own `parked`, whoever has it now */
+    held_set parked; /* what we ever parked under our own `parked`, even if another has it now */
     lock_call last;  /* what was acquired last, if it was many keys; keys NULL: nothing */
 } owner_object;
 
@@ -232,7 +232,7 @@ wait_for_slot(owner_object *self, uint32_t slot, const word_asker *asker, int64_
         outcome = word_wait_slice(&wait);
         Py_END_ALLOW_THREADS
         if (outcome == WORD_TAKEN && !is_dirty(*taken_from)) {
-            *taken_from = wait.taken_from; /* once dirty, it stays so for us, whoever had it in between */
+            *taken_from = wait.taken_from; /* once dirty, it stays so for us, even if another had it in between */
         }
         if (outcome == WORD_AGAIN) {
             waits_on = check_waiting(self) == 0;

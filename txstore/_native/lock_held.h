@@ -61,7 +61,7 @@ held_find(const held_set *set, uint32_t slot)
     return entry->key == NULL ? NULL : entry;
 }
 
-/* Makes room for so many more. False: no memory, and nothing has changed. */
+/* Makes room for `more` entries more. False: no memory, and nothing has changed. */
 static inline bool
 held_reserve(held_set *set, size_t more)
 {

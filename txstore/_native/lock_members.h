@@ -7,7 +7,7 @@
 
 #include "lock_open.h"
 
-/* Takes the LIVE byte of a member that nobody is. REQUIRES: the INIT byte of `file`. */
+/* Takes the LIVE byte of an unused member. REQUIRES: the INIT byte of `file`. */
 static inline int
 claim_member(lock_table *table, const tracked_fd *file, uint32_t *member, lock_fault *fault)
 {
@@ -109,8 +109,8 @@ is_still_there(const lock_table *table)
            path_leads_to(table->path, table->device, table->inode);
 }
 
-/* Is our LIVE byte still locked, and was it all the time? Taking it once more tells, and gets it back if nobody had
- * noticed. What another member made dirty meanwhile is for the words to tell. */
+/* Is our LIVE byte still locked, and was it all the time? Taking it once more tells, and gets it back if no other
+ * process had noticed. What another member made dirty meanwhile is for the words to tell. */
 static inline bool
 is_still_member(const lock_table *table)
 {

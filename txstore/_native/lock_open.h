@@ -2,7 +2,7 @@
  * Opening the lock file: is it ours to use, to reset, or to leave alone? No Python.
  *
  * Everything that changes more than words happens under the INIT byte, after looking whether any LIVE byte is held: a
- * file is reset only while nobody is alive, and nobody comes alive meanwhile.
+ * file is reset only while no member is alive, and none comes alive meanwhile.
  *
  * A file whose header names another device and inode, within one boot, is never reset in place. It may be a copy; or it
  * is seen through an overlay, whose views share the pages and not the locks, so that the living can't be seen. Removed
@@ -30,7 +30,7 @@ typedef struct {
 /* Lets a moment pass. Returns 0, or an errno to stop waiting with. */
 typedef int (*lock_pause)(void *context);
 
-/* How long INIT may be held, by whoever opens or joins: it takes milliseconds, unless that process was stopped. */
+/* How long INIT may be held, to open or join: it takes milliseconds, unless that process was stopped. */
 #define INIT_PATIENCE (10000 * MILLISECOND)
 
 enum { TRY_AGAIN = -1 }; /* no errno: the file has been replaced */
@@ -196,7 +196,7 @@ remove_file(const char *path)
     return error;
 }
 
-/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and nobody alive. */
+/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and no member alive. */
 static inline void
 reset_file(lock_table *table, uint64_t epoch)
 {

@@ -136,7 +136,7 @@ append_keys(PyObject **list, const lock_call *call, Py_ssize_t at, Py_ssize_t en
     return 0;
 }
 
-/* Gives up the keys, which become `left`, and raises afterwards for those that could not be. */
+/* Gives up the keys, which become `left`, and raises afterwards for keys that could not be. */
 static PyObject *
 drop_keys(owner_object *self, PyObject *keys, uint32_t left)
 {
@@ -175,7 +175,7 @@ drop_keys(owner_object *self, PyObject *keys, uint32_t left)
 
 PyDoc_STRVAR(owner_release_doc,
              "release($self, keys)\n--\n\n"
-             "Give the keys up, as often as they were acquired. Those that can be are, whatever is raised.\n\n"
+             "Give the keys up, as often as they were acquired. All held ones are, whatever is raised.\n\n"
              "Raises ValueError for keys that are not held, and what lost and forked make.");
 
 static PyObject *
@@ -213,7 +213,7 @@ owner_park(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
 PyDoc_STRVAR(owner_fence_doc,
              "fence($self, /)\n--\n\n"
              "Return if every key is still held, as far as the whole machine is concerned.\n\n"
-             "Raises what lost makes of those that are not: if the file was removed or replaced, all.");
+             "Raises what lost makes of keys that are not: if the file was removed or replaced, all.");
 
 static PyObject *
 owner_fence(PyObject *object, PyObject *Py_UNUSED(none))

@@ -2,7 +2,7 @@
  * The lock table as one process sees it, and what it does about the dead. No Python.
  *
  * To recover a member: take its LIVE byte, make its words dirty, clear `in_use`, give the byte back. Looking for the
- * byte and then changing words without holding it would be wrong: the number may be taken anew in between. Whoever is
+ * byte and then changing words without holding it would be wrong: the number may be taken anew in between. A process that is
  * killed on the way leaves a member that is dead and in use, which is where the next one begins.
  *
  * A word can name a member that lives and a transaction that it does not have: by damage, or because a sibling parked it

@@ -13,7 +13,7 @@
  *     slot                         = the upper log2(slots) bits of it
  *
  * Chunks that are neighbours along the last axis are neighbours here: a tile's locks lie in few cache lines, two
- * disjoint runs of chunks never meet, and whoever locks by ranges can join them. The multipliers are fractions of the
+ * disjoint runs of chunks never meet, and an owner that locks by ranges can join them. The multipliers are fractions of the
  * circle that stay apart for long (golden ratio, e, pi, ...), so that the rows of an array cover it evenly: 100,000
  * chunks of one array seldom share a word where a random hash would make thousands share. A function of the key alone,
  * never of the shape: arrays grow. tests/locks/test_locktable.py has known answers; every implementation must give them.

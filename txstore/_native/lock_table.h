@@ -186,7 +186,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     }
     if (number == 0) {
         lock_fault fault;
-        refuse(&fault, EUSERS, "this process has %d owners of locks: close those that are done", NUMBERS - 1);
+        refuse(&fault, EUSERS, "this process has %d owners of locks: close the ones that are done", NUMBERS - 1);
         raise_fault(self, &fault);
         Py_DECREF(owner);
         return NULL;
@@ -198,7 +198,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     return (PyObject *)owner;
 }
 
-/* Recovers the dead and returns a list of what `describe` makes of the living, without those that it makes NULL of. */
+/* Recovers the dead and returns a list of what `describe` makes of the living, without the ones that it makes NULL of. */
 static PyObject *
 survey(table_object *self, PyObject *(*describe)(uint32_t number, const member_record *record))
 {

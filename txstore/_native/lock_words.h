@@ -9,18 +9,18 @@
  *
  *     member 0                free; "dirty" if the rest of the owner is not 0: the last holder died holding it
  *     parked 0                held by that transaction
- *     parked 1                kept for that transaction: its sibling processes may take it, nobody else
- *     waiters                 somebody may sleep on it: whoever gives it up wakes one
+ *     parked 1                kept for that transaction: only its sibling processes may take it
+ *     waiters                 a thread may sleep on it: its holder wakes one as it gives it up
  *     hungry                  somebody has waited for PATIENCE: who comes now must not overtake
  *
- * Whoever finds a word busy sleeps on it (futex) in slices that never depend on being woken: a holder that was killed
- * wakes nobody, a waiter that was woken and killed passes nothing on. After each slice the holder's life is probed.
+ * A thread that finds a word busy sleeps on it (futex) in slices that never depend on being woken: a holder that was
+ * killed wakes no thread, a waiter that was woken and killed passes nothing on. After each slice the holder's life is probed.
  * At the end of a slice the caller gets control, to look at its signals.
  *
  * FAIRNESS. A word given up with `hungry` set stays reserved (free, waiters and hungry set), and one of the hungry is
- * woken. It clears `hungry` as it takes the word. The reservation binds nobody for longer than PATIENCE, after which a
- * newcomer is hungry itself: a hungry waiter may be dead. Whoever only tries may overtake: else such a corpse would
- * fail it for ever.
+ * woken. It clears `hungry` as it takes the word. The reservation binds no thread for longer than PATIENCE, after which a
+ * newcomer is hungry itself: a hungry waiter may be dead. A mere try may overtake: else such a corpse would fail it for
+ * ever.
  *
  * What may not be weakened: a word is taken from an owner only by compare-and-swap; a dead member's words are only
  * touched by who holds its LIVE byte (lock_members.h); a waiter that gives up passes on the wake-up that it may have
@@ -230,7 +230,7 @@ word_release(uint32_t *word, uint32_t owner, uint32_t left)
     return true;
 }
 
-/* Gives a word up to those who may take what is parked as `parked`. All sleepers look who they are. */
+/* Gives a word up to threads that may take what is parked as `parked`. All sleepers check whether they may. */
 static inline bool
 word_park(uint32_t *word, uint32_t owner, uint32_t parked)
 {
@@ -246,7 +246,7 @@ word_park(uint32_t *word, uint32_t owner, uint32_t parked)
     return true;
 }
 
-/* Stops waiting. Had we been woken to take the word, nobody else was: wake another one. */
+/* Stops waiting. Had we been woken to take the word, no other thread was: wake one. */
 static inline void
 word_give_up(const word_wait *wait)
 {

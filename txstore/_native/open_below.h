@@ -1,7 +1,7 @@
 /*
  * Opening what lies below a directory, without following a symbolic link. No Python.
  *
- * Whoever may write a repository may put anything in it: a link to another user's home in the place of `.staging`, a
+ * A user who may write a repository may put anything in it: a link to another user's home in the place of `.staging`, a
  * FIFO in the place of a commit. So nothing below its root is opened by a plain path. `root` is a path that has no links
  * in it any more (realpath), and `path` names what lies below it, segment by segment, none of them "..".
  *

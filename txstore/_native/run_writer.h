@@ -39,7 +39,7 @@ typedef struct {
     uint8_t key[KEY_BYTES];   /* the key before */
 } writer;
 
-/* Room for n bytes more, to be counted into `size` by whoever fills them. */
+/* Room for n bytes more, to be counted into `size` by the caller, which fills them. */
 static inline uint8_t *
 growing_room(growing *g, size_t n)
 {

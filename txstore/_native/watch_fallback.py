@@ -1,4 +1,4 @@
-"""The fallback of `_watch.c` where the extension was not built: it can't watch, so whoever follows has to poll."""
+"""The fallback of `_watch.c` where the extension was not built: it can't watch, so a follower has to poll."""
 
 from __future__ import annotations
 

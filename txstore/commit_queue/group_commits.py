@@ -304,7 +304,7 @@ class GroupCommitHistory(Protocol):
         """Return the commit in a version and its whole file."""
 
     def decided(self, found: Sequence[GroupCommitMember]) -> None:
-        """Note the commits of a group commit, which follow those that are known."""
+        """Note the commits of a group commit, which follow the known ones."""
 
     def missing(self, branch: str, upto: int, there: Collection[int]) -> list[GroupCommitMember]:
         """Return the commits up to a version that were decided, and are not in their places as far as is known."""

@@ -1,7 +1,7 @@
 """Turns of those whose commits conflict by nature, on an object store: a line of tickets.
 
-Of those who change the same thing at once, all but one do their work in vain. So whoever has met a conflict, or sees
-that others stand in line, draws a ticket, an object behind the versions, which every look for the head shows. It begins
+Of the transactions that change the same thing at once, all but one do their work in vain. So a committer that has met a
+conflict, or sees a line, draws a ticket, an object behind the versions, which every look for the head shows. It begins
 its next transaction when those before it have committed, and so on top of what they have made.
 
 All of this is advice: the version and the search for conflicts decide, as ever. A ticket that is lost, late, or of a

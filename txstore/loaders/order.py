@@ -1,8 +1,9 @@
 """The order of samples in an epoch, and which shard gets which: arithmetic, without any reading.
 
 Samples are read in blocks, which end where chunks do. An epoch is a permutation of the blocks; shard s of n takes the
-blocks s, s + n, s + 2n, ... of it. So many blocks as fit make a window, whose samples are mixed. Every number follows
-from the seed and the epoch: nobody has to agree on anything, and a place in a shard is the count of the samples before.
+blocks s, s + n, s + 2n, ... of it. As many blocks as fit make a window, whose samples are mixed. Every number follows
+from the seed and the epoch: processes need not agree on anything, and a place in a shard is the count of the samples
+before.
 """
 
 from __future__ import annotations

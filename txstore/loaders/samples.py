@@ -22,7 +22,7 @@ from txstore.history.find import At
 from txstore.repository import Repository
 from txstore.store import TxStore
 
-#: What is read together has so many bytes at most, and the order of so many blocks fits in a gigabyte.
+#: Bytes that are read together at most; and blocks at most, whose order fits in a gigabyte.
 _MOST_BYTES, _MOST_BLOCKS = 64 << 30, 1 << 27
 
 #: One sample, or a batch of them: by name, what the arrays hold.
@@ -39,15 +39,15 @@ class Field(NamedTuple):
 class Samples:
     """Arrays of one commit with equal first dimensions: sample i is row i of each.
 
-    The commit is found once, here. Whoever gets a pickle of this, or inherits it by a fork, reads the same one; who has
-    neither is given its id: `Samples(url, arrays, at=samples.commit.id)`.
+    The commit is found once, here. A process that gets a pickle of this, or inherits it by a fork, reads the same one;
+    any other can be given its id: `Samples(url, arrays, at=samples.commit.id)`.
 
     Parameters
     ----------
     source : str, PathLike or Repository
         Where the repository is.
     arrays : str, list of str, or dict
-        Paths of arrays, or `{name: path}`. The names are those that samples have.
+        Paths of arrays, or `{name: path}`. The names are the keys of the samples.
     at, branch, tag
         The commit, as in `Repository.snapshot`; by default the newest.
     expect : dict, optional
@@ -131,7 +131,7 @@ class Samples:
     def block_length(self, most: int) -> int:
         """Return how many successive samples to read together, so that each chunk is read once.
 
-        That is the length of the chunks, or of the shards if these have at most so many bytes; where arrays differ, the
+        That is the length of the chunks, or of the shards if these have at most `most` bytes; where arrays differ, the
         least common multiple. Where it has more bytes than `most`, it is the chunk of the array whose samples are
         largest: longer chunks of the others are then read several times.
 

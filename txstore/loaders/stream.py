@@ -20,7 +20,7 @@ WINDOW = 24 << 20
 class SampleStream:
     """Samples in random order, each once an epoch: an iterable of dicts of numpy arrays, without any framework.
 
-    The order is random in two steps, so that each chunk is read once: chunks are taken in a random order, and so many
+    The order is random in two steps, so that each chunk is read once: chunks are taken in a random order, and as many
     of them as fit in `window` bytes are mixed sample by sample. With chunks of one sample, or a window that holds all
     of a shard, it is a full shuffle.
 
@@ -67,7 +67,7 @@ class SampleStream:
         blocks = max(1, window // (block * samples.sample_bytes))
         self.order = Order(len(samples), block, blocks, shuffle, seed)
         self._epoch = 0
-        self._loaded: dict[int, int] = {}  # where shards go on, of so many
+        self._loaded: dict[int, int] = {}  # where shards go on, of `num_shards`
         self._loaded_of = num_shards
         self._reached: dict[int, int] = {}
         self._reached_of = num_shards
@@ -134,7 +134,7 @@ class SampleStream:
         return self.state_of(self._reached, self._reached_of)
 
     def state_of(self, reached: Mapping[int, int], count: int) -> dict[str, Any]:
-        """Return the state in which these shards, of so many, have handed out so many samples."""
+        """Return the state in which these shards, of `count`, have handed out `reached` samples each."""
         return {
             "commit": self.samples.commit.id,
             "order": self.order.as_dict(),

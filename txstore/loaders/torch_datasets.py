@@ -121,7 +121,7 @@ class TorchIterableDataset(IterableDataset[Sample]):
         return self.stream.state_dict()
 
     def state_after(self, loader: DataLoader[Any], batches: int) -> dict[str, Any]:
-        """Return where this rank stands when its loader has handed out so many batches.
+        """Return where this rank stands when its loader has handed out `batches` batches.
 
         They are counted from where the epoch began, or was resumed. What workers have read ahead does not count.
         """
@@ -194,7 +194,7 @@ def _storage_of(content: np.ndarray[Any, Any]) -> torch.UntypedStorage:
 
 
 def _dealt(having: Sequence[int], taken: int) -> list[int]:
-    """Return how many batches came from each worker: a loader asks them in turn, and passes those that have no more."""
+    """Return how many batches came from each worker: a loader asks them in turn, and passes workers that have no more."""
     if taken < 0:
         raise ValueError(f"batches is {taken}: it has to be how many the loader has handed out")
     if taken > sum(having):

@@ -4,8 +4,8 @@
     "ranges"    byte locks of the same file (`exclusion.py`): network file systems, and where the C was not built
     "files"     a few locked files (`file_locks.py`): systems without such byte locks
 
-A process adopts what the living members of the lock file use, or, if it can't, has no locks. Only while nobody is alive
-is the kind chosen anew. So of all that believe to exclude others, none is wrong.
+A process adopts what the living members of the lock file use, or, if it can't, has no locks. Only while no member is
+alive is the kind chosen anew. So two kinds of lock are never in use at the same time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Owner(Protocol):
         """
 
     def release(self, keys: str | Sequence[str]) -> None:
-        """Give keys up; those who wait may have them."""
+        """Give keys up; waiting owners may have them."""
 
     def park(self, keys: str | Sequence[str], to: int | None = None) -> None:
         """Give keys up, but only to the siblings of this transaction (see `acquire`) or, with `to`, to that sibling.
@@ -94,8 +94,8 @@ class ChunkLocks:
     """The chunk-key locks of one repository, for one process. Safe in threads; a forked child begins anew by itself.
 
     `directory` is the repository's `locks/`, a path without links (`tree`), that exists; `url` is for messages. Nothing
-    is opened before it is used. `kind` is what is preferred while nobody else decides, by default what suits the file
-    system.
+    is opened before it is used. `kind` is what is preferred while no other process decides, by default what suits the
+    file system.
     """
 
     def __init__(self, directory: str, url: str, *, kind: str | None = None) -> None:

@@ -1,9 +1,9 @@
 """Chunk-key locks as byte ranges of `locks/chunks`: where processes can't share memory, or there is no C.
 
-Behind the LIVE locks each slot has two bytes. Its SLOT byte is locked by whoever holds the slot. Its WAITING byte is
-locked, shared, by those who wait for it: a process that has just released a slot and wants it again leaves it to them
+Behind the LIVE locks each slot has two bytes. The holder of the slot locks its SLOT byte. Owners that wait for
+it lock its WAITING byte, shared: a process that has just released a slot and wants it again leaves it to them
 for a moment; else one that hardly ever lets go would starve the others, who can only look now and then. Neighbouring
-slots are locked in one call. What a process held that died is free at once, and nobody learns of it.
+slots are locked in one call. The slots of a process that died are free at once, and are not marked dirty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txstore.locks.slot_hash import SlotHash
 _SLOTS_OFFSET = 1 << 41
 _WAITING_OFFSET = 1 << 42
 
-_COURTESY = 0.025  # seconds; those who wait look every 10 ms
+_COURTESY = 0.025  # seconds; waiting owners look every 10 ms
 _REMEMBERED = 1 << 15
 
 
@@ -74,7 +74,7 @@ class RangeLocks:
             return self._bytes.try_lock(run.start, len(run))
 
         if deadline is not None and deadline <= time.monotonic():
-            # Who only tries yields to nobody: those who wait may be stopped.
+            # A mere try does not yield: the waiting owners may be stopped.
             if self._bytes.try_lock(run.start, len(run)):
                 return
             raise NotInTimeError(run)

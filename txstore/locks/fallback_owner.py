@@ -59,7 +59,7 @@ class Exclusion(Protocol):
     def slots_of(self, keys: Sequence[str]) -> list[int]: ...
 
     def try_one(self, slot: int) -> bool:
-        """Lock one slot, if that is to be had at once, and if nobody else should have it first."""
+        """Lock one slot, if it is free, and no other owner should have it first."""
 
     def lock(self, slots: list[int], deadline: float | None) -> None:
         """Lock ascending, distinct slots, or raise `NotInTimeError`. Whatever is raised, `unlock` must follow.
@@ -84,7 +84,7 @@ S = TypeVar("S", int, str)
 
 
 class Request(Generic[S]):
-    """The slots that one call wants, and how many of its keys share each. A mere try may pass those who wait."""
+    """The slots that one call wants, and how many of its keys share each. A mere try may pass waiting owners."""
 
     def __init__(self, slots: dict[S, int], names: dict[S, str], *, may_pass: bool) -> None:
         self.slots: dict[S, int] = slots
@@ -103,7 +103,7 @@ class SlotTurns(Generic[S]):
         self.mutex = threading.RLock()
         self._holder = holder
         self._changed = threading.Condition(self.mutex)
-        self._taken: dict[S, Request[S] | None] = {}  # no owner: it must go when nobody has it any more
+        self._taken: dict[S, Request[S] | None] = {}  # no owner: it must go when its holder is gone
         self._waiting: list[Request[S]] = []  # oldest first
 
     def try_one(self, slot: S) -> bool:
@@ -128,7 +128,7 @@ class SlotTurns(Generic[S]):
             if remaining is not None and remaining <= 0:
                 names = [request.names[slot] for slot in sorted(request.slots) if self._is_others(slot, held)]
                 raise LockTimeoutError(names or list(request.names.values()), self._holder)
-            # In slices: whoever gives something back may be interrupted before he has said so.
+            # In slices: a thread that gives something back may be interrupted before it notifies.
             self._changed.wait(_SLICE if remaining is None else min(remaining, _SLICE))
         self._waiting.remove(request)
         return wanted
@@ -173,7 +173,7 @@ class SlotTurns(Generic[S]):
         self.notify()
 
     def notify(self) -> None:
-        """Let those who wait look again. Whoever changes something calls this afterwards, with or without the mutex."""
+        """Let waiting threads look again. Called after each change, with or without the mutex."""
         if self._waiting:
             with self.mutex:
                 self._changed.notify_all()
@@ -190,7 +190,7 @@ class FallbackOwner:
         self._names: dict[int, str] = {}  # slot -> a key of it, for messages
         self._is_closed = False
         self._has_ever_held = False
-        # As a table's owners have them; here nobody looks at them.
+        # As a table's owners have them; here they are not read.
         self.identity = exclusion.file.member << _MEMBER_SHIFT | next(_transactions) << 1
         self.parked = self.identity | 1
 
@@ -237,7 +237,7 @@ class FallbackOwner:
         return ()
 
     def _acquire_one(self, key: str) -> bool:
-        """Lock a key that nobody has or waits for, which is the common case. False: nothing has happened."""
+        """Lock a key without holder or waiting owners, the common case. False: nothing has happened."""
         slot = self._exclusion.slot_of(key)
         if slot in self._held or not self._turns.try_one(slot):
             return False
@@ -261,7 +261,7 @@ class FallbackOwner:
         return locked
 
     def release(self, keys: str | Sequence[str]) -> None:
-        """Give keys up, as often as they were acquired. Those that can be are, even if `ValueError` names others."""
+        """Give keys up, as often as they were acquired. Held ones are, even if `ValueError` names others."""
         self._check()
         if isinstance(keys, str) and self._release_one(keys):
             return

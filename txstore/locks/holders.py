@@ -34,7 +34,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    kind: str | None  # None: nobody has ever locked anything
+    kind: str | None  # None: nothing was ever locked
     holders: tuple[Holder, ...] = ()
     hashed: SlotHash | None = None
 
@@ -49,7 +49,7 @@ def find_holders(directory: str) -> Holders:
 
 
 def whose_turn(directory: str, name: str) -> str | None:
-    """Return who has the turn at a file below a repository's `locks/`, such as the one for commits; None: nobody."""
+    """Return who has the turn at a file below a repository's `locks/`, such as the one for commits; None: no process."""
     try:
         with Tree(directory).open(name) as descriptor:
             return turns.whose_turn(descriptor)

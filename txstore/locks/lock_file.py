@@ -1,9 +1,9 @@
 """The file `locks/chunks`: which kind of chunk-key locks a repository uses just now, and who is a member of it.
 
 A process that uses the locks holds the LIVE lock of its member number for as long as it lives, and what the header says
-is changed only under the INIT lock and while nobody is alive. So two kinds never exclude side by side, each knowing
-nothing of the other. The layout and the numbers of the locks are those of `_native/_locktable.c`, which draws them. The
-words of a table, behind the members, mean nothing here, and the file is never made shorter: it may be mapped.
+is changed only under the INIT lock and while no member is alive. So two kinds never exclude side by side, each knowing
+nothing of the other. The layout and the numbers of the locks are the same as in `_native/_locktable.c`, which draws
+them. The words of a table, behind the members, mean nothing here, and the file is never made shorter: it may be mapped.
 
 Taking and giving back INIT is also what lets the clients of a network file system see what the others have written.
 """
@@ -44,7 +44,7 @@ MEMBERS_OFFSET = 4096
 MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
 _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * MEMBER.size
 
-_INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
+_INIT_PATIENCE = 10.0  # seconds: its holder needs milliseconds, unless that process was stopped
 
 
 class LockHeader(NamedTuple):
@@ -151,7 +151,7 @@ class LockFile:
         with self._mutex:
             if not self.member or not self._is_still_open() or not self.is_in_place():
                 return False
-            # Taking it once more tells, and gets it back if nobody has noticed.
+            # Taking it once more tells, and gets it back if no other process has noticed.
             is_locked = all(locks.try_lock(self.member) for locks in self._life_locks())
             in_use, _, incarnation = self._record(self.member)
             return is_locked and bool(in_use) and incarnation == self._incarnation
@@ -283,7 +283,7 @@ class LockFile:
         self._write(0, HEADER.pack(*new))
 
     def _join(self) -> tuple[int, int]:
-        """Become a member that nobody is. Returns its number and incarnation."""
+        """Become an unused member. Returns its number and incarnation."""
         first = os.getpid() * 0x9E3779B97F4A7C15 >> 32
         for number in range(MEMBERS):
             member = 1 + (first + number) % MEMBERS

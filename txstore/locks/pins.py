@@ -1,9 +1,9 @@
 """What this process still reads, so that a vacuum leaves it alone.
 
-Whoever reads a commit, or bases a transaction on it, holds a shared byte lock of the file `locks/pins`: of the byte
-whose number is the seq. One lock a process is enough for each branch, on the lowest. It ends with the process, however
-that ends, and needs no write permission. Where there are no such locks nothing is pinned: what a vacuum removes then is
-an error to its readers, never a missing key.
+A process that reads a commit, or bases a transaction on it, holds a shared byte lock of the file `locks/pins`: of the
+byte whose number is the seq. One lock a process is enough for each branch, on the lowest. It ends with the process,
+however that ends, and needs no write permission. Where there are no such locks nothing is pinned: what a vacuum removes
+then is an error to its readers, never a missing key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txstore.processes import opening
 if TYPE_CHECKING:
     from txstore._native import local
 
-#: So many bytes are of one branch. Seqs above that count as the last one: then more is kept than need be.
+#: Bytes of one branch. Seqs above that count as the last one: then more is kept than need be.
 SPAN = 1 << 40
 _SPANS = 1 << 22
 
@@ -54,9 +54,9 @@ class Pins:
     `open_file` returns a descriptor of the file, None if there is none to be had, now or ever.
     """
 
-    #: Whose turn it is to settle what is pinned, None: nobody's. Not a lock: a finalizer, which may run at any point,
-    #: also in the thread that has the turn, may only try, and whoever tries to take a lock and is interrupted does not
-    #: know whether he has it.
+    #: The thread whose turn it is to settle what is pinned; None: no thread. Not a lock: a finalizer, which may run at
+    #: any point, also in the thread that has the turn, may only try, and a thread that is interrupted as it tries to
+    #: take a lock does not know whether it has it.
     _turn: object = None
 
     def __init__(self, open_file: Callable[[], local.Descriptor | None], branch: str = MAIN) -> None:
@@ -105,7 +105,7 @@ class Pins:
         lowest = min(ours, default=None)
         locks = self._locks()
         if locks is not None:
-            # The kernel names one of those that are in the way, not the first.
+            # The kernel names one of the locks in the way, not the first.
             while (found := locks.one_held_elsewhere(below if lowest is None else lowest)) is not None:
                 lowest = found
         return lowest
@@ -124,7 +124,7 @@ class Pins:
         self._settle_what_is_gone()
 
     def _settle_what_is_gone(self) -> None:
-        # Never waited for: it may be this very thread that has the turn. Whoever has it looks again afterwards.
+        # Never waited for: it may be this very thread that has the turn. The thread that has it looks again afterwards.
         while not self._is_settled and self._in_turn(self._settle, wait=False):
             pass
 

@@ -37,7 +37,7 @@ _NOTHING = b"default-src 'none'; sandbox"
 _AS_TOLD = (b"x-content-type-options", b"nosniff")
 #: What each answer says that is not sent by `answer`.
 PROTECTED: Headers = (_AS_TOLD, (b"content-security-policy", _NOTHING))
-#: From so many bytes on JSON is compressed.
+#: Bytes from which on JSON is compressed.
 _COMPRESSED_FROM = 1 << 10
 
 #: Of each error its status; of any other, 500. Whatever reads Zarr takes 404 for a chunk that was never written, and
@@ -65,7 +65,10 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what is answered to whoever has met an error. What others say, who may name secrets, is left out."""
+    """Return the answer to a client that has met an error.
+
+    Text of other libraries, which may name secrets, is left out.
+    """
     if isinstance(error, Failure):
         return error
     kind = type(error).__name__
@@ -130,7 +133,7 @@ def path_of(scope: Scope) -> bytes:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when whoever has asked has left."""
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

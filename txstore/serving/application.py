@@ -43,7 +43,7 @@ _log = logging.getLogger("txstore.serving")
 _THREADS = 8
 #: Pictures that are made at once, in threads and processes of their own: each may take much time and memory.
 _PICTURES = 2
-#: Seconds between two looks for what nobody reads any more.
+#: Seconds between two looks for snapshots without readers.
 _TIDYING = 10.0
 
 
@@ -60,7 +60,7 @@ def application(
     ----------
     repository : Repository
     token : str, optional
-        What whoever asks has to know: `?token=` once in a browser, `Authorization: Bearer`, or `/t/TOKEN` before the
+        What a client has to know: `?token=` once in a browser, `Authorization: Bearer`, or `/t/TOKEN` before the
         rest of the path. The browser keeps a cookie that only this process knows. None: everybody may ask.
     hosts : collection of str
         What this server is called by, in the `Host` of requests, besides "localhost" and addresses; "*": anything.
@@ -138,7 +138,7 @@ class Application:
                 place = scope["path"].removeprefix(scope.get("root_path") or "")  # which may have the token in it
                 _log.error("%s %s", scope["method"], place, exc_info=error)
             if sending.has_begun:
-                raise  # the connection ends: whoever reads sees that not all has come
+                raise  # the connection ends: the client sees that not all has come
             await answer_failure(scope, sending, failure)
         finally:
             self._tidy_later()
@@ -159,7 +159,7 @@ class Application:
             await _no_such_place()
 
     def _tidy_later(self) -> None:
-        """Let go of what nobody reads any more in some seconds, also if no other request comes."""
+        """Let go of snapshots without readers in some seconds, also if no other request comes."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer[0] is not loop:
             self._timer = loop, loop.call_later(_TIDYING, self._tidy)
@@ -218,7 +218,7 @@ class _Question:
         finally:
             gone.cancel()
             if not asked.done():
-                asked.cancel()  # nobody waits for it any more: if it has not begun, it doesn't
+                asked.cancel()  # the client has left: if it has not begun, it doesn't
                 stop.set()
         if asked.cancelled():
             return

@@ -1,4 +1,4 @@
-"""Connections of the server, which are given up if no whole request comes: nobody holds them for nothing."""
+"""Connections of the server, which are closed if no whole request comes: no client holds one for nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD_SECONDS, HEAD_BYTES = 20.0, 1 << 16
 class BoundedConnection(HttpToolsProtocol):
     """A connection that ends if the head of a request takes too long, or is too long.
 
-    uvicorn waits for both without an end. What comes behind an answer, such as the rest of a body that nobody reads,
+    uvicorn waits for both without an end. What comes behind an answer, such as the unread rest of a body,
     counts as the head of the next request.
     """
 

@@ -29,7 +29,7 @@ Fetch = Callable[[str, slice | None], memoryview | None]
 
 
 class Stop:
-    """Ends what is done for a request when nobody waits for it any more. Safe in threads."""
+    """Ends the work for a request when its client has left. Safe in threads."""
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()

@@ -90,7 +90,7 @@ class Events:
                 piece = b": still here\n\n"
 
     def close(self) -> None:
-        """End the streams, those that are about to begin too, so that a server that waits for them can stop."""
+        """End the streams, also any that is about to begin, so that a server that waits for them can stop."""
         self._is_closed = True
         for queue in list(self._listeners):
             _put(queue, _END)
@@ -140,7 +140,7 @@ class Events:
         for name, head in heads.items():
             own = commits.branches.id_of(name)
             line = islice(commits.ancestors(head), _TOLD)
-            # Those that a new branch begins behind have been told of theirs.
+            # Commits below the start of a new branch were told with their own branch.
             new = [*takewhile(partial(_is_new, branch=own, known=known), line)]
             ids = [stored.header.id.hex() for stored in reversed(new)]
             told += [_event("commit", {"id": each, "branch": name}, each) for each in ids]

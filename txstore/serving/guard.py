@@ -2,7 +2,7 @@
 
 A page elsewhere can make a browser send requests here. It may give a name of its own to this address (DNS rebinding):
 so `Host` has to be one that is known. It may ask from its own origin: so `Origin` has to be this one, or one that was
-allowed. Addresses are no names: whoever says the one that was connected to has not been misled.
+allowed. Addresses are no names: a client that names the address it connected to has not been misled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Guard:
     Parameters
     ----------
     token : str, optional
-        What whoever asks has to know. It is not empty.
+        What a client has to know. It is not empty.
     hosts : collection of str
         Names that this server is called by, besides those of this machine for itself; "*": any.
     origins : collection of str

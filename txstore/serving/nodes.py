@@ -44,7 +44,7 @@ class Nodes:
         self._maps = _Kept[_Map](_MAPS)
 
     def members(self, ref: str, path: str = "", after: str = "", limit: int = _MEMBERS) -> dict[str, Any]:
-        """Return the members of a group, by name: those behind `after`, so many of them."""
+        """Return up to `limit` members of a group, by name, from the first one behind `after`."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
         described = _existing(snapshot, path)

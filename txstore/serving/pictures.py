@@ -18,11 +18,11 @@ from txstore.store import TxStore
 
 #: Points along each of two axes, and along one that is alone.
 _POINTS, _POINTS_OF_LINE = 512, 4096
-#: What is decoded for one picture: so many chunks, and bytes.
+#: Chunks, and bytes, that are decoded for one picture.
 _CHUNKS, _BYTES = 4096, 256 << 20
 #: Chunks along an axis: zarr goes through all of them, whatever the step.
 _PASSED = 1 << 18
-#: Of what is no numbers: so many values are told.
+#: Values that are listed of an array without numbers.
 _TEXTS = 200
 
 

@@ -37,11 +37,11 @@ from txstore.serving.positions import Positions, is_id
 from txstore.serving.ranges import UnsatisfiableError, matches, wanted
 from txstore.storage.request_threads import in_thread
 
-#: From so many bytes on a value is read in a thread: so long the others wait for a small one.
+#: Bytes from which on a value is read in a thread: all other requests wait while a smaller one is read.
 _IN_THREAD = 1 << 20
-#: So many bytes of an answer are given to the connection at a time, which waits until they are sent.
+#: Bytes of an answer that are given to the connection at a time, which waits until they are sent.
 _PIECE = 1 << 18
-#: So many bytes are asked of a server at a time; one request has as many in memory.
+#: Bytes that are asked of a server at a time; one request has as many in memory.
 _FETCHED = 1 << 22
 #: Bytes of consolidated metadata that are kept.
 _DOCUMENTS = 32 << 20
@@ -52,7 +52,7 @@ class PlainZarr:
 
     def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
         self._positions = positions
-        # What lies between must not give to others what was given to whoever has the token.
+        # A proxy in between must not give to others what was given to a holder of the token.
         self._kept_by = b"private, " if has_token else b"public, "
         self._is_remote = repository.engine.storage.ranges is not None
         self._consolidated = _Consolidated()
@@ -150,7 +150,7 @@ async def _send_value(
     try:
         async for piece in pieces:
             if gone.done():
-                return  # nobody reads on: nothing more is fetched
+                return  # the client has left: nothing more is fetched
             done += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
     finally:

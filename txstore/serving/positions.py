@@ -1,4 +1,4 @@
-"""Which commit a URL names, and the snapshots of those that are being read."""
+"""Which commit a URL names, and the snapshots that are being read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Positions:
                 self._places.popitem(last=False)
 
     def let_go(self, *, idle: float = _IDLE) -> bool:
-        """Let go of the snapshots that nobody has read for some seconds. Return whether others are left."""
+        """Let go of the snapshots that were not read for some seconds. Return whether others are left."""
         before = time.monotonic() - idle
         with self._lock:
             while self._snapshots and next(iter(self._snapshots.values()))[1] <= before:

@@ -18,7 +18,7 @@ from txstore.serving.connections import BoundedConnection
 from txstore.serving.facade import Served
 
 #: Seconds that answers which are under way may take when the server is to stop; and that they may still take when
-#: nobody gets them any more.
+#: their clients have left.
 _ENDING, _CLEANING = 5, 5
 #: Seconds that an idle connection is kept; connections that wait to be accepted.
 _KEPT, _BACKLOG = 30, 2048
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
             ending.cancel()
 
     def _hang_up(self) -> None:
-        """Leave those that have not read their answers: uvicorn would cancel these, and report each as an error."""
+        """Leave clients that have not read their answers: uvicorn would cancel these, and report each as an error."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, BoundedConnection)
             connection.transport.abort()

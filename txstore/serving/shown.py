@@ -12,7 +12,7 @@ class Shown:
     """A page that is being shown: `Repository.show`. A context manager; `close()` ends its server.
 
     `url` has the server's token in its path: a browser gives no cookies to what another page frames, and a program that
-    reads `{url}at/<commit>` has none. Whoever is given the URL can read the repository as long as the server runs.
+    reads `{url}at/<commit>` has none. Anyone who has the URL can read the repository as long as the server runs.
     """
 
     def __init__(self, server: Server, height: int) -> None:

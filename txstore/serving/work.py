@@ -58,16 +58,16 @@ class Work:
 
     def locks(self) -> dict[str, Any]:
         """Return who holds locks, on what, as far as that can be told; and who commits just now."""
-        nobody: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
+        unlocked: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
         if not self._engine.exists() or self._engine.storage.is_remote:
-            return nobody
+            return unlocked
         try:
             directory = self._engine.storage.lock_directory()
             found = find_holders(directory)
         except LocksUnavailableError:
-            return nobody
+            return unlocked
         except PermissionError:
-            return nobody | {"visible": False}
+            return unlocked | {"visible": False}
         nodes = self._nodes(found)
         if not found.holders:
             self._engine.commits.identity.check_there()
