@@ -194,7 +194,7 @@ def _storage_of(content: np.ndarray[Any, Any]) -> torch.UntypedStorage:
 
 
 def _dealt(having: Sequence[int], taken: int) -> list[int]:
-    """Return how many batches came from each worker: a loader asks them in turn, and passes workers that have no more."""
+    """Return how many batches came from each worker: a loader asks them in turn, and skips finished workers."""
     if taken < 0:
         raise ValueError(f"batches is {taken}: it has to be how many the loader has handed out")
     if taken > sum(having):

@@ -49,7 +49,7 @@ def find_holders(directory: str) -> Holders:
 
 
 def whose_turn(directory: str, name: str) -> str | None:
-    """Return who has the turn at a file below a repository's `locks/`, such as the one for commits; None: no process."""
+    """Return who has the turn at a file below a repository's `locks/`, such as that for commits; None: no process."""
     try:
         with Tree(directory).open(name) as descriptor:
             return turns.whose_turn(descriptor)
