@@ -7,7 +7,7 @@ come back, the server does what it is asked in no time and one thing after the o
 milliseconds of its own for each commit. So it tells what a protocol can do with 1,000 committers 100 ms away, which no
 machine at hand could run, and which of two protocols is better before either is built.
 
-`alone` is what a commit does that meets nobody: begin by a listing, proposal the file to the version, and after a lost
+`alone` is what a commit does that meets nobody: begin by a listing, propose the file to the version, and after a lost
 version read the next ones and try again. `group_commits` is docs/understand/remote-design.md, "Group commits".
 """
 

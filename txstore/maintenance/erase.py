@@ -319,7 +319,7 @@ class _Erasing:
 
 
 class _Unchanged:
-    """A commit that changes nothing: a `Plan` of `history.versions`."""
+    """A commit that changes nothing: a `Plan` of `history.publisher`."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots

@@ -345,7 +345,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that says where copies lie: a `Plan` of `history.versions`, which is tried a few times."""
+    """The commit that says where copies lie: a `Plan` of `history.publisher`, which is tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool

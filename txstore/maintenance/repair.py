@@ -397,7 +397,7 @@ class _Repairer:
                         self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
-            if any(fault.path == path and fault.part == "head_cache" for fault in faults):
+            if any(fault.path == path and fault.part == "head cache" for fault in faults):
                 commits.make_durable(head, branch)
                 content = commits.head_cache(head, durable=True).encode() if head.header.branch == branch else b""
                 self._files.write_small(path, content, "written anew")

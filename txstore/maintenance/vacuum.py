@@ -130,7 +130,7 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
-    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.versions`."""
+    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.publisher`."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits

@@ -292,12 +292,12 @@ class Verifier:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._add_error(error, path, part="head_cache")
+            self._add_error(error, path, part="head cache")
             return
         except encoding.MalformedError as error:
             content = self.storage.read(path)
             if any(content):  # else its writer was killed, or the power lost, before it was written
-                self._add(Fault(path, error.reason, part="head_cache"))
+                self._add(Fault(path, error.reason, part="head cache"))
             return
         if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
             return  # a power loss can leave an older head cache than that of the last vacuum

@@ -1,4 +1,4 @@
-"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.versions`)."""
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.publisher`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Merged(NamedTuple):
 
 
 class Committer:
-    """One attempt to commit what one transaction has staged. A `Plan` of `history.versions`."""
+    """One attempt to commit what one transaction has staged. A `Plan` of `history.publisher`."""
 
     def __init__(
         self,
