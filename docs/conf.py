@@ -25,6 +25,7 @@ extensions = [
     "sphinx_design",
     "commands",
     "docstrings",
+    "modules",
     "for_language_models",
 ]
 exclude_patterns = ["_build", "_extensions"]

@@ -228,7 +228,7 @@ def explain(error: BaseException, path: str, secrets: Secrets, wish: str) -> Exp
     `wish` is what was to be done with it: read, list, write, delete, or ask for.
     """
     if isinstance(error, RuntimeError) and "shutdown" in str(error):
-        # Background work for head caches and leases may come this late, and some libraries need threads for each request.
+        # Background work for head caches and leases may come this late, and some libraries need a thread for a request.
         words = "the interpreter is about to end, and starts no threads any more: write before that"
         return Explained(OSError(errno.ECANCELED, words, path), False)
     if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):
