@@ -1,6 +1,6 @@
 """Many committers at one branch of an object store, simulated: commits/s, fairness, the slowest, requests.
 
-    python -m benchmarks.simulate_commits [--seconds 60] [--quick]
+    python -m benchmarks.simulated.commits [--seconds 60] [--quick]
 
 Nothing is measured here but the protocols themselves: a request takes half of its time to get to the server and half to
 come back, the server does what it is asked in no time and one thing after the other, and a committer needs a few
