@@ -359,8 +359,8 @@ timeout_ns(PyObject *object, int64_t *timeout)
     return 0;
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by parameter name. An argument that the
- * caller did not pass is NULL. The first `required` arguments are mandatory. */
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by parameter name. An argument that
+ * the caller did not pass is NULL. The first `required` arguments are mandatory. */
 static inline int
 sort_arguments(const char *function, const char *const *parameters, Py_ssize_t most, Py_ssize_t required,
                PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **values)

@@ -110,8 +110,8 @@ is_still_there(const lock_table *table)
            path_leads_to(table->path, table->device, table->inode);
 }
 
-/* Is our LIVE byte still locked, and was it locked all the time? Locking it again answers that, and restores a lost lock
- * that no other member has noticed. If a member noticed and made our words dirty, the words themselves show it. */
+/* Is our LIVE byte still locked, and was it locked all the time? Locking it again answers that, and restores a lost
+ * lock that no other member has noticed. If a member noticed and made our words dirty, the words themselves show it. */
 static inline bool
 is_still_member(const lock_table *table)
 {
