@@ -135,7 +135,7 @@ recover_word(lock_table *table, uint32_t *word, uint32_t seen)
     return true;
 }
 
-/* A word_recover. REQUIRES: we are a member. */
+/* A word_recover. REQUIRES: this process is a member. */
 static inline bool
 recover_holder(void *context, uint32_t *word, uint32_t seen)
 {

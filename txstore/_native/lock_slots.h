@@ -14,9 +14,9 @@
  *
  * Neighbouring chunks along the last axis have neighbouring slots. So the locks of a tile lie in few cache lines, two
  * disjoint runs of chunks never collide, and range locks can cover a run in one call. The multipliers are fractions of
- * the circle whose multiples stay far apart (golden ratio, e, pi, ...), so the rows of an array cover the circle evenly:
- * of 100,000 chunks of one array few share a word, where with a random hash thousands would. The slot depends on the key
- * alone, never on the shape, because arrays grow. tests/locks/test_locktable.py has known answers that every
+ * the circle whose multiples stay far apart (golden ratio, e, pi, ...), so the rows of an array cover the circle
+ * evenly: of 100,000 chunks of one array few share a word, where with a random hash thousands would. The slot depends
+ * on the key alone, never on the shape, because arrays grow. tests/locks/test_locktable.py has known answers that every
  * implementation must give.
  */
 

@@ -104,12 +104,12 @@ ensure_member(table_object *self)
 
 PyDoc_STRVAR(table_doc,
              "LockTable(path, *, slots=1048576, mode=0o666, timed_out, lost, forked)\n--\n\n"
-             "The lock file at `path`. If it is missing, it is created with the permission bits `mode`, under any umask.\n\n"
+             "The lock file at `path`. If it is missing, it is created with permission bits `mode`, under any umask.\n\n"
              "`slots` is for a new file; an existing file keeps its number. Callables make the exceptions to raise:\n"
              "timed_out(keys, pid of the holder or 0), lost(keys), forked().\n\n"
-             "Raises OSError: EAGAIN if other processes use the file as another kind, EPROTO in another version, EXDEV\n"
-             "on another machine or mount, ETIMEDOUT if another process was stopped while it opened the file, and the\n"
-             "errors of the system.");
+             "Raises OSError: EAGAIN if other processes use the file as another kind, EPROTO in another version,\n"
+             "EXDEV on another machine or mount, ETIMEDOUT if another process was stopped while it opened the file,\n"
+             "and the errors of the system.");
 
 static PyObject *
 table_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -252,7 +252,7 @@ describe_member(uint32_t number, const member_record *record)
 }
 
 PyDoc_STRVAR(table_members_doc, "members($self, /)\n--\n\n"
-                                "(member, process id, incarnation) of each living member. The pid is for messages only.");
+                                "(member, process id, incarnation) of each living member. The id is for people only.");
 
 static PyObject *
 table_members(PyObject *object, PyObject *Py_UNUSED(none))
@@ -260,7 +260,7 @@ table_members(PyObject *object, PyObject *Py_UNUSED(none))
     return survey((table_object *)object, describe_member);
 }
 
-PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the word that the key has.");
+PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the key's word.");
 
 static PyObject *
 table_slot_of(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
