@@ -45,26 +45,27 @@
  *       2^40  INIT: held to open, join or reset             byte locks, far behind
  *   2^40 + m  LIVE(m): held by member m as long as it lives    the file's end
  *
- * A process allocates the whole file before it maps it, so a full disk is an OSError, never a SIGBUS. It never makes the
- * file shorter, because another process's mapping would then have no pages behind it. It writes the complete magic last,
- * and clears it first.
+ * A process allocates the whole file before it maps it, so a full disk is an OSError, never a SIGBUS. It never makes
+ * the file shorter, because another process's mapping would then have no pages behind it. It writes the complete magic
+ * last, and clears it first.
  *
  * LIFE. Only the kernel knows which members live: a member lives while its LIVE byte is locked. Process ids are not
- * trusted, and the words of a member say nothing about its life. A living member publishes the range of its transactions
- * in its record. A word outside of that range is damaged, or was parked for a transaction that has ended since: it is as
- * free as a dead member's word. So the table works between containers that share a volume, and only the end of a process
- * frees its locks: a stopped process keeps them.
+ * trusted, and the words of a member say nothing about its life. A living member publishes the range of its
+ * transactions in its record. A word outside of that range is damaged, or was parked for a transaction that has ended
+ * since: it is as free as a dead member's word. So the table works between containers that share a volume, and only the
+ * end of a process frees its locks: a stopped process keeps them.
  *
- * RESET. A process that holds INIT resets the file if no LIVE byte is locked and the magic, version, kind, seed, boot id
- * or size is wrong. Then it sets every word to 0. It never writes to a file that is neither empty nor a lock file. If the
- * header is right it resets nothing, even if no member lives: the words of dead members tell the next holder that they
- * are dirty. If device or inode do not match (within one boot), it does not write to the file, but removes it and creates
- * a new one. While any member lives, it raises OSError in each of these cases: EAGAIN (BlockingIOError) for another kind,
- * EPROTO for another version, EXDEV for another boot or mount, EINVAL for damage.
+ * RESET. A process that holds INIT resets the file if no LIVE byte is locked and the magic, version, kind, seed, boot
+ * id or size is wrong. Then it sets every word to 0. It never writes to a file that is neither empty nor a lock file.
+ * If the header is right it resets nothing, even if no member lives: the words of dead members tell the next holder
+ * that they are dirty. If device or inode do not match (within one boot), it does not write to the file, but removes it
+ * and creates a new one. While any member lives, it raises OSError in each of these cases: EAGAIN (BlockingIOError) for
+ * another kind, EPROTO for another version, EXDEV for another boot or mount, EINVAL for damage.
  *
  * DESCRIPTORS. Two while a table is being opened, none afterwards, one once it has joined.
  *
- * THREADS. This module needs the GIL: it guards the fields, which have no locks. Words change by compare-and-swap anyway.
+ * THREADS. This module needs the GIL: it guards the fields, which have no locks. Words change by compare-and-swap
+ * anyway.
  */
 
 #ifndef _GNU_SOURCE

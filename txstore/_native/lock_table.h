@@ -104,7 +104,7 @@ ensure_member(table_object *self)
 
 PyDoc_STRVAR(table_doc,
              "LockTable(path, *, slots=1048576, mode=0o666, timed_out, lost, forked)\n--\n\n"
-             "The lock file at `path`. If it is missing, it is created with permission bits `mode`, under any umask.\n\n"
+             "The lock file at `path`. If missing, it is created with permission bits `mode`, under any umask.\n\n"
              "`slots` is for a new file; an existing file keeps its number. Callables make the exceptions to raise:\n"
              "timed_out(keys, pid of the holder or 0), lost(keys), forked().\n\n"
              "Raises OSError: EAGAIN if other processes use the file as another kind, EPROTO in another version,\n"

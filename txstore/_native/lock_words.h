@@ -13,18 +13,18 @@
  *     waiters                 a thread may sleep on the word: the releaser wakes one
  *     hungry                  a waiter has waited for PATIENCE: newcomers must not overtake it
  *
- * A thread that finds a word busy sleeps on it (futex) in slices, and wakes at the end of each slice by itself: a killed
- * holder wakes no waiter, and a waiter killed after it was woken passes no wake-up on. After each slice the thread
- * checks whether the holder is alive. Then the caller gets control, to check for signals.
+ * A thread that finds a word busy sleeps on it (futex) in slices, and wakes at the end of each slice by itself: a
+ * killed holder wakes no waiter, and a waiter killed after it was woken passes no wake-up on. After each slice the
+ * thread checks whether the holder is alive. Then the caller gets control, to check for signals.
  *
- * FAIRNESS. A word released with `hungry` set stays reserved (free, with waiters and hungry set), and the releaser wakes
- * one hungry waiter. That waiter clears `hungry` as it takes the word. A hungry waiter may be dead, so the reservation
- * stops a newcomer for at most PATIENCE: then the newcomer is hungry itself. A caller that only tries may overtake:
- * otherwise a dead waiter would make it fail for ever.
+ * FAIRNESS. A word released with `hungry` set stays reserved (free, with waiters and hungry set), and the releaser
+ * wakes one hungry waiter. That waiter clears `hungry` as it takes the word. A hungry waiter may be dead, so the
+ * reservation stops a newcomer for at most PATIENCE: then the newcomer is hungry itself. A caller that only tries may
+ * overtake: otherwise a dead waiter would make it fail for ever.
  *
- * Three rules that must hold: a word is taken from an owner only by compare-and-swap; only the process that holds a dead
- * member's LIVE byte changes that member's words (lock_members.h); a waiter that stops waiting passes on the wake-up
- * that it may have received.
+ * Three rules that must hold: a word is taken from an owner only by compare-and-swap; only the process that holds a
+ * dead member's LIVE byte changes that member's words (lock_members.h); a waiter that stops waiting passes on the
+ * wake-up that it may have received.
  */
 
 #ifndef TXS_LOCK_WORDS_H
@@ -77,8 +77,8 @@ typedef struct {
     size_t sibling_count;
 } word_asker;
 
-/* Checks whether the owner seen in a word is gone, and if so makes the word dirty. True: the caller should read the word
- * again. */
+/* Checks whether the owner seen in a word is gone, and if so makes the word dirty. True: the caller should read the
+ * word again. */
 typedef bool (*word_recover)(void *context, uint32_t *word, uint32_t seen);
 
 /* One wait, over all of its slices. */
