@@ -173,7 +173,7 @@ class SlotTurns(Generic[S]):
         self.notify()
 
     def notify(self) -> None:
-        """Wake the waiting requests. A thread that changed the state calls this afterwards, with or without the mutex."""
+        """Wake the waiting requests. A thread that changed the state calls this next, with or without the mutex."""
         if self._waiting:
             with self.mutex:
                 self._changed.notify_all()
