@@ -267,7 +267,7 @@ class LockFile:
 
     def _reset(self, old: LockHeader) -> None:
         if old.magic == bytes(8):
-            set_mode(self.descriptor, self._mode)  # we have made it
+            set_mode(self.descriptor, self._mode)  # this process created it
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
         # Incarnations continue from their old values: they only have to differ.
         free = b"".join(MEMBER.pack(0, 0, incarnation) for _, _, incarnation in MEMBER.iter_unpack(records))
