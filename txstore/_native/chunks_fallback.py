@@ -101,7 +101,7 @@ class Batch:
                 return None
         sizes = tuple(len(range(*each.indices(extent))) for each, extent in zip(picked, self._shape, strict=True))
         if not self._array.ndim:
-            one = prod(sizes) == 1  # a target of a read may have a stride of 0
+            one = prod(sizes) == 1  # one element can be read into; a broadcast view can't
             return _Row(tuple(picked), self._array.reshape(sizes) if one else np.broadcast_to(self._array, sizes))
         if len(out) != self._array.ndim or not all(isinstance(item, slice) for item in out):
             return None

@@ -18,7 +18,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 #: Most snapshots kept at once, and seconds after the last read until one is released: a snapshot pins its commit and
 #: all later ones against the vacuum.
 _SNAPSHOTS, _IDLE = 64, 30.0
-#: Most commits whose place is cached: finding a commit by its id takes a walk through the history.
+#: Most commits whose position is cached: finding a commit by its id takes a walk through the history.
 _PLACES = 1 << 14
 
 
