@@ -44,7 +44,7 @@
 #define FRAME_VALUE 1
 #define INDEX_ENTRY 16
 #define NO_CHUNK UINT64_MAX
-#define SEEN_ODD 255 /* a `seen` value too large for one byte */
+#define SEEN_ODD 255 /* the writer has seen more than this byte can say */
 
 enum { ROW_READ = 0, ROW_MISSING = 1, ROW_ODD = 2 };                         /* of read */
 enum { ROW_WAITS = 0, ROW_PLACED = 1, ROW_EMPTY = 2, ROW_ORDINARY = 3 };     /* of encode */
@@ -259,10 +259,10 @@ parse_rows(batch *b, PyObject *list)
 
 PyDoc_STRVAR(batch_doc,
              "Batch(rows, array, chunk, inner, itemsize, codecs, fill, empties, writable, /)\n--\n\n"
-             "The rows of one operation. `array`: the buffer to read into, or to write. `chunk`: (shape, strides) of a\n"
-             "decoded chunk. `inner`: None, or (shape, strides, index at start, index has a checksum) of the chunks of a\n"
-             "shard. `fill`: the bytes of one element. `empties`: 0, chunks of fill values are stored; 1, they are not;\n"
-             "2, nor are chunks of NaN if the fill value is NaN.");
+             "The rows of one operation. `array`: the buffer to read into, or to write. `chunk`: (shape, strides) of\n"
+             "a decoded chunk. `inner`: None, or (shape, strides, index at start, index has a checksum) of the chunks\n"
+             "of a shard. `fill`: the bytes of one element. `empties`: 0, chunks of fill values are stored; 1, they\n"
+             "are not; 2, the fill value is NaN, and chunks of any NaN are not stored.");
 
 static PyObject *
 batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -551,8 +551,8 @@ read_row(call *c, worker *w, Py_ssize_t i)
 }
 
 PyDoc_STRVAR(read_doc, "read(packs, table, threads, /)\n--\n\n"
-                       "Read the rows into the array. `table`: four int64 for each row: the number of the buffer in `packs`\n"
-                       "(-1: no value, -2: skip the row), offset, length, CRC-32C.\n\n"
+                       "Read the rows into the array. `table`: four int64 for each row: the number of the buffer in\n"
+                       "`packs` (-1: no value, -2: skip the row), offset, length, CRC-32C.\n\n"
                        "Returns a byte for each row: 0, it was read; 1, it is missing, and was set to the fill value;\n"
                        "2, it was skipped, or could not be read: zarr's own pipeline then reports the error.");
 
@@ -816,9 +816,10 @@ encode_row(call *c, worker *w, Py_ssize_t i)
 
 PyDoc_STRVAR(encode_doc,
              "encode(keys, seen, arena, position, sequence, threads, /)\n--\n\n"
-             "Encode rows that write whole chunks into frames in `arena`, until it is full: call it again for the rest.\n"
-             "`keys`: bytes for each row; `seen`: a byte for each, the version that the writer had seen. `position`: the\n"
-             "arena's offset in the pack; `sequence`: that of the first frame. A row with `seen` 255 is not encoded here.\n\n"
+             "Encode rows that write whole chunks into frames in `arena`, until it is full. Call it again for the rest.\n"
+             "`keys`: bytes for each row; `seen`: a byte for each, the state of the key that the writer had seen.\n"
+             "`position`: the arena's offset in the pack; `sequence`: that of the first frame. A row with `seen` 255 is\n"
+             "not encoded here.\n\n"
              "Returns the number of bytes used in the arena, and the number of frames in it.");
 
 static PyObject *
@@ -921,7 +922,7 @@ static PyType_Spec batch_spec = {
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(load_doc, "load(zstd, blosc, /)\n--\n\n"
-                       "Find compressors in shared libraries, given by path or None. Returns the names of the compressors found.");
+                       "Find compressors in shared libraries, given by path or None. Returns the names found.");
 
 static PyObject *
 load(PyObject *module, PyObject *args)

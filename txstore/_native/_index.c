@@ -395,11 +395,12 @@ PyDoc_STRVAR(run_scan_doc, "scan($self, /, start, stop, limit, since=0)\n--\n\n"
                            "Entries of this run alone, tombstones included, with start <= key < stop and seq > since:\n"
                            "[(key, kind, seq, pack, offset, length, checksum)].");
 PyDoc_STRVAR(run_window_doc, "window($self, /, start, at_least, since=0)\n--\n\n"
-                             "The bytes that the caller must load before a query: (begin, end, first key after them or None).\n\n"
-                             "The window starts with the block that may contain `start`, or the first block after `start`.\n"
-                             "It has enough blocks for `at_least` bytes, and at least one if any exists. With 0 it has only\n"
-                             "the block that may contain `start`: none if `start` is below all keys. With `since`, a block\n"
-                             "without newer entries is skipped at the start, and ends the window later. Reads no block.");
+                             "The bytes to load before a query: (begin, end, first key after them or None).\n\n"
+                             "The window starts with the block that may contain `start`, or the first block after it.\n"
+                             "It has enough blocks for `at_least` bytes, and at least one if any exists. With 0 it has\n"
+                             "only the block that may contain `start`: none if `start` is below all keys. With `since`,\n"
+                             "a block without newer entries is skipped at the start, and ends the window later. Reads\n"
+                             "no block.");
 PyDoc_STRVAR(run_verify_doc, "verify($self, /)\n--\n\nRead every block; ValueError on the first fault.");
 PyDoc_STRVAR(run_doc, "Run(buffer, seq)\n--\n\n"
                       "One run over `buffer`, which is exactly its section. `seq` is what a stored seq of 0 stands\n"

@@ -158,8 +158,7 @@ class History:
             raise Failure(400, "WrongArgument", "before= must be the `next` of the previous answer")
         stored = self._engine.commits.read(match[1], int(match[2]))
         if stored is None:
-            raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: start again without
-            before=")
+            raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: omit before=")
         return stored
 
     def _has_changed(self, stored: Stored, path: str) -> bool:

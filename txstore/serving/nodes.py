@@ -57,7 +57,7 @@ class Nodes:
         return {"commit": _id(snapshot), "nodes": told, "next": found[limit - 1].name if len(found) > limit else None}
 
     def node(self, ref: str, path: str = "", stored: str = "yes") -> dict[str, Any]:
-        """Return all facts about a node. `stored="no"` leaves out those that need a walk through all of its keys."""
+        """Return all facts about a node. `stored="no"` leaves out facts that need a walk through all of its keys."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
         described = _existing(snapshot, path)

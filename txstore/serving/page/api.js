@@ -1,4 +1,4 @@
-// What the page asks of its server. All addresses are relative, so that the application may lie below any prefix.
+// The page's requests to its server. All addresses are relative, so the application may be mounted below any prefix.
 
 const NAMES_KEPT = 200;
 
@@ -31,7 +31,7 @@ async function answered(path, signal) {
   try {
     told = (await response.json()).error;
   } catch {
-    // an error that is no JSON: the status says enough
+    // the error is not JSON: the status is enough
   }
   throw new ServerError(response.status, told);
 }

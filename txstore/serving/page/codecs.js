@@ -1,5 +1,5 @@
-// Blosc, LZ4, Zstandard, gzip and zlib for zarrita, whose own decoders of the first three are WebAssembly of more than a
-// megabyte, and none of whose decoders knows an end: what was written to decode to gigabytes would take these.
+// Blosc, LZ4, Zstandard, gzip and zlib for zarrita. Its own decoders of the first three are more than a megabyte of
+// WebAssembly, and none of its decoders has a limit: a hostile chunk could decode to gigabytes.
 // Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; RFC 8878; BloscLZ is a descendant of FastLZ.
 
 import { registry, unzlib, unzstd } from "./vendor/zarrita.js";

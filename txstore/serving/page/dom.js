@@ -1,4 +1,4 @@
-// Elements. What a repository says is only ever set as text: nothing here takes HTML.
+// Makes elements. Text from a repository is only ever set as text: no function here takes HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -110,7 +110,7 @@ function told(kind, event) {
   live.textContent = kind === "lost" ? "offline" : "live";
   live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
   if (kind === "commit") arrived(true);
-  // The heads come first, too: what was committed while nobody followed shows in them.
+  // The heads come first again: they show the commits that were made while the page was not connected.
   if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
 }
 

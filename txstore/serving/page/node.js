@@ -34,7 +34,7 @@ export function drawNode(panel, context) {
   replace(panel, crumbs(context), told, list, body, python);
   measure();
 
-  /** Fill in what takes longer to know, when all else is there: nobody waits for it. */
+  /** Fill in the slow facts last, so that the rest of the page does not wait for them. */
   async function measure() {
     try {
       await context.drawn;

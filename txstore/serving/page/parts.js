@@ -1,4 +1,4 @@
-// What several views are made of.
+// Elements that several views use.
 
 import { h, icon } from "./dom.js";
 import { ago, isId, plural, quoted, short, size, when } from "./words.js";
