@@ -58,7 +58,7 @@ class Work:
 
     def locks(self) -> dict[str, Any]:
         """Return the holders of locks, with their arrays if known; and the process that commits now."""
-        nobody: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
+        unlocked: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
         if not self._engine.exists() or self._engine.storage.is_remote:
             return unlocked
         try:
