@@ -8,10 +8,10 @@ const MAX_SPLITS = 16;
 const MIN_SPLIT = 128;
 const BLOSCLZ_FAR = 8191;
 const ZSTD_MAGIC = 0xfd2fb528;
-const ZSTD_BLOCK = 128 << 10; // what a block decodes to at most
+const ZSTD_BLOCK = 128 << 10; // most bytes that a block decodes to
 const FED = 8 << 10; // bytes that DecompressionStream is given at a time: it hands on all that these decode to
 const SLACK = 64 << 10;
-const VARIABLE = 64 << 20; // what a chunk of texts or objects may decode to: its document doesn't say
+const VARIABLE = 64 << 20; // most bytes of a decoded chunk of texts or objects: its document gives no size
 
 /** What a chunk may decode to, in bytes: what it has in memory, and a bit for checksums and for what doesn't get smaller. */
 export function limitOf({ dataType, shape }) {

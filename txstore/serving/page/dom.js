@@ -16,7 +16,7 @@ function fill(element, properties, children) {
   return element;
 }
 
-/** A link leads inside of the page, or to http(s): never to what would run as a script. */
+/** A link leads inside the page, or to http(s): never to a script. */
 function setLink(element, href) {
   if (/^(#|https?:|\.?\/|at\/)/.test(href)) element.setAttribute("href", href);
 }

@@ -1,4 +1,4 @@
-// One group or array: what it is, its preview, its chunks, its attributes, and how to reach it from elsewhere.
+// One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
 import { api, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
