@@ -84,7 +84,7 @@ async def test_one_client_does_not_take_the_places_of_all(served: Server) -> Non
     assert len(refused) == 24
     about = next(headers for status, headers in answers if status == 429)
     body = await refused[0].reader.readexactly(int(about["content-length"]))
-    assert "16 streams of events" in json.loads(body)["error"]["message"]
+    assert "16 event streams" in json.loads(body)["error"]["message"]
     assert about["retry-after"]
     [other] = await open_many(served, 1, "127.0.0.2")  # which is another machine, to the server
     assert (await other.head())[0] == 200
