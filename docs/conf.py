@@ -26,6 +26,7 @@ extensions = [
     "commands",
     "docstrings",
     "for_language_models",
+    "modules",
 ]
 exclude_patterns = ["_build", "_extensions"]
 nitpicky = False
