@@ -1,4 +1,4 @@
-"""The directive `modules`: every module of `txstore/`, wing by wing, with the first sentence that the module says of itself."""
+"""The directive `modules`: every module of `txstore/`, wing by wing, in the sentence with which it opens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def summary(path: Path) -> str:
     else:
         comment = re.match(r"/\*(.*?)\*/", source, re.S)
         text = re.sub(r"^[ *]+", "", comment[1] if comment else "", flags=re.M).strip()
-        text = re.sub(r"^(?:txstore\._native\.)?\w+(?:\.h)?: ", "", text)
-    return " ".join(text.split("\n\n")[0].split())
+        text = re.sub(r"^(?:txstore\._native\.\w+|\w+\.h): ", "", text)
+    told = " ".join(text.split("\n\n")[0].split())
+    return told[:1].upper() + told[1:]
 
 
 def listed() -> dict[str, list[Path]]:
