@@ -255,14 +255,14 @@ bench-remote: $(BENCH)/stamp
 
 # How far a call goes through the code, and what the code looks like from far: takes Python 3.12 or newer.
 walks: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.walks $(WALKS_ARGS)
+	$(BENCH)/bin/python -m benchmarks.code.walks $(WALKS_ARGS)
 
 simulate-commits: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.simulate_commits
+	$(BENCH)/bin/python -m benchmarks.simulated.commits
 
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.serving $(SERVE_ARGS)
+	$(BENCH)/bin/python -m benchmarks.serving.plain_zarr $(SERVE_ARGS)
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders
@@ -271,7 +271,7 @@ bench-loaders: $(BENCH)/stamp
 PEERS_ARGS ?=
 # In the environment of the tests: it has what drives Chromium, and the server.
 bench-page: $(TEST)/stamp
-	$(TEST)/bin/python -m benchmarks.page
+	$(TEST)/bin/python -m benchmarks.serving.page
 
 page-pictures: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.serving.browser.pictures

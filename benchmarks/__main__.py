@@ -16,29 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks import (
-    arrays,
-    commits,
-    distance,
-    distance_picture,
-    following,
-    group,
-    history,
-    keys,
-    large,
-    loaders,
-    locks,
-    maintenance,
-    merges,
-    processes,
-    readers,
-    references,
-    remote,
-    verify,
-)
 from benchmarks.harness import Row, Setting
+from benchmarks.history import branches as history
+from benchmarks.history import merges, references
+from benchmarks.local import arrays, commits, keys, large, locks, maintenance, verify
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
+from benchmarks.processes import following, group, readers
+from benchmarks.processes import sharing as processes
+from benchmarks.remote import beside as remote
+from benchmarks.remote import distance, distance_picture
+from benchmarks.training import loaders
 
 RESULTS = Path("benchmark-results.json")
 PICTURE = RESULTS.with_name("benchmark-processes.png")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.distance_picture import draw
+from benchmarks.remote.distance_picture import draw
 
 ROOT = Path(__file__).parents[1]
 #: Where the results lie that the pages show.

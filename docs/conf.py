@@ -25,8 +25,8 @@ extensions = [
     "sphinx_design",
     "commands",
     "docstrings",
-    "for_language_models",
     "modules",
+    "for_language_models",
 ]
 exclude_patterns = ["_build", "_extensions"]
 nitpicky = False

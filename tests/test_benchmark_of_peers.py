@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import zarr.storage
 
-from benchmarks import distance_picture
 from benchmarks.pages import KEPT, filled, with_results
 from benchmarks.peers import figures, report, targets
 from benchmarks.peers.appends import append
@@ -34,7 +33,8 @@ from benchmarks.peers.rounds import take_rounds
 from benchmarks.peers.rows import make_rows
 from benchmarks.peers.targets import AIMS, AtMost, Faster, Near, NoMore, judge
 from benchmarks.peers.works import Work
-from benchmarks.s3_stub import BUCKET, Answer, Distance, Request, Seen, Stub, under_way
+from benchmarks.remote import distance_picture
+from benchmarks.simulated.s3_stub import BUCKET, Answer, Distance, Request, Seen, Stub, under_way
 
 ROOT = Path(__file__).parents[1]
 ABOUT = {

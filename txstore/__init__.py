@@ -111,8 +111,8 @@ __all__ = [
     "synchronized",
 ]
 
-# Where the other public names are; "" is a module. Each is imported when it is asked for: zarr costs those who only
-# look at the history half a second, and with zarr 2 only the mappings are there.
+# Where the other public names are; "" is a module. Each is imported when it is asked for: zarr costs a program that
+# only looks at the history half a second, and with zarr 2 only the mappings are there.
 _LATE = {
     "APPEND": "transactions.regions",
     "Append": "transactions.regions",

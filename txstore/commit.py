@@ -61,7 +61,7 @@ class Commit:
         return f"{html_head('Commit', str(self))} <code>{self.id[:12]}</code> {self._when()} {message}"
 
     def _when(self) -> str:
-        """Return the time in the zone of whoever asks, with its name."""
+        """Return the time in the caller's time zone, with its name."""
         return self.time.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 

@@ -1,4 +1,4 @@
-"""Constraints: what has to be so at every commit, whoever makes it. docs/how-to/constraints.md."""
+"""Constraints: what every commit has to keep, whichever process makes it. docs/how-to/constraints.md."""
 
 from txstore.format.constraints import (
     Complete,

@@ -164,7 +164,7 @@ class Engine:
             if staging is None or (block and staging.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = self._staging_of(shared, counts_by_operation=not block)
-                there.insert(0, staging)  # before those that have seen what was given up
+                there.insert(0, staging)  # before participants that have seen what was given up
                 staging.join_others()
             return self._transaction(staging, TransactionLocks(self))
 
@@ -250,7 +250,7 @@ class Position:
     """The commit that a handle stands at, found at the first use and then the same for ever (I4).
 
     Without `at` or `tag` it is the head; `exact` is a version and commit id that some other process stood at. A
-    repository that does not exist is an empty snapshot to whoever creates it (`creates`), an error to everybody else.
+    repository that does not exist is an empty snapshot to a caller that creates it (`creates`), an error to any other.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class Position:
 
     @property
     def branch(self) -> str:
-        """The id of the branch that whoever goes on from here goes on with: with a tag, that of its commit."""
+        """The id of the branch that commits from here go to: with a tag, the branch of its commit."""
         return self._branch if self._tag is None or self.stored is None else self.stored.header.branch
 
     @property

@@ -309,7 +309,7 @@ class CorruptionError(TxStoreError):
 class WrongFileTypeError(CorruptionError, OSError):
     """Something else lies in a repository than can: a link, a FIFO, a directory in the place of a file.
 
-    It was neither followed nor opened, nor changed. Whoever may write the directory may have put it there.
+    It was neither followed nor opened, nor changed. Any user who may write the directory may have put it there.
     """
 
     def __init__(self, path: str, *, found: str, wanted: str) -> None:
@@ -393,7 +393,7 @@ class BarePathError(TxStoreError):
 class BackupErasureError(BackupError):
     """To go on, the backup would erase values in the copy: look at the erasures, then ask for it.
 
-    `erasures` are those that the copy does not have yet, `values` is how many values they are about. Nothing was
+    `erasures` are the records that the copy does not have yet, `values` is how many values they are about. Nothing was
     changed.
     """
 
@@ -546,7 +546,7 @@ class CommitWaitWarning(UserWarning):
 
 
 class UncommittedChangesWarning(UserWarning):
-    """Staged writes were dropped because nobody committed them."""
+    """Staged writes were dropped because they were not committed."""
 
 
 class ClockWarning(UserWarning):

@@ -60,7 +60,7 @@ _functions: list[Callable[[], None]] = []
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in a forked child, whoever held it in the parent."""
+    """Return a lock that is free in a forked child, even if a thread of the parent held it."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock

@@ -12,7 +12,7 @@ from txstore.format.shown import html_text, readable_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Called again and again with the bytes that are done, and with those that there are in all.
+#: Called again and again with the bytes that are done, and the bytes in all.
 Progress: TypeAlias = Callable[[int, int], None]
 #: What `progress=` takes: a function, True for a bar, or False or None for neither.
 Wanted: TypeAlias = bool | Progress | None
@@ -23,7 +23,7 @@ _PAUSE = 0.1
 
 @contextmanager
 def showing(wanted: Wanted, what: str) -> Iterator[Progress | None]:
-    """Return what a long call tells of how far it is; None if there is nobody to tell.
+    """Return what a long call tells of how far it is; None if the caller asked for no progress.
 
     The bar is in the cell of a notebook, or on the standard error if that is a terminal; it goes when the block ends.
     """

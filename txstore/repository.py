@@ -81,34 +81,22 @@ _SHOWN_COMMITS = 5
 class Repository:
     """One TxStore repository.
 
-    Parameters
-    ----------
-    url : str or PathLike
-        Where it is. It is created by the first write, never by reading.
-    create : bool
-        False: there has to be a repository already, or `RepositoryNotFoundError` is raised at once. So a misspelled
-        path makes no second repository.
-    durability : {"fsync", "none"}
-        Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data.
-    storage_options : dict, optional
-        Of the fsspec file system that the URL is of: credentials, endpoints. They are kept in this process and in its
-        pickles, and written nowhere.
-    single_writer : bool
-        On a file system where a commit can't be made sure to be made by one alone (`docs/how-to/remote.md`): nobody
-        else writes this repository, ever. Without it, such a repository can only be read.
-    cache_dir : str or PathLike, optional
-        Where on this machine to keep what was read from afar, `cache_size` bytes at most, for all processes that name
-        it. By default 64 MiB are kept in memory.
-    retention : int or timedelta, optional
-        How many of the newest commits to keep, or for how long: whoever commits with this set folds older ones together
-        now and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay.
-    sources : dict, list of str, or str, optional
-        Below which directories or URLs values may lie in files outside of the repository (`docs/how-to/virtual.md`); a
-        dict has the options of their fsspec file systems. Nothing else is opened, whatever the repository says.
-    commit_timeout : float, optional
-        Seconds that a commit, or maintenance, waits for others that are committing, or at maintenance: then it raises
-        `CommitTimeoutError`, which says who they are; what is staged is still there, to be committed again. By default
-        there is no limit, and a `CommitWaitWarning` after 5 seconds.
+    Parameters ---------- url : str or PathLike Where it is. It is created by the first write, never by reading. create
+    : bool False: there has to be a repository already, or `RepositoryNotFoundError` is raised at once. So a misspelled
+    path makes no second repository. durability : {"fsync", "none"} Whether `commit` returns only when the commit will
+    survive power loss. "none" is for scratch data. storage_options : dict, optional Of the fsspec file system that the
+    URL is of: credentials, endpoints. They are kept in this process and in its pickles, and written nowhere.
+    single_writer : bool For a file system that can't create exclusively (`docs/how-to/remote.md`): a promise that no
+    other process writes this repository, ever. Without it, such a repository can only be read. cache_dir : str or
+    PathLike, optional Where on this machine to keep what was read from afar, `cache_size` bytes at most, for all
+    processes that name it. By default 64 MiB are kept in memory. retention : int or timedelta, optional How many of the
+    newest commits to keep, or for how long: a process that commits with this set expires and compacts older ones now
+    and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay. sources : dict, list of
+    str, or str, optional Below which directories or URLs values may lie in files outside of the repository
+    (`docs/how-to/virtual.md`); a dict has the options of their fsspec file systems. Nothing else is opened, whatever
+    the repository says. commit_timeout : float, optional Seconds that a commit, or maintenance, waits for others that
+    are committing, or at maintenance: then it raises `CommitTimeoutError`, which says who they are; what is staged is
+    still there, to be committed again. By default there is no limit, and a `CommitWaitWarning` after 5 seconds.
 
     Examples
     --------
@@ -242,10 +230,10 @@ class Repository:
         name : str, optional
             Join the transaction with this name, or begin it: for processes that share nothing but the disk. Leaving the
             block, also by an exception, then ends only the part of this process; `commit()` or `rollback()` ends the
-            transaction, by whoever calls it when all others have left. It survives the processes that stage into it.
+            transaction, in any process, when all others have left. It survives the processes that stage into it.
             Threads of one process that give the name are told apart as processes are: each call joins by itself.
         lock : dict, list or str, optional
-            Chunks that nobody else who takes locks changes until this transaction has ended: `{path: selection}`, where
+            Chunks that no other holder of locks changes until this transaction has ended: `{path: selection}`, where
             a selection is what the array would be indexed with, or `txstore.APPEND`; or paths of whole arrays. The
             transaction is based on the head as it is when the locks are held.
         lock_timeout : float, optional
@@ -344,7 +332,7 @@ class Repository:
         isolation: Isolation = SNAPSHOT,
         on_conflict: Literal["merge"] | None = None,
     ) -> Transaction:
-        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and whoever takes one.
+        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and other libraries that take one.
 
         `isolation` and `on_conflict` are as in `transaction`.
         """
@@ -367,7 +355,8 @@ class Repository:
         `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and ten
         times at least. `fn` must not keep array objects of an earlier run.
 
-        On an object store, those who have met conflicts stand in line: `fn` is run when those before have committed.
+        On an object store, committers that have met conflicts stand in line: `fn` runs when the ones ahead have
+        committed.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
@@ -388,13 +377,13 @@ class Repository:
                 made += 1
                 if turns is not None and turns.lost():
                     continue
-                # Where a try takes long, as it does at a distance, a short pause would part nobody.
+                # Where a try takes long, as it does at a distance, a short pause would not separate the committers.
                 pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
                 time.sleep(random.uniform(0, pause))
                 pause *= 2
 
     def _turns(self, arguments: Mapping[str, Any]) -> AbstractContextManager[Turns | None]:
-        """Return the turns of somebody who runs transactions; None where nobody waits for others."""
+        """Return the turns of a process that runs transactions; None where committers do not queue."""
         # With locks, others wait for these; and a transaction with a name is begun by somebody else.
         if arguments.get("name") is not None or arguments.get("lock") is not None:
             return nullcontext()
@@ -429,7 +418,7 @@ class Repository:
         return TxStore(self, read_only=True, branch=branch, at=at, tag=tag)
 
     def mapping(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> Snapshot:
-        """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and whoever takes one."""
+        """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and other libraries that take one."""
         return Position(self.engine, branch=self.engine.branch(branch), at=at, tag=tag).snapshot()
 
     # --- history
@@ -437,7 +426,7 @@ class Repository:
     def log(self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None) -> Log:
         """Return the commits of a branch, newest first: a sequence that is read as far as somebody looks.
 
-        With `path`, only those that have changed something below it.
+        With `path`, only commits that have changed something below it.
         """
         commits = self._existing()
         wanted = limit if path is None else None
@@ -861,8 +850,8 @@ class Repository:
         """What has to be so at every commit, by name: a `MutableMapping` to the kinds in `txstore.constraints`.
 
         To set one here makes a commit that declares it, to delete one a commit that drops it; to declare it together
-        with the arrays, use `store.constraints` in a transaction. From then on, every commit is checked, whoever makes
-        it, and one that would break a constraint raises `ConstraintError`. See docs/how-to/constraints.md.
+        with the arrays, use `store.constraints` in a transaction. From then on, every commit is checked, by every
+        process, and one that would break a constraint raises `ConstraintError`. See docs/how-to/constraints.md.
 
         Examples
         --------
@@ -935,7 +924,7 @@ class Repository:
         Parameters
         ----------
         destination : str or PathLike
-            An empty or new place, or an older backup of this repository, into which nobody has committed.
+            An empty or new place, or an older backup of this repository, without commits of its own.
         storage_options : mapping, optional
             Options of the fsspec file system of the destination.
         verify : bool
@@ -1236,7 +1225,7 @@ class Repository:
 
     @keeps_nothing
     def optimize(self, *, branch: str = MAIN, progress: Wanted = None) -> Commit | None:
-        """Copy small packs, and those that are mostly out of date, into large ones, and merge the runs.
+        """Copy small packs, and packs that are mostly out of date, into large ones, and merge the runs.
 
         That is a commit which changes no content: others neither wait for it nor conflict with it. Nothing is deleted;
         what is needed by no commit any more goes with the next `vacuum`.
@@ -1270,9 +1259,9 @@ class Repository:
         Parameters
         ----------
         keep : int, optional
-            Give up all but so many of the newest commits. Those of `optimize` and `vacuum` count.
+            Number of the newest commits to keep, those of `optimize` and `vacuum` included; older ones are given up.
         older_than : timedelta or datetime, optional
-            Give up commits older than this; with `keep`, only of those that it does not keep.
+            Give up commits older than this; with `keep`, only commits beyond that number.
         dry_run : bool
             Change nothing; tell what would be done.
         branch : str

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 #: Keys that a listing brings from a thread at a time.
 _PAGE = 1000
-#: Of so many members of a group, the documents are fetched when it is listed: more would drive one another out.
+#: Members of a group whose documents are fetched when it is listed: more would drive one another out of the cache.
 _MEMBERS = 10_000
 
 #: Sessions that a pickle can rejoin, by token.
@@ -315,7 +315,7 @@ class TxStore(Store, ChunkStore):
     # --- transactions
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
-        """Publish what is staged, by this process and those that it shares the transaction with, and go on from there.
+        """Publish what is staged, by this process and the others in the transaction, and go on from there.
 
         Returns the new commit. One that is given a message or properties, here or when the transaction began, is made
         even if it changes nothing. Without either, a commit that would change nothing is not made, and this returns
@@ -725,7 +725,7 @@ class TxStore(Store, ChunkStore):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Whether whoever asks should go on with consolidated metadata: only zarr itself, on its loop.
+        """Whether the caller should go on with consolidated metadata: only zarr itself, on its loop.
 
         There it is what a user has asked for. xarray asks, in the user's thread, whether to make it at every write and
         to look for it at every opening, and would warn where there is none. Our look-ups need no second copy.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often a write is run again: with locks because of those who take none, without because of everybody.
+#: How often a write is run again: with locks because of writers that take none, without locks because of all writers.
 _RETRIES, _RETRIES_WITHOUT_LOCKS = 20, 200
 
 

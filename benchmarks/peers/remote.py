@@ -19,7 +19,7 @@ from benchmarks.peers.remote_peers import port_of
 from benchmarks.peers.roster import REMOTE
 from benchmarks.peers.sampling import begin, compare
 from benchmarks.peers.works import Work
-from benchmarks.s3_stub import S3Stub, move_away, requests_in, take_counts
+from benchmarks.simulated.s3_stub import S3Stub, move_away, requests_in, take_counts
 
 LATE = 30  # milliseconds
 REQUESTS = "requests"

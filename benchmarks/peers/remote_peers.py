@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from benchmarks.peers.array_peers import TensorStoreFile
 from benchmarks.peers.peer import NAME, Peer
 from benchmarks.peers.zarr_peers import Fsspec, Icechunk, Object, PlainTxStore, TxStore, ZarrPeer
-from benchmarks.s3_stub import BUCKET
+from benchmarks.simulated.s3_stub import BUCKET
 
 _KEY, _SECRET, _REGION = "key", "secret", "us-east-1"
 _MANY = 128

@@ -83,7 +83,7 @@ OMITTED = [
     # Vacuuming.
     Omitted(f"{_NAMES} tags < vacuum", "vacuumed around", "sweep", "unlink tags/*"),
     Omitted(f"{_SYNC}.new < write once < write oldest kept version", "vacuumed"),
-    Omitted(f"{_NAMES} oldest kept version < write oldest kept version", "vacuumed scratch"),
+    Omitted(f"{_NAMES} oldest_kept < write oldest kept version", "vacuumed scratch"),
     Omitted(f"{_NAMES} oldest_kept/main < write once < write oldest kept version", "vacuumed"),
     # Repairing.
     Omitted(f"{_SYNC}.new < replace: put", "repaired guard"),
@@ -140,7 +140,7 @@ SUPERFLUOUS = {
     f"{_NAMES} .staging < write once < publish record": _SEAL,
     f"{_NAMES} .staging < write once < begin with a name": _SEAL,
     f"{_NAMES} .staging < end record < settle transaction": "the history tells what was committed",
-    f"{_NAMES} oldest kept version < make directory": "a vacuum syncs `oldest_kept` itself: it may be another's",
+    f"{_NAMES} oldest_kept < make directory": "a vacuum syncs `oldest_kept` itself: it may be another's",
     f"{_NAMES} commits/main < sync copy": "make_durable syncs it once more",
     f"{_NAMES} . < replace: quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < replace": _HEAD_CACHE,
@@ -170,12 +170,12 @@ EDITS = [
     Edit("history.commits:Commits._break_below", "header.version - header.pending", "header.version", "overtaken"),
     Edit(
         "history.commits:Commits.pending",
-        "return max(0, header.version - max(vouched, self._durable_slot(branch)))",
+        "return max(0, header.version - max(vouched, self._durable_version(branch)))",
         "return 0",
         "scratch",
     ),
     Edit(
-        "history.commits:Commits._follow_head_cache", "head cache.boot == self.storage.boot() != 0", "True", "overtaken"
+        "history.commits:Commits._follow_head_cache", "head_cache.boot == self.storage.boot() != 0", "True", "overtaken"
     ),
     Edit("history.commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
     Edit("history.commits:Commits.take_version", "there.hash != stored.hash", "False", "overtaken"),
@@ -190,8 +190,8 @@ EDITS = [
     ),
     Edit(
         "history.publisher:Publisher._take_version",
-        "self.commits.write_hint(stored, durable=False)",
-        "self.commits.write_hint(stored, durable=True)",
+        "self.commits.write_head_cache(stored, durable=False)",
+        "self.commits.write_head_cache(stored, durable=True)",
         "overtaken",
     ),
     Edit(
@@ -244,14 +244,14 @@ EDITS = [
     Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "*self._slots_pinned(branch, versions, pinned[branch])",
+        "*self._versions_pinned(branch, versions, pinned[branch])",
         "*()",
         "late reader",
     ),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
-        "found_slot < lowest and path not in needed.paths",
-        "found_slot < lowest",
+        "found_version < lowest and path not in needed.paths",
+        "found_version < lowest",
         "vacuumed around",
     ),
     Edit(
@@ -281,13 +281,13 @@ EDITS = [
     Edit("history.commits:Commits.is_kept", "self._is_held(stored) or", "False and", "vacuumed around"),
     Edit(
         "history.commits:Commits.is_kept",
-        "self.oldest kept version(header.branch) <= header.version",
+        "self.oldest_kept(header.branch) <= header.version",
         "True",
         "vacuumed",
     ),
     Edit(
         "history.commits:Commits.head",
-        "not self.is_below_floor(branch, -1 if found is None else found.header.version)",
+        "not self.is_below_oldest_kept(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
     ),
@@ -337,7 +337,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.verify:Verifier._check_head_cache",
-        "or head cache.version < oldest kept version",
+        "or head_cache.version < oldest_kept",
         "",
         "vacuumed around",
     ),

@@ -54,10 +54,10 @@ def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
 @pytest.mark.parametrize(
     ("shape", "chunks", "reason"),
     [
-        ((10**15,), (1,), "read 1 at a time: more than 134217728 times"),
-        ((10**15,), (10**6,), "more than 134217728 times"),
+        ((10**15,), (1,), "read 1 at a time, are more than 134217728 blocks"),
+        ((10**15,), (10**6,), "more than 134217728 blocks"),
         ((4, 10**8, 10**8), (1, 1, 1), "have 80000000000000000 bytes"),
-        ((1 << 62, 3), (1 << 61, 3), "would have to be read at once"),
+        ((1 << 62, 3), (1 << 61, 3), "must be read at once"),
         ((1 << 63,), (1,), "more samples than can be counted"),
     ],
 )

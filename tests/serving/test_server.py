@@ -95,7 +95,7 @@ async def test_the_token_is_needed_on_this_machine_too(repo: txstore.Repository,
 
 def test_a_port_that_is_taken(repo: txstore.Repository) -> None:
     server = Server(repo)
-    with pytest.raises(OSError, match=r"port \d+: Address already in use; port 0 is one that is free"):
+    with pytest.raises(OSError, match=r"port \d+: Address already in use; port 0 picks a free port"):
         Server(repo, port=server.port)
     server.start()
     server.close()

@@ -1,8 +1,7 @@
-"""The C extensions, or their Python fallbacks where one was not built or TXSTORE_PURE_PYTHON=1.
+"""The C extensions, or their Python fallbacks if one was not built or TXSTORE_PURE_PYTHON=1.
 
-`locktable` has no fallback: it is None there, and wherever there are no futexes. `locks/chunk_locks.py` has others to
-choose from.
-`header` has none either: format/commitfile.py can do all of it in Python.
+`locktable` has no fallback: it is None then, and on systems without futexes. `locks/chunk_locks.py` chooses another
+kind of lock. `header` has none either: format/commitfile.py does the same in Python.
 """
 
 import os

@@ -1,28 +1,28 @@
 /*
  * txstore._native._chunks: many chunks of one array at once, between stored values and an array in memory.
  *
- *     load     find the compressors that numcodecs has brought along: chunk_codecs.h
- *     Batch    the rows that zarr hands to a codec pipeline for one operation, parsed once
+ *     load     finds the compressors in numcodecs' libraries: chunk_codecs.h
+ *     Batch    the rows that zarr passes to a codec pipeline for one operation, parsed once
  *       .read    checks, decodes and places stored chunks
  *       .encode  gathers, encodes and frames chunks for a pack
  *
- * chunks_fallback.py says the same in Python, without compressors; tests/native/test_chunks.py runs every test on both.
+ * chunks_fallback.py does the same in Python, without compressors; tests/native/test_chunks.py runs every test on both.
  *
- * A ROW is (byte getter, spec, chunk selection, out selection, is complete); only the selections are looked at. One that
- * is not made of integers and slices that go forward is `odd`: it goes the ordinary way, as does each row that fails, so
- * that errors are those that everybody knows.
+ * A ROW is (byte getter, spec, chunk selection, out selection, is complete); this module reads only the selections. A
+ * row is `odd` if a selection has anything but integers and forward slices. Zarr's own pipeline then handles it, and
+ * each row that fails, so that users see zarr's usual errors.
  *
  * SHARDS. With `inner` in the spec a value is a shard: encoded inner chunks and an index of (offset, length), 16 bytes
- * each, little-endian, in C order, with a CRC-32C behind it. Only inner chunks that are selected are decoded.
+ * each, little-endian, in C order, followed by a CRC-32C. Only selected inner chunks are decoded.
  *
- * THREADS. A call starts threads, shares the rows out by a counter, and joins them, all without the GIL. Nothing outlives
- * the call: there is no pool to be lost by a fork or to be stopped at exit. Threads write to different parts of `out`,
- * as the out selections of one operation do not overlap. Frames are placed under a mutex, which is held for arithmetic
- * alone: so their sequence is their order in the pack.
+ * THREADS. A call starts threads, which take rows from a shared counter, and joins them, all without the GIL. No thread
+ * outlives the call: a fork can't lose a pool, and exit need not stop one. Threads write to different parts of `out`,
+ * because the out selections of one operation do not overlap. A thread places a frame under a mutex, which it holds for
+ * arithmetic alone: so the sequence of frames is their order in the pack.
  *
- * MEMORY. A thread has room for one chunk as it is in memory, and one as it is encoded. What is stored is hostile: each
- * offset and length is checked against the pack or shard, decoders are told how much room there is, and what is decoded
- * has to be as long as a chunk.
+ * MEMORY. Each thread has buffers for one decoded and one encoded chunk. Stored bytes are hostile: the code checks each
+ * offset and length against the pack or shard, passes decoders the size of their buffer, and rejects a chunk that
+ * decodes to another length.
  */
 
 #ifndef _GNU_SOURCE
@@ -44,7 +44,7 @@
 #define FRAME_VALUE 1
 #define INDEX_ENTRY 16
 #define NO_CHUNK UINT64_MAX
-#define SEEN_ODD 255 /* of what was seen of a key: more than one byte says */
+#define SEEN_ODD 255 /* the writer has seen more than this byte can say */
 
 enum { ROW_READ = 0, ROW_MISSING = 1, ROW_ODD = 2 };                         /* of read */
 enum { ROW_WAITS = 0, ROW_PLACED = 1, ROW_EMPTY = 2, ROW_ORDINARY = 3 };     /* of encode */
@@ -55,18 +55,18 @@ typedef struct {
     PyTypeObject *batch_type;
 } chunks_state;
 
-/* What is selected along one axis of a chunk, and how many bytes apart neighbours are in the caller's array. */
+/* The selection along one axis of a chunk, and the stride in bytes in the caller's array. */
 typedef struct {
     int64_t start, step, count, stride;
 } picked;
 
 typedef struct {
-    int64_t at; /* where the first element is in the caller's array, in bytes */
+    int64_t at; /* offset of the first element in the caller's array, in bytes */
     int status;
     int64_t offset, length;
     uint64_t sequence;
     uint32_t checksum;
-    uint8_t *held; /* what it is encoded to, if the arena had no room for it */
+    uint8_t *held; /* the encoded value, if it did not fit into the arena */
 } row;
 
 typedef struct {
@@ -179,7 +179,7 @@ as_chain(PyObject *tuple, const libraries *found, codec_chain *chain)
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* One axis of a chunk selection. Returns 1 if it is a slice, 0 if an integer, which has no axis in the array, -1: odd. */
+/* Parses one axis of a chunk selection. Returns 1 for a slice, 0 for an integer (no axis in the array), -1 if odd. */
 static int
 pick(PyObject *item, int64_t extent, picked *p)
 {
@@ -259,10 +259,10 @@ parse_rows(batch *b, PyObject *list)
 
 PyDoc_STRVAR(batch_doc,
              "Batch(rows, array, chunk, inner, itemsize, codecs, fill, empties, writable, /)\n--\n\n"
-             "The rows of one operation. `array`: what is read into, or written; a buffer. `chunk`: (shape, strides) of a\n"
-             "decoded chunk. `inner`: None, or (shape, strides, index at start, index has a checksum) of the chunks of a\n"
-             "shard. `fill`: the bytes of one element. `empties`: 0, chunks of fill values are stored; 1, they are not; 2,\n"
-             "nor are those of floats that are not a number.");
+             "The rows of one operation. `array`: the buffer to read into, or to write. `chunk`: (shape, strides) of\n"
+             "a decoded chunk. `inner`: None, or (shape, strides, index at start, index has a checksum) of the chunks\n"
+             "of a shard. `fill`: the bytes of one element. `empties`: 0, chunks of fill values are stored; 1, they\n"
+             "are not; 2, the fill value is NaN, and chunks of any NaN are not stored.");
 
 static PyObject *
 batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -378,7 +378,7 @@ work(void *argument)
     return NULL;
 }
 
-/* Does all rows, on this thread and up to `threads` - 1 others. REQUIRES: no GIL. */
+/* Processes all rows, on this thread and up to `threads` - 1 others. REQUIRES: no GIL. */
 static void
 run(call *c, int threads)
 {
@@ -389,7 +389,7 @@ run(call *c, int threads)
     if (threads > c->batch->count)
         threads = (int)c->batch->count;
     while (started < threads - 1 && pthread_create(&others[started], NULL, work, c) == 0)
-        started++; /* if one can't be had, there are fewer */
+        started++; /* if a thread can't be started, the call uses fewer */
     work(c);
     for (int i = 0; i < started; i++)
         pthread_join(others[i], NULL);
@@ -397,8 +397,8 @@ run(call *c, int threads)
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* The part of a row's selection that lies in the chunk at `corner` (in elements, none of a chunk that is no shard's).
- * Returns 0 if nothing of it does. `from` of the box is the chunk, `to` the array. */
+/* The part of a row's selection in the chunk at `corner` (in elements; zeros for a chunk outside of shards). Returns 0
+ * if that part is empty. `from` of the box is the chunk, `to` the array. */
 static int
 selected_box(const batch *b, const row *r, const picked *p, const layout *l, const int64_t *corner, box *found)
 {
@@ -454,7 +454,7 @@ selects_all(const batch *b, const picked *p)
     return 1;
 }
 
-/* The index of a shard, its checksum compared, or NULL. */
+/* The index of a shard, or NULL if its checksum is wrong. */
 static const uint8_t *
 shard_index(const batch *b, const uint8_t *data, int64_t length)
 {
@@ -536,7 +536,7 @@ read_row(call *c, worker *w, Py_ssize_t i)
     if (offset < 0 || length < 0 || offset > pack->len || length > pack->len - offset)
         return;
     const uint8_t *data = (const uint8_t *)pack->buf + offset;
-    /* Of a shard that is read in part, the checksum of its index has to do. */
+    /* For a partial read of a shard, only the index's checksum is checked. */
     if ((!b->is_sharded || !b->index_is_checked || selects_all(b, p)) &&
         txs_crc32c(0, data, (size_t)length) != (uint32_t)ref[3])
         return;
@@ -551,10 +551,10 @@ read_row(call *c, worker *w, Py_ssize_t i)
 }
 
 PyDoc_STRVAR(read_doc, "read(packs, table, threads, /)\n--\n\n"
-                       "Read the rows into the array. `table`: four int64 for each row: the number of the buffer in `packs`\n"
-                       "(-1: there is no value, -2: leave the row out), offset, length, CRC-32C.\n\n"
-                       "Returns a byte for each row: 0, it was read; 1, it is missing, and the fill value is in its place;\n"
-                       "2, it was left out, or could not be read: the ordinary way says why.");
+                       "Read the rows into the array. `table`: four int64 for each row: the number of the buffer in\n"
+                       "`packs` (-1: no value, -2: skip the row), offset, length, CRC-32C.\n\n"
+                       "Returns a byte for each row: 0, it was read; 1, it is missing, and was set to the fill value;\n"
+                       "2, it was skipped, or could not be read: zarr's own pipeline then reports the error.");
 
 static PyObject *
 batch_read(PyObject *self, PyObject *args)
@@ -613,7 +613,7 @@ is_nan(const uint8_t *item, int64_t itemsize)
     return (bits & 0x7fffu) > 0x7c00u;
 }
 
-/* Whether a chunk counts as all fill value, and is not stored. */
+/* Does a chunk contain only the fill value, so that it is not stored? */
 static int
 is_empty(const batch *b, const uint8_t *plain, int64_t size)
 {
@@ -626,13 +626,14 @@ is_empty(const batch *b, const uint8_t *plain, int64_t size)
                 return 0;
         return 1;
     }
-    /* If the first is the fill value, and each is as the one before. */
+    /* The first element equals the fill value, and each element equals the one before. */
     return memcmp(plain, b->fill, (size_t)item) == 0 && memcmp(plain, plain + item, (size_t)(size - item)) == 0;
 }
 
 /*
- * Gathers what a row writes to the chunk at `corner`; what it does not is the fill value. Returns where the chunk is: in
- * the caller's array, if it lies there as it has to and need not be changed, or in the worker's room, with some to spare.
+ * Gathers the elements that a row writes to the chunk at `corner`; the others get the fill value. Returns the chunk: in
+ * the caller's array, if it is contiguous there and need not be changed, or else in the worker's buffer, with spare
+ * room.
  */
 static const uint8_t *
 gather(const batch *b, worker *w, const row *r, const picked *p, const layout *l, const int64_t *corner)
@@ -640,7 +641,7 @@ gather(const batch *b, worker *w, const row *r, const picked *p, const layout *l
     box where;
     const uint8_t *array = b->array.buf;
     int any = selected_box(b, r, p, l, corner, &where);
-    /* A compressor only reads; a checksum is written behind what it is of. */
+    /* A compressor only reads its input; a checksum is appended to it. */
     int is_kept = b->chain.count == 0 || b->chain.codecs[0].kind != CODEC_CRC32C;
     if (any && is_kept && box_is_stretch(&where, b->itemsize, l->size))
         return array + where.to;
@@ -719,7 +720,7 @@ write_shard(const batch *b, worker *w, const row *r, const picked *p, uint8_t *t
     return kept ? used : 0;
 }
 
-/* How long a stored value may be. */
+/* The largest length of a stored value, in bytes. */
 static size_t
 value_bound(const batch *b)
 {
@@ -728,7 +729,7 @@ value_bound(const batch *b)
     return (size_t)b->inner_chunks * (encoded_bound(&b->chain, (size_t)b->inner.size) + INDEX_ENTRY) + CHECKSUM_BYTES;
 }
 
-/* Where the value of a frame begins that starts at `start`, and where the next frame starts. */
+/* The offset of the value in the frame at `start`, and the offset of the next frame. */
 static int64_t
 frame_layout(int64_t start, int64_t key, int64_t length, int64_t *value)
 {
@@ -799,7 +800,7 @@ encode_row(call *c, worker *w, Py_ssize_t i)
     pthread_mutex_unlock(&c->placing);
     if (!fits) {
         atomic_store_explicit(&c->stopped, 1, memory_order_relaxed);
-        if (payload == w->packed) { /* it was work: the next call places it */
+        if (payload == w->packed) { /* encoding was expensive: keep the result for the next call */
             uint8_t *shorter = realloc(w->packed, (size_t)length);
             r->held = shorter != NULL ? shorter : w->packed;
             w->packed = NULL;
@@ -815,10 +816,11 @@ encode_row(call *c, worker *w, Py_ssize_t i)
 
 PyDoc_STRVAR(encode_doc,
              "encode(keys, seen, arena, position, sequence, threads, /)\n--\n\n"
-             "Encode rows, which write whole chunks, to frames in `arena`, as many as it has room for: call it again for\n"
-             "the others. `keys`: bytes for each row; `seen`: a byte for each, what the writer had seen. `position`: where\n"
-             "in the pack the arena will lie; `sequence`: of the first frame. A row of which 255 was seen goes the ordinary way.\n\n"
-             "Returns how many bytes of the arena are used, and how many frames there are in it.");
+             "Encode rows that write whole chunks into frames in `arena`, until it is full. Call it again for the rest.\n"
+             "`keys`: bytes for each row; `seen`: a byte for each, the state of the key that the writer had seen.\n"
+             "`position`: the arena's offset in the pack; `sequence`: that of the first frame. A row with `seen` 255 is\n"
+             "not encoded here.\n\n"
+             "Returns the number of bytes used in the arena, and the number of frames in it.");
 
 static PyObject *
 batch_encode(PyObject *self, PyObject *args)
@@ -864,8 +866,8 @@ done:
 }
 
 PyDoc_STRVAR(placed_doc, "placed()\n--\n\n"
-                         "Five int64 for each row: 0, it waits; 1, a frame, with offset, length, CRC-32C and sequence of the\n"
-                         "value; 2, it is all fill value, and not stored; 3, it has to go the ordinary way.");
+                         "Five int64 for each row: 0, not encoded yet; 1, a frame, with offset, length, CRC-32C and\n"
+                         "sequence of the value; 2, only fill value, not stored; 3, zarr's own pipeline must encode it.");
 
 static PyObject *
 batch_placed(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -897,7 +899,7 @@ static PyMethodDef batch_methods[] = {
 };
 
 static PyGetSetDef batch_getset[] = {
-    {"bound", batch_bound, NULL, "How long a frame may be, without its key.", NULL},
+    {"bound", batch_bound, NULL, "The largest length of a frame in bytes, without its key.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -920,7 +922,7 @@ static PyType_Spec batch_spec = {
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(load_doc, "load(zstd, blosc, /)\n--\n\n"
-                       "Find the compressors in shared libraries, given by their paths or None. Returns the names of those found.");
+                       "Find compressors in shared libraries, given by path or None. Returns the names found.");
 
 static PyObject *
 load(PyObject *module, PyObject *args)
@@ -931,7 +933,7 @@ load(PyObject *module, PyObject *args)
         return NULL;
     libraries found = {0};
     const uint16_t probe = 1;
-    int little = *(const uint8_t *)&probe; /* the fallback does for big-endian machines */
+    int little = *(const uint8_t *)&probe; /* big-endian machines use the fallback */
     int has_zstd = little && zstd != NULL && load_zstd(&found, zstd);
     int has_blosc = little && blosc != NULL && load_blosc(&found, blosc);
     state->libraries = found;

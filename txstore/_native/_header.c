@@ -1,13 +1,13 @@
 /*
  * txstore._native._header: the header of a commit, from bytes and to bytes.
  *
- *     decode              what a header says, as a tuple
+ *     decode              the fields of a header, as a tuple
  *     encode              the typed fields of a header
  *
- * Each commit reads the headers of those that others made, and writes its own, while they wait: in Python that takes as
- * long as syncing a file. There is no fallback. format/commitfile.py can do all of this in Python, and says what is wrong with
- * a header; here the answer is None for whatever is not plain: malformed, of a newer format, or with something rare in
- * it. What is answered is what format/commitfile.py would have found.
+ * A committer reads the headers of other commits and writes its own while other committers wait. In Python that takes
+ * as long as syncing a file. This module has no fallback: format/commitfile.py does the same in Python, and reports
+ * what is wrong with a header. `decode` returns None for a header that is not plain: malformed, of a newer format, or
+ * with a rare field. Any other answer equals that of format/commitfile.py.
  *
  * THE BYTES (docs/understand/format.md, "Header")
  *
@@ -15,10 +15,11 @@
  *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
- *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are varints
+ *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are
+ * varints
  *
- * Every length is compared with what is left before it is used; integers are read by memcpy. The bytes are immutable, no
- * state, no statics.
+ * Every length is checked against the remaining bytes before it is used; integers are read by memcpy. The bytes are
+ * immutable; the module has no state and no statics.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -41,7 +42,7 @@ typedef struct {
     const uint8_t *at, *end;
 } span;
 
-/* ---- Decoding. Helpers return NULL without an exception for what is not plain, and with one if memory ran out. ---- */
+/* ---- Decoding. Helpers return NULL without an exception for a field that is not plain, with one if memory ran out. */
 
 static uint64_t
 load(const uint8_t *data, size_t bytes)
@@ -51,7 +52,7 @@ load(const uint8_t *data, size_t bytes)
     return value;
 }
 
-/* 1, or 0: cut short, longer than need be, or above 64 bits. */
+/* Returns 1, or 0 for a varint that is truncated, longer than necessary, or above 64 bits. */
 static int
 read_varint(span *from, uint64_t *value)
 {
@@ -89,7 +90,7 @@ text_of(span text)
     return decoded;
 }
 
-/* A tuple of a subclass, made of `fields`, which it takes (NULL: making them failed). */
+/* A tuple of a subclass, made of `fields`. Steals the reference to `fields`, which may be NULL after an error. */
 static PyObject *
 named(PyTypeObject *type, PyObject *fields)
 {
@@ -128,7 +129,7 @@ is_name(span text)
     return 1;
 }
 
-/* Most are of the commit's own branch, which is given as bytes and as object. */
+/* Most names are the commit's own branch, which the caller passes as bytes and as an object. */
 static PyObject *
 pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
 {
@@ -209,7 +210,7 @@ tuple_of(PyObject *list, int failed)
     return tuple;
 }
 
-/* Where a run lies: the bytes of its pack's entry, and its offset there. */
+/* The place of a run: the bytes of its pack's entry, and its offset in the pack. */
 typedef struct {
     span entry;
     uint64_t offset;
@@ -238,7 +239,7 @@ all_runs(span from, span branch, PyObject *branch_object, PyTypeObject *pack_typ
         uint64_t length, seq;
         PyObject *run = count == MAX_RUNS ? NULL : next_run(&from, branch, branch_object, pack_type, run_type);
         failed = append(list, run) < 0;
-        if (!failed) { /* then it can be read */
+        if (!failed) { /* the object is valid */
             read_varint(&next, &length);
             places[count].entry = (span){next.at, next.at + length};
             next.at += length;
@@ -259,7 +260,7 @@ all_sections(span from, PyTypeObject *type)
     return tuple_of(list, failed);
 }
 
-/* Those that this version knows; whatever follows has to be numbers, too. */
+/* The statistics that this version knows; any that follow must be numbers too. */
 static PyObject *
 all_statistics(span from)
 {
@@ -273,7 +274,7 @@ all_statistics(span from)
     return tuple_of(list, failed);
 }
 
-/* Find the typed fields, of several of one type the last; 0 if they are not plain. */
+/* Finds the typed fields: the last one of each type. Returns 0 if they are not plain. */
 static int
 find_fields(span from, span fields[TYPES])
 {
@@ -468,7 +469,7 @@ put_sections(growing *g, PyObject *sections)
     return 0;
 }
 
-/* Begin a field; `end_field` writes its length, or takes it back if nothing is in it. */
+/* Begins a field; `end_field` writes its length, or removes the field if it is empty. */
 static int
 begin_field(growing *g, unsigned type)
 {

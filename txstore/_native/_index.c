@@ -1,7 +1,7 @@
 /* txstore._native._index: look up, scan, build and merge runs. index_fallback.py is the same in Python.
  *
- * A run is one immutable sorted table of key -> ref, a section of a pack. docs/understand/format.md, "Runs", is normative; this
- * is how it lies in memory, and what is done there:
+ * A run is one immutable sorted table of key -> ref, a section of a pack. docs/understand/format.md, "Runs", is the
+ * normative description. This is its layout in memory:
  *
  *     0            offset of the index    of the prefixes  of the packs
  *     | block | block | ... | block | index           | prefixes        | packs    | trailer |
@@ -14,28 +14,28 @@
  *     entry  | shared | unshared | suffix | kind | seq | pack | offset | length | checksum |
  *              varint   varint              u8    varint varint varint   varint   u32
  *
- * Nothing is unpacked: a Run holds the caller's buffer (as a rule a view of a mapped file) and eleven integers from the
- * trailer. A lookup is
+ * A run is never unpacked: a Run holds the caller's buffer (usually a view of a mapped file) and eleven integers from
+ * the trailer. A lookup is
  *
- *     1. binary search over the first keys in the index:   log2(blocks) steps; below the first one there is nothing
+ *     1. binary search over the first keys in the index:   log2(blocks) steps; a key below the first one is missing
  *     2. the block's checksum, 4 KiB at 28 GB/s:           0.15 us, always: wrong data is never returned
  *     3. binary search over its restart points:            3 or 4 entries decoded
  *     4. a walk from there:                                at most 16 entries decoded
  *
- * A cursor (run_cursor.h) is a block and the entry in it, decoded into fixed fields; its key is rebuilt in a buffer of
- * the longest key, so nothing is allocated on the way. Scan and merge are one loop over one cursor for each run; the
- * smallest key is next, and among equal keys the newest run speaks. The number of runs is bounded by geometric merging,
- * so the smallest is found by looking at all.
+ * A cursor (run_cursor.h) is a block and an entry in it, decoded into fixed fields. It rebuilds the key in a buffer for
+ * the longest key, so it allocates nothing. Scan and merge are one loop over one cursor for each run: the smallest key
+ * is next, and of equal keys the newest run's entry counts. Geometric compaction bounds the number of runs, so the loop
+ * finds the smallest key by comparing all cursors.
  *
  * The bytes are hostile. The trailer, the index, the prefixes and the packs are checked when the run is opened; but a
- * mapped file can change under us, so bounds are checked again wherever they are used. Sizes are compared by
- * subtraction from what is known to be there, in 64 bits, so that no sum can overflow. Integers are read by memcpy.
+ * mapped file can change under us, so every use checks bounds again. Sizes are compared by subtraction from the known
+ * size, in 64 bits, so that no sum can overflow. Integers are read by memcpy.
  *
- * Of a run that lies elsewhere only what follows the blocks need be in the buffer; window() says which blocks a question
- * will read, and the caller fills them in before it asks.
+ * For a run on remote storage, the buffer must contain only the part after the blocks. window() returns the blocks that
+ * a query will read, and the caller loads them into the buffer first.
  *
- * A Run does not change after it was made, there is no state but its type, and cursors live on the stack or in one
- * call's memory: nothing needs a lock, with or without the GIL. */
+ * A Run never changes once it is made, the module has no state but its types, and cursors live on the stack or in one
+ * call's memory: so nothing needs a lock, with or without the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -44,7 +44,7 @@
 #include "run_reader.h"
 #include "run_writer.h"
 
-enum { PREFIX_TOMBSTONE = 4 }; /* what lookup() answers for a key that only a prefix hides */
+enum { PREFIX_TOMBSTONE = 4 }; /* the answer of lookup() for a key that only a prefix tombstone hides */
 
 typedef struct {
     PyTypeObject *run_type;
@@ -93,7 +93,7 @@ as_stop(PyObject *stop, span *out)
     return 0;
 }
 
-/* Takes `item`, which is NULL when making it failed. */
+/* Steals the reference to `item`, which is NULL after an error. */
 static int
 put(PyObject *tuple, Py_ssize_t *at, PyObject *item)
 {
@@ -161,9 +161,8 @@ run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 run_traverse(RunObject *self, visitproc visit, void *arg)
 {
-    /* Not view.obj: until 3.11.9 and 3.12.3 the collector clears a memoryview that it finds in a cycle although a
-       buffer of it is in use (gh-77894). What we hold leads nowhere back to us: unvisited, it is kept until we are
-       gone. */
+    /* Not view.obj: before 3.11.9 and 3.12.3 the collector clears a memoryview in a cycle although a buffer of it is in
+       use (gh-77894). The object never refers back to this one, so it is not visited, and lives until we are freed. */
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -268,7 +267,7 @@ run_scan(RunObject *self, PyObject *args, PyObject *kwargs)
     return list;
 }
 
-/* Where block `i` begins, or, of the one behind the last, where the blocks end. */
+/* The offset of block `i`; for the number after the last block, the end of the blocks. */
 static int
 block_begin(const run *r, uint64_t i, uint64_t *begin)
 {
@@ -329,7 +328,7 @@ run_window(RunObject *self, PyObject *args, PyObject *kwargs)
     return next == NULL ? NULL : Py_BuildValue("(KKN)", (unsigned long long)begin, (unsigned long long)end, next);
 }
 
-/* Reads block `i` whole. The cursor comes from the block before, so that the order is checked between them, too. */
+/* Reads all of block `i`. The cursor comes from the previous block, so that the order across blocks is checked too. */
 static int
 verify_block(cursor *c, uint32_t i, uint64_t *entries)
 {
@@ -383,7 +382,7 @@ run_verify(RunObject *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyGetSetDef run_getset[] = {
-    {"seq", (getter)run_get_seq, NULL, "What a stored seq of 0 stands for.", NULL},
+    {"seq", (getter)run_get_seq, NULL, "The meaning of a stored seq of 0.", NULL},
     {"entries", (getter)run_get_entries, NULL, "Number of entries.", NULL},
     {"blocks", (getter)run_get_blocks, NULL, "Number of blocks.", NULL},
     {"max_seq", (getter)run_get_max_seq, NULL, "Highest seq of entries and prefixes; 0: there are none.", NULL},
@@ -396,11 +395,12 @@ PyDoc_STRVAR(run_scan_doc, "scan($self, /, start, stop, limit, since=0)\n--\n\n"
                            "Entries of this run alone, tombstones included, with start <= key < stop and seq > since:\n"
                            "[(key, kind, seq, pack, offset, length, checksum)].");
 PyDoc_STRVAR(run_window_doc, "window($self, /, start, at_least, since=0)\n--\n\n"
-                             "Which bytes to have before asking: (begin, end, first key behind them or None).\n\n"
-                             "Blocks from the one that may hold `start` on, or from the first behind `start`; as many as\n"
-                             "make `at_least` bytes, and at least one if there is one. With 0 only the one that may hold\n"
-                             "`start` itself: none if `start` is below all keys. With `since` those that hold nothing\n"
-                             "newer are passed over, and end the window. No block is read.");
+                             "The bytes to load before a query: (begin, end, first key after them or None).\n\n"
+                             "The window starts with the block that may contain `start`, or the first block after it.\n"
+                             "It has enough blocks for `at_least` bytes, and at least one if any exists. With 0 it has\n"
+                             "only the block that may contain `start`: none if `start` is below all keys. With `since`,\n"
+                             "a block without newer entries is skipped at the start, and ends the window later. Reads\n"
+                             "no block.");
 PyDoc_STRVAR(run_verify_doc, "verify($self, /)\n--\n\nRead every block; ValueError on the first fault.");
 PyDoc_STRVAR(run_doc, "Run(buffer, seq)\n--\n\n"
                       "One run over `buffer`, which is exactly its section. `seq` is what a stored seq of 0 stands\n"
@@ -473,7 +473,7 @@ covering_seq(const run *r, span key, uint64_t *seq)
 }
 
 PyDoc_STRVAR(lookup_doc, "lookup(runs, key, /)\n--\n\n"
-                         "What the newest run that knows `key` says of it; runs are newest first:\n"
+                         "The entry of `key` in the newest run that has one; runs are newest first:\n"
                          "(run, kind, seq, pack, offset, length, checksum), or None.");
 
 enum { NOT_FOUND = 0, FOUND_ENTRY = 1, FOUND_PREFIX = 2 };
@@ -529,8 +529,8 @@ index_lookup(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 }
 
 PyDoc_STRVAR(locate_doc, "locate($module, runs, keys, /)\n--\n\n"
-                         "The newest entry of each of a sequence of keys over runs (newest first): six int64 for each, kind,\n"
-                         "run, pack, offset, length, checksum. A kind of -1: there is none, or a tombstone.");
+                         "The newest entry of each key over runs (newest first): six int64 for each, kind, run, pack,\n"
+                         "offset, length, checksum. A kind of -1: the key has no entry, or a tombstone.");
 
 static PyObject *
 index_locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -724,10 +724,10 @@ as_sink(PyObject **sink)
 }
 
 PyDoc_STRVAR(build_doc, "build($module, /, entries, prefixes, packs=(), sink=None)\n--\n\n"
-                        "An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a\n"
-                        "time. A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file.\n"
-                        "A seventh is the seq; 0: that of the commit in whose file the run will lie.\n\n"
-                        "`sink` is called with the run piece by piece; then None is returned.");
+                        "A commit's run of (key, kind, offset, length, checksum) in ascending order of key, read one at\n"
+                        "a time. A sixth member is the number of the value's pack in `packs`, from 1; 0: the run's own\n"
+                        "file. A seventh is the seq; 0: the seq of the commit whose file will contain the run.\n\n"
+                        "If `sink` is given, it receives the run piece by piece, and the function returns None.");
 
 static PyObject *
 index_build(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -778,8 +778,8 @@ pack_table_init(pack_table *table, const run *r, PyObject *entries)
     return 0;
 }
 
-/* The number in the result of pack `n` of a table; a pack not seen before gets the next. `known`: entry -> number. An
- * empty entry is the file that the result will lie in, which has number 0. */
+/* The number in the result of pack `n` of a table; a new pack gets the next number. `known`: entry -> number. An empty
+ * entry is the file that will contain the result: number 0. */
 static int
 merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, uint32_t *number)
 {
@@ -805,7 +805,7 @@ merged_pack_number(writer *w, PyObject *known, pack_table *table, uint64_t n, ui
     return 0;
 }
 
-/* Tombstones up to seq `forgotten` are left out. `own`: the result says of no entry which commit has written it. */
+/* Drops tombstones up to seq `forgotten`. `own`: the result stores no seq for its entries. */
 static int
 merge_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
               uint64_t forgotten, int own)
@@ -860,7 +860,7 @@ merge_prefixes(writer *w, const run *const *runs, Py_ssize_t count, uint32_t *ne
     }
 }
 
-/* What merge() and reflink() are asked for besides the runs. */
+/* The arguments of merge() and reflink(), except the runs. */
 typedef struct {
     uint64_t forgotten;
     int own;
@@ -868,7 +868,8 @@ typedef struct {
     span start, stop, to; /* of reflink(); `to` is NULL in merge() */
 } request;
 
-/* The live entries from `start` on, below `stop`, with `to` in place of `start` in their keys, as those of an own run. */
+/* The live entries with start <= key < stop, with `to` in place of `start` in their keys, as entries of a commit's run.
+ * */
 static int
 reflink_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
               const request *r)
@@ -955,11 +956,11 @@ merge_tuple(PyObject *module, PyObject *tuple, PyObject *tables_object, const re
 }
 
 PyDoc_STRVAR(merge_doc, "merge($module, /, runs, tables, forgotten=0, own=False, sink=None)\n--\n\n"
-                        "One merged run of `runs`, newest first. tables[i] is the pack that run i lies in, then the\n"
-                        "run's own packs; an empty entry is the file that the result will lie in. Tombstones up to seq\n"
-                        "`forgotten` are left out: only where no older run is left for them to hide, and nobody is left\n"
-                        "to whom they would be news. `own`: the result has the seq of the commit in whose file it\n"
-                        "lies. `sink`: as in build().");
+                        "One compacted run of `runs`, newest first. tables[i] is the pack that contains run i, then the\n"
+                        "packs that run i lists; an empty entry is the file that will contain the result. Tombstones up\n"
+                        "to seq `forgotten` are dropped. REQUIRES: no older run has entries for them to hide, and no\n"
+                        "reader needs to learn of the deletion. `own`: the result has the seq of the commit whose file\n"
+                        "contains it. `sink`: as in build().");
 
 static PyObject *
 index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -977,8 +978,8 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
 }
 
 PyDoc_STRVAR(reflink_doc, "reflink($module, /, runs, tables, start, stop, to, sink=None)\n--\n\n"
-                        "An own run of the live entries of `runs`, newest first, with start <= key < stop, which all\n"
-                        "begin with `start`: `to` stands in its place. The values stay where they are. `sink`: as in\n"
+                        "A commit's run of the live entries of `runs`, newest first, with start <= key < stop. Every\n"
+                        "key begins with `start`; the result has `to` instead. Values are not copied. `sink`: as in\n"
                         "build().");
 
 static PyObject *

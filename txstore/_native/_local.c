@@ -1,17 +1,19 @@
 /*
- * txstore._native._local: what the local storage asks of the operating system, and Python can't say.
+ * txstore._native._local: system calls of the local storage that Python does not offer.
  *
- *     open_below          a file or directory below a root, without following a link: open_below.h. A Descriptor, which
- *                         closes itself: between a call that returns a number and the `try` of whoever is to close it, an
- *                         interrupt may come, and the number is lost
- *     list_directory      the names in one
+ *     open_below          a file or directory below a root, without following a link: open_below.h. Returns a
+ * Descriptor,
+ *                         which closes itself: with a plain number, an interrupt between the call and the caller's
+ * `try`
+ *                         would lose the number
+ *     list_directory      the names in a directory
  *     map_file            one whole file mapped read-only, without keeping a descriptor
  *     view, crc32c        a checked slice of any buffer; the checksum by itself
  *     rename_noreplace    a rename that refuses to replace: how a commit takes its version (I2)
  *     allocate            disk space for a pack, before it is written
  *     start_writeback     begin writing dirty pages, so that the sync to come finds little left to do
  *
- * local_fallback.py says the same in Python; tests/native/test_local.py runs every test on both.
+ * local_fallback.py does the same in Python; tests/native/test_local.py runs every test on both.
  *
  * MEMORY
  *
@@ -22,10 +24,10 @@
  *     +--------+               +---------------------------------------------+
  *         ^                                      ^
  *         | owns a reference                     | points into
- *     memoryview <--- slice: what view() returns, what becomes a NumPy array
+ *     memoryview <--- slice: the result of view(), which becomes a NumPy array
  *
- * Python's buffer protocol keeps the books: each exported view holds a reference to its MappedFile, so the mapping goes
- * when the last view does, and there is no close() to call too early. Nothing changes in a MappedFile once it is made.
+ * Python's buffer protocol counts references: each exported view holds one to its MappedFile. So the file is unmapped
+ * when the last view is freed, and no caller can close it too early. A MappedFile never changes once it is made.
  * The descriptor is closed as soon as the mapping stands: thousands of packs cost no descriptors. An empty file can't
  * be mapped; it is a MappedFile without a mapping. A file that another process truncates turns into SIGBUS: packs are
  * never truncated once they are published.
@@ -35,20 +37,20 @@
  * view() runs once for every value that is read: bounds, checksum, slice. It makes its own memoryview of the buffer
  * first and works on that alone: another thread can release the caller's memoryview at any time, but not this one, so
  * the bytes stay where they are while the checksum is computed without the GIL. A slice of a writable buffer is handed
- * out read-only. Offsets and lengths come from disk and are hostile: whatever does not fit is out of bounds, as is an
- * integer too large for the machine.
+ * out read-only. Offsets and lengths come from disk and are hostile: a range that does not fit is out of bounds, and so
+ * is an integer too large for the machine.
  *
  * THREADS
  *
  * No state but the type object, no statics that change: free threading needs nothing more. The GIL is dropped around
  * every system call that may wait for a disk or a server, and around checksums of GIL_THRESHOLD bytes or more; below
- * that, giving it away and waiting for it costs more than the work (about 3 us for 64 KiB).
+ * that, dropping the GIL and waiting for it costs more than the work (about 3 us for 64 KiB).
  *
  * ERRORS
  *
  * The int functions below return 0 or an errno, touch no Python object and run without the GIL; their callers raise
- * OSError with the file names, `root`/`path`. A call that a signal interrupts is made again once Python's handlers have run (PEP 475),
- * except a rename: on a network file system it may have happened, so the caller must look (I3).
+ * OSError with the file names, `root`/`path`. A call that a signal interrupts is made again once Python's handlers have
+ * run (PEP 475), except a rename: on a network file system it may have happened, so the caller must look (I3).
  */
 
 #ifndef _GNU_SOURCE
@@ -104,7 +106,7 @@ should_retry(int error)
     return error == EINTR && PyErr_CheckSignals() == 0;
 }
 
-/* Raises OSError, or leaves what a signal handler raised. Either name may be NULL. */
+/* Raises OSError, or keeps the exception of a signal handler. Either name may be NULL. */
 static PyObject *
 raise_os_error(int error, PyObject *name, PyObject *second_name)
 {
@@ -115,7 +117,7 @@ raise_os_error(int error, PyObject *name, PyObject *second_name)
     return NULL;
 }
 
-/* The same with the name of what lies at `path` below `root`, and of a second path there if there is one. */
+/* The same with the name of `path` below `root`, and of a second path below it, if given. */
 static PyObject *
 raise_below(int error, PyObject *root, PyObject *path, PyObject *second_path)
 {
@@ -157,7 +159,7 @@ as_checksum(PyObject *object, uint32_t *checksum)
     return 0;
 }
 
-/* Encodes a root and paths below it as the file system has them: `encoded` has to be given back by free_paths. */
+/* Encodes a root and paths below it for the file system. The caller must free `encoded` with free_paths. */
 static int
 as_paths(PyObject *const *args, PyObject **encoded, int count)
 {
@@ -183,7 +185,7 @@ free_paths(PyObject **encoded, int count)
     }
 }
 
-/* An offset or a length that was read from disk. What no buffer can have becomes -1 or LLONG_MAX, not an error. */
+/* An offset or length read from disk. A value that fits no buffer becomes -1 or LLONG_MAX, not an error. */
 static int
 as_extent(PyObject *object, long long *extent)
 {
@@ -286,7 +288,7 @@ static PyMethodDef descriptor_methods[] = {
 };
 
 static PyType_Slot descriptor_slots[] = {
-    {Py_tp_doc, "An open file, which is closed at the end of a `with` block, or when nobody has it any more."},
+    {Py_tp_doc, "An open file, which is closed at the end of a `with` block, or when no object refers to it any more."},
     {Py_tp_dealloc, descriptor_dealloc},
     {Py_tp_methods, descriptor_methods},
     {0, NULL},
@@ -303,9 +305,9 @@ static PyType_Spec descriptor_spec = {
 
 PyDoc_STRVAR(open_below_doc,
              "open_below(root, path, flags, mode=0o666, /)\n--\n\n"
-             "Open what lies below a directory without following a link: a regular file; with os.O_DIRECTORY a directory,\n"
-             "with os.O_PATH whatever is there. The root must have no links in it; an empty path is the root.\n\n"
-             "Raises OSError: ELOOP or ENOTDIR if a link is in the way, EISDIR or EINVAL for what is no regular file.");
+             "Open a path below a directory without following a link: a regular file; with os.O_DIRECTORY a directory,\n"
+             "with os.O_PATH any kind. The root must have no links in it; an empty path is the root.\n\n"
+             "Raises OSError: ELOOP or ENOTDIR if the path has a link, EISDIR or EINVAL if it is not a regular file.");
 
 static PyObject *
 open_below_root(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -547,7 +549,7 @@ crc32c(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return PyLong_FromUnsignedLong(checksum);
 }
 
-/* A memoryview of the buffer's bytes that nobody else can release. */
+/* A memoryview of the buffer's bytes that no other thread can release. */
 static PyObject *
 view_of_bytes(PyObject *object)
 {
@@ -564,7 +566,7 @@ view_of_bytes(PyObject *object)
     return bytes;
 }
 
-/* The read-only slice [offset, offset + length), or a ValueError that says which check it failed. */
+/* The read-only slice [offset, offset + length), or a ValueError that names the failed check. */
 static PyObject *
 checked_slice(PyObject *whole, long long offset, long long length, uint32_t stored, PyObject *const *args)
 {
@@ -631,7 +633,7 @@ rename_names(int source_fd, const char *source, int target_fd, const char *targe
     if (linkat(source_fd, source, target_fd, target, 0) != 0) {
         return errno;
     }
-    /* The target is taken, which is what counts. A source left behind is what a crash right here leaves, too. */
+    /* The target exists, so the rename has happened. A source left behind is harmless: a crash here leaves one too. */
     (void)unlinkat(source_fd, source, 0);
     return 0;
 }
@@ -727,7 +729,7 @@ start_writeback(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t c
         return NULL;
     }
 #ifdef __linux__
-    /* I9: without a WAIT flag the kernel keeps a write error for the fsync to come; nothing is swallowed here. */
+    /* I9: without a WAIT flag the kernel keeps a write error for the next fsync; this call swallows none. */
     Py_BEGIN_ALLOW_THREADS
     (void)sync_file_range(fd, (off_t)offset, (off_t)length, SYNC_FILE_RANGE_WRITE);
     Py_END_ALLOW_THREADS
@@ -737,7 +739,7 @@ start_writeback(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t c
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-/* By way of void (*)(void), as a cast between two other function types draws a warning. */
+/* Casts through void (*)(void): compilers warn about a cast between two other function types. */
 #define FAST(function) ((PyCFunction)(void (*)(void))(function)), METH_FASTCALL
 
 static PyMethodDef local_methods[] = {

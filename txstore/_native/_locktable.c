@@ -2,20 +2,20 @@
  * txstore._native._locktable: locks of chunk keys between processes, in one mapped file of 32-bit words.
  *
  *     LockTable    the file as one process sees it: opened once, a member from its first owner on
- *     Owner        what one transaction holds; several in one process exclude each other
+ *     Owner        the locks of one transaction; owners of one process exclude each other
  *
  *     lock_slots.h     which word a key has              lock_held.h      a set of slots
  *     lock_words.h     one word: states, waiting         lock_calls.h     arguments: a call's keys as slots
  *     lock_file.h      byte locks, descriptors, fork     lock_grants.h    how an owner's grants come and go
- *     lock_recovery.h  what is done about the dead       lock_owner.h     Owner
+ *     lock_recovery.h  recovery of dead members          lock_owner.h     Owner
  *     lock_open.h      opening and resetting the file    lock_table.h     LockTable
  *     lock_members.h   joining it as a member            this file        the module
  *
- * Those on the left know nothing of Python: tests/native/lock_stress.c has them alone, under sanitizers.
+ * The headers on the left do not use Python: tests/native/lock_stress.c tests them alone, under sanitizers.
  *
  * THE FILE, `locks/chunks`
  *
- * Integers are in the machine's own order, as are the words: the file never leaves the machine that its boot id names.
+ * Integers and words are in the machine's byte order: the file is used only on the machine that its boot id names.
  *
  *          0  +---------------------------------------------------------+
  *             | header                                                  |
@@ -45,24 +45,27 @@
  *       2^40  INIT: held to open, join or reset             byte locks, far behind
  *   2^40 + m  LIVE(m): held by member m as long as it lives    the file's end
  *
- * The file is allocated as a whole before it is mapped (a full disk is an OSError, never a SIGBUS) and never gets
- * shorter (whoever mapped it before would touch nothing). That it is whole is written last and taken back first.
+ * A process allocates the whole file before it maps it, so a full disk is an OSError, never a SIGBUS. It never makes
+ * the file shorter, because another process's mapping would then have no pages behind it. It writes the complete magic
+ * last, and clears it first.
  *
- * WHO LIVES is known to the kernel alone: whose LIVE byte is held. Process ids are not trusted; the words of a member
- * say nothing about its life. Which transactions a living member has, it says in its record, as a range: a word of any
- * other, which is damage, or was parked for one that has ended meanwhile, is as free as one of the dead. So the table works between containers that share a volume, and nothing but the end of a
- * process makes its locks free: a stopped one keeps them.
+ * LIFE. Only the kernel knows which members live: a member lives while its LIVE byte is locked. Process ids are not
+ * trusted, and the words of a member say nothing about its life. A living member publishes the range of its
+ * transactions in its record. A word outside of that range is damaged, or was parked for a transaction that has ended
+ * since: it is as free as a dead member's word. So the table works between containers that share a volume, and only the
+ * end of a process frees its locks: a stopped process keeps them.
  *
- * WHEN A FILE IS RESET. With INIT held, and only if no LIVE byte is: if magic, version, kind, seed, boot id or size are
- * not as they should be. Then the words become 0. A file that is neither empty nor a lock file is never written to. If all is as it should be, nothing is reset, even if nobody is alive: the
- * words of the dead tell the next holder that they are dirty. If device or inode do not match (within one boot), the
- * file is not written to but removed, and made anew. While somebody is alive, all of these are refused with an OSError:
- * EAGAIN (that is, BlockingIOError) for another kind, EPROTO another version, EXDEV another boot or mount, EINVAL what
- * is damaged.
+ * RESET. A process that holds INIT resets the file if no LIVE byte is locked and the magic, version, kind, seed, boot
+ * id or size is wrong. Then it sets every word to 0. It never writes to a file that is neither empty nor a lock file.
+ * If the header is right it resets nothing, even if no member lives: the words of dead members tell the next holder
+ * that they are dirty. If device or inode do not match (within one boot), it does not write to the file, but removes it
+ * and creates a new one. While any member lives, it raises OSError in each of these cases: EAGAIN (BlockingIOError) for
+ * another kind, EPROTO for another version, EXDEV for another boot or mount, EINVAL for damage.
  *
- * DESCRIPTORS. Two while a table is opened, none once it is, one from joining on.
+ * DESCRIPTORS. Two while a table is being opened, none afterwards, one once it has joined.
  *
- * THREADS. The GIL is needed: fields change under it, not under locks. Words change by compare-and-swap anyway.
+ * THREADS. This module needs the GIL: it guards the fields, which have no locks. Words change by compare-and-swap
+ * anyway.
  */
 
 #ifndef _GNU_SOURCE
@@ -76,7 +79,7 @@
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(locktable_slot_of_doc,
-             "slot_of(key, slots, seed=SEED, /)\n--\n\nThe slot of a key in a table of so many.");
+             "slot_of(key, slots, seed=SEED, /)\n--\n\nThe slot of a key in a table of `slots` slots.");
 
 static PyObject *
 locktable_slot_of(PyObject *Py_UNUSED(module), PyObject *args)

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-# The file, for whoever else reads or writes it; the essay in _locktable.c draws it.
+# The layout of the file, for the Python code that also reads and writes it. The top of _locktable.c draws it.
 MAGIC: Final[bytes]
 VERSION: Final[int]
 KIND_TABLE: Final[int]

@@ -1,24 +1,25 @@
 /*
- * txstore._native._watch: being told by Linux that a name appeared in a directory.
+ * txstore._native._watch: watches a directory for new names, by inotify.
  *
- *     open_watch          a descriptor that becomes readable when that happens
- *     drain               take the events off it, and say whether there will be more
+ *     open_watch          returns a descriptor that becomes readable when a name appears
+ *     drain               reads the events, and returns whether more can come
  *
- * The caller waits with select.poll(), which knows signals and deadlines. watch_fallback.py says that it can't watch; the
- * caller polls the directory then.
+ * The caller waits with select.poll(), which handles signals and deadlines. watch_fallback.py can't watch: its caller
+ * polls the directory.
  *
  * THE DESCRIPTOR
  *
  * One inotify instance with one watch, not blocking, closed on exec; the caller closes it. A forked child shares the
- * queue of events with its parent: each event goes to one of the two, so the child has to open a watch of its own.
+ * queue of events with its parent: each event goes to only one of the two, so the child must open its own watch.
  *
  * THE EVENTS
  *
  * A commit is renamed into its directory (IN_MOVED_TO), or linked where the file system can't rename without replacing
- * (IN_CREATE). What exactly happened is never looked at: an event means "look again". Nothing is lost with a queue that
- * overflows, because it is readable then, too. But some events say that there will be no more: the directory was
- * deleted, unmounted, or moved, which leaves the watch on a directory that is no longer the one of that name. (Linux
- * tells of a deleted directory only when nobody has a file of it open or mapped any more: don't wait for that.)
+ * (IN_CREATE). The code ignores the details of an event: any event means "look again". So an overflow of the queue
+ * loses nothing, because the descriptor is readable then too. But some events mean that no more will come: the
+ * directory was deleted, unmounted, or moved, which leaves the watch on a directory that no longer has that name.
+ * (Linux reports a deleted directory only when no process has a file of it open or mapped any more: don't wait for
+ * that.)
  *
  *     struct inotify_event     wd | mask | cookie | len | name, padded with zeros to len bytes
  *
@@ -41,7 +42,7 @@
 #define APPEARED (IN_MOVED_TO | IN_CREATE)
 #define GONE (IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED)
 
-/* Some 250 commits. What does not fit leaves the descriptor readable. */
+/* About 250 commits. Events that do not fit leave the descriptor readable. */
 #define EVENTS_SIZE 8192
 
 /* Returns 0 or an errno. */
@@ -97,7 +98,7 @@ masks_of(const char *events, size_t length)
 }
 
 PyDoc_STRVAR(drain_doc, "drain(descriptor, /)\n--\n\n"
-                        "Take events off a watch; waits for none. False: the directory is gone, open another watch.");
+                        "Read the events of a watch, without waiting. False: the directory is gone, open another watch.");
 
 static PyObject *
 drain(PyObject *Py_UNUSED(module), PyObject *object)
@@ -140,7 +141,7 @@ static PyModuleDef_Slot watch_slots[] = {
 static struct PyModuleDef watch_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "txstore._native._watch",
-    .m_doc = "Being told that a name appeared in a directory.",
+    .m_doc = "Watches a directory for new names.",
     .m_size = 0,
     .m_methods = watch_methods,
     .m_slots = watch_slots,

@@ -1,8 +1,8 @@
 /*
  * chunk_boxes.h: rectangular parts of arrays, and copies between them.
  *
- * A box pairs elements of two arrays: along each axis a count, and how many bytes apart neighbours are in one and in the
- * other. A stride of 0 repeats one element, a negative one walks backwards.
+ * A box pairs elements of two arrays: it has, for each axis, a count and a stride in bytes in either array. A stride of
+ * 0 repeats one element, a negative stride walks backwards.
  */
 
 #ifndef TXSTORE_CHUNK_BOXES_H
@@ -18,12 +18,12 @@ typedef struct {
 } axis;
 
 typedef struct {
-    int64_t from, to; /* where the first element is, in bytes from the beginning */
+    int64_t from, to; /* offset of the first element, in bytes */
     int axes;
     axis axis[MAX_AXES];
 } box;
 
-/* Leaves out axes of one element, and joins those that one stride walks through. */
+/* Drops axes of one element, and merges adjacent axes that one stride covers. */
 static void
 box_simplify(box *b, int64_t itemsize)
 {
@@ -55,7 +55,7 @@ box_elements(const box *b)
     return elements;
 }
 
-/* Whether it is one stretch of `size` bytes in both arrays. */
+/* Is the box one contiguous range of `size` bytes in both arrays? */
 static int
 box_is_stretch(const box *b, int64_t itemsize, int64_t size)
 {
@@ -104,7 +104,7 @@ copy_axes(uint8_t *to, const uint8_t *from, const axis *a, int axes, int64_t ite
         copy_axes(to + i * a->to, from + i * a->from, a + 1, axes - 1, itemsize);
 }
 
-/* Copies a box; `to` and `from` are where the arrays begin. */
+/* Copies a box; `to` and `from` are the starts of the arrays. */
 static void
 box_copy(const box *b, uint8_t *to, const uint8_t *from, int64_t itemsize)
 {

@@ -1,12 +1,12 @@
 /*
- * chunk_codecs.h: compressors whose libraries numcodecs has loaded, and what a chunk goes through on its way to bytes.
+ * chunk_codecs.h: the compressors in numcodecs' libraries, and the codec chain that encodes and decodes a chunk.
  *
- * No codec is written here. numcodecs' extension modules carry zstd and Blosc and export their functions, so dlsym finds
- * them in files that are mapped anyway. Where it does not (another build of numcodecs, another system), the codec counts
- * as not there, and Python goes the ordinary way.
+ * This file implements no compressor. numcodecs' extension modules contain zstd and Blosc and export their functions,
+ * so dlsym finds them in files that are mapped anyway. If dlsym fails (another build of numcodecs, another system), the
+ * codec counts as missing, and zarr's own pipeline is used.
  *
- * A codec chain is what lies between the bytes of an array in memory and the stored value: at most one compressor, and
- * CRC-32C checksums before or behind it. A `worker` has what one thread needs again for each chunk.
+ * A codec chain turns the bytes of an array in memory into the stored value: at most one compressor, and CRC-32C
+ * checksums before or after it. A `worker` has the buffers and contexts that one thread reuses for each chunk.
  */
 
 #ifndef TXSTORE_CHUNK_CODECS_H
@@ -68,7 +68,7 @@ load_zstd(libraries *found, const char *path)
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
         return 0;
-    /* By way of a union of pointers, as C has no cast from void * to a function. */
+    /* Through a union of pointers, because C has no cast from void * to a function. */
 #define FIND(field, name) (*(void **)&found->field = dlsym(library, name))
     return FIND(zstd_new_encoder, "ZSTD_createCCtx") && FIND(zstd_free_encoder, "ZSTD_freeCCtx") &&
            FIND(zstd_set, "ZSTD_CCtx_setParameter") && FIND(zstd_encode, "ZSTD_compress2") &&
@@ -120,14 +120,14 @@ compressor_of(const codec_chain *chain)
     return NULL;
 }
 
-/* Checks and takes off one checksum; returns the length that is left, or -1. */
+/* Checks and removes one checksum; returns the remaining length, or -1. */
 static int64_t
 without_checksum(const uint8_t *data, int64_t length)
 {
     uint32_t stored;
     if (length < CHECKSUM_BYTES)
         return -1;
-    memcpy(&stored, data + length - CHECKSUM_BYTES, sizeof stored); /* little-endian, as is every machine of ours */
+    memcpy(&stored, data + length - CHECKSUM_BYTES, sizeof stored); /* little-endian, like every machine that this module supports */
     length -= CHECKSUM_BYTES;
     return txs_crc32c(0, data, (size_t)length) == stored ? length : -1;
 }
@@ -149,7 +149,7 @@ decompress(worker *w, const libraries *l, const codec *c, const uint8_t *data, i
 
 /*
  * Decodes a stored chunk to `size` bytes. They are at *plain: in the stored value itself, or at `into`, which has room
- * for them. Returns 0, or -1 if that is not what is stored.
+ * for them. Returns 0, or -1 if the stored value does not decode to `size` bytes.
  */
 static int
 decode(worker *w, const codec_chain *chain, const uint8_t *data, int64_t length, uint8_t *into, size_t size,
@@ -162,7 +162,7 @@ decode(worker *w, const codec_chain *chain, const uint8_t *data, int64_t length,
             return -1;
     *plain = data;
     if (compressor != NULL) {
-        /* What is under the compressor has as many bytes more as there are checksums. */
+        /* The compressor's input is longer by the checksums that come before it. */
         size_t whole = size + (size_t)i * CHECKSUM_BYTES;
         uint8_t *to = i == 0 ? into : room(&w->packed, &w->packed_size, whole);
         if (to == NULL || (length = decompress(w, chain->libraries, compressor, data, length, to, whole)) < 0)
@@ -177,7 +177,7 @@ decode(worker *w, const codec_chain *chain, const uint8_t *data, int64_t length,
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
-/* How long what `size` bytes are encoded to may be. */
+/* The largest encoded length of `size` bytes. */
 static size_t
 encoded_bound(const codec_chain *chain, size_t size)
 {
@@ -214,9 +214,9 @@ compress(worker *w, const libraries *l, const codec *c, const uint8_t *plain, si
 }
 
 /*
- * Encodes `size` bytes at `plain` to `to`, which has room for `encoded_bound` bytes. Behind `plain` there is room for the
- * checksums that come before a compressor; if the first codec is none, `plain` is not written to. Returns the length, or
- * -1.
+ * Encodes `size` bytes at `plain` to `to`, which has room for `encoded_bound` bytes. Behind `plain` there is room for
+ * the checksums that come before a compressor; if the first codec is none, `plain` is not written to. Returns the
+ * length, or -1.
  */
 static int64_t
 encode(worker *w, const codec_chain *chain, uint8_t *plain, size_t size, uint8_t *to)

@@ -1,4 +1,4 @@
-"""The Python fallback of _chunks.c, which says how and why: many chunks of one array at once, without compressors."""
+"""The Python fallback of _chunks.c, which explains the design: many chunks of one array at once, no compressors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Shape = tuple[int, ...]
 
 
 def load(_zstd: str | None, _blosc: str | None, /) -> tuple[str, ...]:
-    """Find no compressors: their libraries can't be called from here."""
+    """Find no compressors: Python code can't call their libraries."""
     return ()
 
 
 class _Row(NamedTuple):
     chunk: tuple[slice, ...]  # an integer is a slice of one
-    out: Array  # what of the array it is about, with the axes of the chunk
+    out: Array  # the row's part of the array, with the axes of the chunk
 
 
 class _UnreadableError(Exception):
-    """What is stored is not as it has to be."""
+    """A stored value is invalid."""
 
 
 class Batch:
@@ -101,7 +101,7 @@ class Batch:
                 return None
         sizes = tuple(len(range(*each.indices(extent))) for each, extent in zip(picked, self._shape, strict=True))
         if not self._array.ndim:
-            one = prod(sizes) == 1  # what is read into, it may be
+            one = prod(sizes) == 1  # one element can be read into; a broadcast view can't
             return _Row(tuple(picked), self._array.reshape(sizes) if one else np.broadcast_to(self._array, sizes))
         if len(out) != self._array.ndim or not all(isinstance(item, slice) for item in out):
             return None
@@ -156,7 +156,7 @@ class Batch:
         return lying.transpose(np.argsort(axes))
 
     def _decode_shard(self, data: memoryview, row: _Row) -> Array:
-        """Return a shard of which the selected inner chunks are there."""
+        """Return a shard in which only the selected inner chunks are decoded."""
         assert self._inner is not None
         (shape, axes), counts = self._inner, self._counts()
         size = prod(counts) * _ENTRY.size
@@ -191,7 +191,7 @@ class Batch:
 
     @property
     def bound(self) -> int:
-        """How long a frame may be, without its key."""
+        """The largest length of a frame in bytes, without its key."""
         size = prod(self._shape) * self._item.itemsize
         if self._inner is not None:
             size += prod(self._counts()) * (_ENTRY.size + 4 * self._checksums) + 4

@@ -6,7 +6,7 @@
  *     | stream a: L bytes | stream b: L bytes | stream c: L bytes |     crc = a * x^(16L) + b * x^(8L) + c  (mod P)
  *
  * One carry-less multiplication by a constant moves a stream to its place, and the product is folded into the last
- * word of c. L is 1,360 (three streams are 4,080 bytes: one index block) and then 128 for what is left.
+ * word of c. L is 1,360 (three streams are 4,080 bytes: one index block) and then 128 for the rest.
  *
  * That is as fast as the cache, but not as memory. Where there are carry-less multiplications of 512 bits, buffers from
  * 1 KiB up are folded instead, 256 bytes a step: two to three times as fast on data that was not in the cache.

@@ -22,15 +22,16 @@ IMPLEMENTATION = "python"
 
 BLOCK_BYTES = 4096
 PIECE_BYTES = 1 << 20
-BLOCK_MOST = 16384  # of its entries but the last, of that, and of the restart points: never as much
+BLOCK_MOST = 16384  # bytes: entries before the last, the last entry, and restart points each have fewer
 RESTART_EVERY = 16
 KEY_BYTES = 4096
 RUN_KIND_BLOCK_TABLE = 1
 BLOCK_CODEC_NONE = 0
-#: All but the first lead to a pack. What an erased one leads to is no more: the key is not live, nor deleted.
+#: Every kind but the first points to a pack. An erased entry's value no longer exists: the key is neither live nor
+#: deleted.
 TOMBSTONE, PACK, FOREIGN, ERASED = REF_KINDS = 0, 1, 3, 5
 NOT_LIVE = (TOMBSTONE, ERASED)
-PREFIX_TOMBSTONE = 4  # what lookup() answers for a key that only a prefix hides
+PREFIX_TOMBSTONE = 4  # the answer of lookup() for a key that only a prefix tombstone hides
 
 RECORD = struct.Struct("<QIIQII")  # format.md, "Index"
 PREFIX = struct.Struct("<IIQ")
@@ -57,7 +58,7 @@ class _Record(NamedTuple):
 
 
 class Run:
-    """One run over `buffer`, which is exactly its section. `seq` is what a stored seq of 0 stands for."""
+    """One run over `buffer`, which is exactly its section. A stored seq of 0 means `seq`."""
 
     def __init__(self, buffer: Buffer, seq: int) -> None:
         data = memoryview(buffer).cast("B")
@@ -122,12 +123,12 @@ class Run:
         return result
 
     def window(self, start: bytes, at_least: int, since: int = 0) -> tuple[int, int, bytes | None]:
-        """Which bytes to have before asking: (begin, end, first key behind them or None).
+        """The bytes that the caller must load before a query: (begin, end, first key after them or None).
 
-        Blocks from the one that may hold `start` on, or from the first behind `start`; as many as make `at_least`
-        bytes, and at least one if there is one. With 0 only the one that may hold `start` itself: none if `start` is
-        below all keys. With `since` those that hold nothing newer are passed over, and end the window. No block is
-        read.
+        The window starts with the block that may contain `start`, or the first block after `start`. It has enough
+        blocks for `at_least` bytes, and at least one if any exists. With 0 it has only the block that may contain
+        `start`: none if `start` is below all keys. With `since`, a block without newer entries is skipped at the
+        start, and ends the window later. No block is read.
         """
         _unsigned(at_least, U64_MAX)
         _unsigned(since, U64_MAX)
@@ -259,24 +260,24 @@ def _read_packs(part: memoryview, count: int, base: int) -> list[bytes]:
 
 
 class _Cursor:
-    """A place in one run. After `seek` or `advance` returned True, its fields are the entry that it stands on.
+    """A position in one run. After `seek` or `advance` returned True, its fields are the current entry.
 
-    Ends at the first key >= stop, passes over entries with seq <= since, and over blocks that hold no others.
+    It ends at the first key >= stop. It skips entries with seq <= since, and blocks without newer entries.
     """
 
     def __init__(self, run: Run, stop: bytes | None = None, since: int = 0) -> None:
         self.run = run
         self.stop = stop
         self.since = since
-        self.index = -1  # the number of the block that `block` holds
+        self.index = -1  # the number of the block in `block`
         self.block = b""
-        self.start = 0  # where it lies in the run
+        self.start = 0  # offset of the block in the run
         self.at = self.end = 0  # the next entry, and the end of the entries
         self.restarts: tuple[int, ...] = ()
         self.key = b""
         self.shared = 0
-        self.chained = 0  # entries in a row, up to this one, whose keys are not whole: fewer than RESTART_EVERY
-        self.kind_at = 0  # where in the block the entry says what it is; its last four bytes are the checksum
+        self.chained = 0  # successive entries, up to this one, with shortened keys: fewer than RESTART_EVERY
+        self.kind_at = 0  # offset in the block of the entry's kind; the entry's last four bytes are its checksum
         self.kind = self.seq = self.pack = self.offset = self.length = self.checksum = 0
 
     def seek(self, key: bytes) -> bool:
@@ -303,7 +304,7 @@ class _Cursor:
                 return True
 
     def search(self, i: int, key: bytes) -> bool:
-        """Go to the first entry of block `i` whose key is >= `key`. False: none, and the block is used up."""
+        """Go to the first entry of block `i` whose key is >= `key`. False: none, and the block is exhausted."""
         if i != self.index:
             self.load(i)
         low, high = 0, len(self.restarts) - 1
@@ -322,7 +323,7 @@ class _Cursor:
         return True
 
     def load(self, i: int) -> None:
-        """Read and check block `i`, to stand before its first entry."""
+        """Read and check block `i`; the position is then before its first entry."""
         record = self.run._index[i]
         self.index = -1
         self.block = bytes(self.run._data[record.offset : record.offset + record.length])
@@ -348,14 +349,14 @@ class _Cursor:
             self._bad("bad entry")
         if not 1 <= shared + unshared <= KEY_BYTES:
             self._bad("bad entry")
-        # Else an entry of some bytes could stand for a key of 4,096, for as long as the block goes on.
+        # Otherwise every entry of a few bytes could expand to a key of 4,096 bytes, through the whole block.
         chained = self.chained + 1 if shared else 0
         if chained == RESTART_EVERY:
             self._bad("bad restart points")
         suffix = block[at : at + unshared]
         if suffix <= self.key[shared:]:
             self._bad("keys out of order")
-        # Without this a seek could end below the key that it was for, and a merge would seek for ever.
+        # Without this check a seek could end below its target key, and a merge would seek for ever.
         if self.at == 0 and suffix != run._first_keys[self.index]:
             self._bad("first key differs from the index")
         key = self.key[:shared] + suffix
@@ -392,7 +393,7 @@ class _Cursor:
         self.decode()
 
     def _enter(self, i: int) -> bool:
-        """Stand before the first entry of block `i`, or of the next that is wanted."""
+        """Go before the first entry of block `i`, or of the next block with newer entries."""
         while i < self.run.blocks and not self.run._is_newer(i, self.since):
             i += 1
         if i >= self.run.blocks or (self.stop is not None and self.run._first_keys[i] >= self.stop):
@@ -422,7 +423,7 @@ def _prefixes_over(run: Run, key: bytes) -> Iterator[int]:
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
-    """The first key above all that begin with `prefix`; None if there is none. A prefix ends in / or is empty."""
+    """The first key above all keys with `prefix`; None if none exists. A prefix ends in / or is empty."""
     return prefix[:-1] + b"0" if prefix else None
 
 
@@ -452,7 +453,7 @@ def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator
 
 
 def lookup(runs: tuple[Run, ...], key: bytes, /) -> Found | None:
-    """What the newest run that knows `key` says of it; runs are newest first."""
+    """The entry of `key` in the newest run that has one; runs are newest first."""
     for i, run in enumerate(runs):
         block = bisect_right(run._first_keys, key) - 1
         if block >= 0:
@@ -466,9 +467,9 @@ def lookup(runs: tuple[Run, ...], key: bytes, /) -> Found | None:
 
 
 def locate(runs: tuple[Run, ...], keys: tuple[bytes, ...], /) -> bytes:
-    """The newest entry of each of a sequence of keys: six int64 for each, kind, run, pack, offset, length, checksum.
+    """The newest entry of each key: six int64 for each, kind, run, pack, offset, length, checksum.
 
-    A kind of -1: there is none, or a tombstone.
+    A kind of -1: the key has no entry, or a tombstone.
     """
     table = []
     for key in keys:
@@ -501,12 +502,12 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
 def build(
     entries: Iterable[tuple[Any, ...]], prefixes: Iterable[bytes], packs: Iterable[bytes] = (), sink: Sink | None = None
 ) -> bytes | None:
-    """An own run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time.
+    """A commit's run of (key, kind, offset, length, checksum) in ascending order of key, read one at a time.
 
-    A sixth member says which of `packs` the value lies in, from 1; 0: the run's own file. A seventh is the seq; 0: that
-    of the commit in whose file the run will lie.
+    A sixth member is the number of the value's pack in `packs`, from 1; 0: the run's own file. A seventh is the seq; 0:
+    the seq of the commit whose file will contain the run.
 
-    `sink` is called with the run piece by piece; then None is returned.
+    If `sink` is given, it receives the run piece by piece, and the function returns None.
     """
     writer = _Writer(sink)
     tables = list(packs)
@@ -544,11 +545,11 @@ def merge(
     own: bool = False,
     sink: Sink | None = None,
 ) -> bytes | None:
-    """One merged run of `runs`, newest first. `tables[i]` is the pack that run i lies in, then the run's own packs; an
-    empty entry is the file that the result will lie in.
+    """One compacted run of `runs`, newest first. `tables[i]` is the pack that contains run i, then the packs that run i
+    lists; an empty entry is the file that will contain the result.
 
-    Tombstones up to seq `forgotten` are left out: only where no older run is left for them to hide, and nobody is left
-    to whom they would be news. `own`: the result has the seq of the commit in whose file it lies. `sink`: as in
+    Tombstones up to seq `forgotten` are dropped. REQUIRES: no older run has entries for them to hide, and no reader
+    needs to learn of the deletion. `own`: the result has the seq of the commit whose file contains it. `sink`: as in
     build().
     """
     _check_tables(runs, tables)
@@ -577,8 +578,8 @@ def reflink(
     to: bytes,
     sink: Sink | None = None,
 ) -> bytes | None:
-    """An own run of the live entries of `runs`, newest first, with start <= key < stop, which all begin with `start`:
-    `to` stands in its place. The values stay where they are. `sink`: as in build().
+    """A commit's run of the live entries of `runs`, newest first, with start <= key < stop. Every key begins with
+    `start`, and the result has `to` in its place. The values are not copied. `sink`: as in build().
     """
     if len(to) > KEY_BYTES:
         raise OverflowError("a key would have more than 4096 bytes")
@@ -598,9 +599,9 @@ def reflink(
 
 
 def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: frozenset[int]) -> bytes:
-    """The same run, as long as it was, where entries with start <= key < stop are erased, and have no checksum.
+    """The same run, with the same length, in which entries with start <= key < stop are erased and have no checksum.
 
-    Those stay that lead to packs of these numbers. There is none of this in C: it is done once in a lifetime.
+    Entries that point to a pack in `stay` are kept. The C has no such function, because erasing is rare.
     """
     run = Run(section, U64_MAX)
     content = bytearray(section)
@@ -629,7 +630,7 @@ def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: f
 
 
 def _number(numbers: dict[bytes, int], entry: bytes) -> int:
-    """The number of a pack in the result; one not seen before gets the next. 0: the file that it will lie in."""
+    """The number of a pack in the result; a new pack gets the next number. 0: the file that will contain the result."""
     return numbers.setdefault(entry, len(numbers) + 1) if entry else 0
 
 
@@ -652,7 +653,7 @@ class _Writer:
         if sink is not None and not callable(sink):
             raise TypeError("a sink is called with bytes")
         self._sink = sink
-        self._handed = 0  # bytes that the sink has been given: what is in `_out` follows them
+        self._handed = 0  # bytes passed to the sink; the content of `_out` follows them
         self._out = io.BytesIO()
         self._records: list[tuple[int, int, int, int, int, int]] = []
         self._first_keys = bytearray()
@@ -766,7 +767,7 @@ class _Writer:
 
 
 def _common(a: bytes, b: bytes) -> int:
-    """How many bytes `a` and `b` begin with alike."""
+    """The length of the common prefix of `a` and `b` in bytes."""
     n = min(len(a), len(b))
     if a[:n] == b[:n]:
         return n
@@ -775,7 +776,7 @@ def _common(a: bytes, b: bytes) -> int:
 
 
 def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The varint at `at` and the place after it; the place is -1 if there is none, or if `at` is."""
+    """The varint at `at`, and the offset after it; the offset is -1 if the varint is invalid or `at` is -1."""
     value = 0
     for shift in range(0, 70, 7):
         if not 0 <= at < end:

@@ -1,7 +1,7 @@
-"""The Python fallback of `_local.c`: the same functions where the extension was not built.
+"""The Python fallback of `_local.c`: the same functions if the extension was not built.
 
-Slower, and less in three places, none of which changes what is stored or read: `allocate` and `start_writeback` do
-nothing, and before Python 3.13 a mapped file keeps a descriptor for as long as it is mapped.
+It is slower, and does less in three places. `allocate` and `start_writeback` do nothing, and before Python 3.13 a
+mapped file keeps a descriptor while it is mapped. None of this changes the bytes stored or read.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def crc32c(buffer: ReadableBuffer, value: int = 0, /) -> int:
 class Descriptor:
     """An open file, which is closed at the end of a `with` block, or when no object refers to it any more.
 
-    The number is taken away and closed in one function, without a call in between: Python handles Ctrl-C at the
-    beginning of a function and after a call. A number that is lost keeps its file open, and the file's locks, for good.
+    One function takes the number away and closes it, without a call in between, because Python handles Ctrl-C at the
+    beginning of a function and after a call. A lost number keeps its file open, and the file's locks held, for ever.
     """
 
-    _fd = -1  # also of one whose `__init__` was interrupted
+    _fd = -1  # also if `__init__` was interrupted
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -89,7 +89,7 @@ class Descriptor:
 
 
 def open_below(root: str, path: str, flags: int, mode: int = 0o666, /) -> Descriptor:
-    """Open what lies below a directory without following a link, segment by segment, as `open_below.h` says."""
+    """Open a path below a directory without following a link, segment by segment; see `open_below.h`."""
     whole = root + "/" + path if path != "" else root
     segments = path.split("/") if path else []
     if ".." in segments:
@@ -123,7 +123,7 @@ def list_directory(root: str, path: str, /) -> list[str]:
 
 
 def map_file(root: str, path: str, /) -> MappedFile:
-    """Map a whole file read-only. The mapping goes when the last view of it does."""
+    """Map a whole file read-only. It is unmapped when its last view is collected."""
     with open_below(root, path, os.O_RDONLY) as fd:
         size = os.fstat(fd).st_size
         if size == 0:
@@ -162,7 +162,8 @@ def rename_noreplace(root: str, source: str, target: str, /) -> None:
     try:
         with _above(root, source) as (source_fd, old), _above(root, target) as (target_fd, new):
             os.link(old, new, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
-            # The target is taken, which is what counts. A source left behind is what a crash right here leaves, too.
+            # The target exists, so the rename has happened. A source left behind is harmless: a crash here leaves one
+            # too.
             with suppress(OSError):
                 os.unlink(old, dir_fd=source_fd)
     except OSError as error:
@@ -172,20 +173,20 @@ def rename_noreplace(root: str, source: str, target: str, /) -> None:
 
 @contextmanager
 def _above(root: str, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that a path ends in, for calls that take one and a name."""
+    """Open the parent directory of a path, for calls that take a directory and a name."""
     directory, _, name = path.rpartition("/")
     with open_below(root, directory, _PASSED_THROUGH) as fd:
         yield fd, name
 
 
 def allocate(_fd: int, offset: int, length: int, /) -> bool:
-    """Return False: without the extension there is no allocating without writing zeros."""
+    """Return False: Python alone can't allocate space without writing zeros."""
     _check_range(offset, length)
     return False
 
 
 def start_writeback(_fd: int, offset: int, length: int, /) -> None:
-    """Do nothing: this only advises the system, and Python has no way to give it."""
+    """Do nothing: this is only advice to the system, and Python has no call for it."""
     _check_range(offset, length)
 
 

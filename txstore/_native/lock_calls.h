@@ -1,8 +1,8 @@
 /*
- * The arguments of a call: its keys as slots, in the one order in which words are taken, and the owners it names.
+ * The arguments of a call: its keys as slots, sorted in the order in which every process takes words, and its owners.
  *
- * A call's keys are a set: one that is named twice counts once. Keys that share a slot stand next to each other in the
- * order, and are taken and given up with one change of their word.
+ * A call's keys are a set: a key named twice counts once. Keys that share a slot are adjacent in the order. One change
+ * of their word takes or releases all of them.
  *
  * Functions return -1 with the exception set. REQUIRES: Python.h.
  */
@@ -17,14 +17,14 @@ enum { FEW_KEYS = 16, FEW_SIBLINGS = 16, DIGIT_BITS = 11 };
 typedef struct {
     uint32_t slot;
     uint32_t index;      /* in the keys as given */
-    uint32_t taken_from; /* once it is taken: the owner before, WORD_FREE if it was ours already */
+    uint32_t taken_from; /* set when the slot is taken: the previous owner, WORD_FREE if we held it already */
 } call_key;
 
 typedef struct {
     PyObject *keys; /* a str, or a tuple or list of them */
     PyObject **items;
-    Py_ssize_t given; /* how many keys */
-    Py_ssize_t count; /* how many of them differ: the length of the order */
+    Py_ssize_t given; /* number of keys */
+    Py_ssize_t count; /* number of distinct keys: the length of the order */
     call_key *order;
     call_key few[FEW_KEYS];
 } lock_call;
@@ -74,8 +74,7 @@ sort_few(call_key *order, Py_ssize_t count)
     }
 }
 
-/* By digits: the rows of an array are sorted runs in an order of their own, where comparing costs several times
- * more. */
+/* Radix sort. The rows of an array arrive as presorted runs; a comparison sort takes several times longer on them. */
 static inline int
 sort_many(call_key *order, Py_ssize_t count, unsigned slot_bits)
 {
@@ -115,7 +114,7 @@ sort_many(call_key *order, Py_ssize_t count, unsigned slot_bits)
 static inline int
 drop_repeated(lock_call *call)
 {
-    Py_ssize_t kept = 0, group = 0; /* where those of the present slot begin */
+    Py_ssize_t kept = 0, group = 0; /* index of the current slot's first key */
     for (Py_ssize_t i = 0; i < call->count; i++) {
         call_key each = call->order[i];
         if (kept > 0 && call->order[kept - 1].slot != each.slot) {
@@ -143,7 +142,7 @@ call_item(const lock_call *call, Py_ssize_t at)
     return call->items[call->order[at].index];
 }
 
-/* Where the keys of other slots begin. */
+/* The index of the first key of the next slot. */
 static inline Py_ssize_t
 group_end(const lock_call *call, Py_ssize_t at)
 {
@@ -189,7 +188,7 @@ call_order(lock_call *call, const lock_table *table)
     return drop_repeated(call);
 }
 
-/* On success, call_end has to follow. */
+/* On success, the caller must call call_end. */
 static inline int
 call_begin(lock_call *call, const lock_table *table, PyObject *keys)
 {
@@ -227,7 +226,7 @@ call_begin(lock_call *call, const lock_table *table, PyObject *keys)
     return 0;
 }
 
-/* To be called before Python code may run: the caller's list may change then. */
+/* Must be called before any Python code runs, because that code may change the caller's list. */
 static inline int
 call_keep_keys(lock_call *call)
 {
@@ -243,15 +242,15 @@ call_keep_keys(lock_call *call)
     return 0;
 }
 
-/* Keeps a call of many keys for the next one: what is given up is mostly what was taken last, and in order already.
- * `kept` is empty, or a call that is dropped. Takes over `call`, or ends it. */
+/* Keeps a call of many keys for the next call: a transaction mostly releases the keys that it acquired last, and they
+ * are sorted already. Drops the call that `kept` holds, if any. Takes ownership of `call`, or ends it. */
 static inline void
 call_keep(lock_call *kept, lock_call *call)
 {
     if (call->order == call->few) {
         call_end(call);
     } else if (call_keep_keys(call) < 0) {
-        PyErr_Clear(); /* it is only a convenience */
+        PyErr_Clear(); /* the cache is optional */
         call_end(call);
     } else {
         lock_call dropped = *kept;
@@ -262,7 +261,7 @@ call_keep(lock_call *kept, lock_call *call)
     }
 }
 
-/* Begins a call with what was kept, if it has the very same keys: strings never change. */
+/* Begins a call from the kept one, if its keys are the same objects: strings are immutable. */
 static inline bool
 call_resume(lock_call *call, lock_call *kept, PyObject *keys)
 {
@@ -298,7 +297,7 @@ siblings_end(sibling_list *siblings)
     PyMem_Free(siblings->allocated);
 }
 
-/* `object` may be NULL: none. On success, siblings_end has to follow. */
+/* `object` may be NULL: no siblings. On success, the caller must call siblings_end. */
 static inline int
 siblings_begin(sibling_list *siblings, PyObject *object)
 {
@@ -335,8 +334,8 @@ siblings_begin(sibling_list *siblings, PyObject *object)
     return 0;
 }
 
-/* Nanoseconds from seconds: FOR_EVER for None or what amounts to it, 0 to try: also for less than it takes to ask
- * whether the holder is alive. */
+/* Converts seconds to nanoseconds. FOR_EVER for None or a value too large; 0 (try once) also for a timeout shorter than
+ * a check whether the holder is alive. */
 static inline int
 timeout_ns(PyObject *object, int64_t *timeout)
 {
@@ -360,8 +359,8 @@ timeout_ns(PyObject *object, int64_t *timeout)
     return 0;
 }
 
-/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by the names of its parameters;
- * NULL for one that was not given. The first `required` have to be. */
+/* Sorts the arguments of a METH_FASTCALL | METH_KEYWORDS function into `values`, by parameter name. An argument that
+ * the caller did not pass is NULL. The first `required` arguments are mandatory. */
 static inline int
 sort_arguments(const char *function, const char *const *parameters, Py_ssize_t most, Py_ssize_t required,
                PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **values)

@@ -1,16 +1,16 @@
 /*
- * The lock file: its layout, its byte locks, and descriptors that a forked child gives up.
+ * The lock file: its layout, its byte locks, and the descriptors that a forked child closes.
  *
- * The layout is drawn at the top of _locktable.c. All here is plain C: no Python, no threads of its own.
+ * The top of _locktable.c draws the layout. This header is plain C: it uses no Python and starts no threads.
  *
- * BYTE LOCKS are OFD locks (open file description): they belong to one opening of the file, vanish with its last
- * descriptor, however its process ended, and are the kernel's own truth in every container that shares the volume. Two
- * threads that use one descriptor do not exclude each other by them.
+ * BYTE LOCKS are OFD locks (open file description). They belong to one opening of the file, and the kernel drops them
+ * with its last descriptor, however the process ended. Every container that shares the volume sees the same locks. They
+ * do not exclude two threads that use one descriptor.
  *
- * FORK duplicates descriptors: an OFD lock outlives its holder in a child that keeps its copy. So every descriptor here
- * is tracked, from its birth on, and closed in the child before fork() returns there. Closed, never unlocked: the lock
- * is the parent's. For the same reason no mapping is made from such a descriptor: a mapping keeps the open file
- * description, too.
+ * FORK duplicates descriptors: if a child keeps its copy, an OFD lock outlives its holder. So this file tracks every
+ * descriptor from the moment it is opened, and closes it in the child before fork() returns there. It never unlocks it,
+ * because the lock belongs to the parent. For the same reason nothing maps such a descriptor: a mapping also keeps the
+ * open file description alive.
  */
 
 #ifndef TXS_LOCK_FILE_H
@@ -39,13 +39,13 @@ enum {
     BOOT_ID_LENGTH = 36,
 };
 
-/* Far behind the end of the file: byte locks need no bytes. */
+/* Far beyond the end of the file: a byte lock does not need the byte to exist. */
 #define LOCK_BASE (INT64_C(1) << 40)
 #define INIT_BYTE LOCK_BASE
 #define LIVE_BYTE(member) (LOCK_BASE + (int64_t)(member))
 
 #define LOCK_MAGIC "TXSLOCKS"
-/* Of a file that is being made or reset. */
+/* The magic of a file that a process is creating or resetting. */
 #define UNFINISHED_MAGIC "TXSLOCK-"
 
 typedef struct {
@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
     uint32_t in_use, pid;
     uint64_t incarnation;
-    uint64_t numbers; /* of its transactions: lock_recovery.h */
+    uint64_t numbers; /* range of its transaction numbers: lock_recovery.h */
     uint8_t reserved[40];
 } member_record;
 
@@ -101,7 +101,7 @@ give_byte(int fd, int64_t byte)
     (void)byte_lock_call(fd, F_OFD_SETLK, &lock);
 }
 
-/* Does another description hold one of these bytes? If that can't be known: yes, which is the safe answer. */
+/* Does another open file description lock one of these bytes? If the kernel can't tell: yes, the safe answer. */
 static inline bool
 bytes_are_held(int fd, int64_t first, int64_t count)
 {
@@ -113,11 +113,11 @@ bytes_are_held(int fd, int64_t first, int64_t count)
 
 typedef struct tracked_fd {
     int fd;                 /* -1: not in use */
-    uint64_t device, inode; /* of what it was opened on: the number may be closed and reused behind our back */
+    uint64_t device, inode; /* of the opened file: other code in this process may close and reuse the number */
     struct tracked_fd *previous, *next;
 } tracked_fd;
 
-/* A fork handler takes no argument: what it goes through has to be global. `fork_mutex` guards all of these. */
+/* A fork handler takes no argument, so its state has to be global. `fork_mutex` guards these variables. */
 static pthread_mutex_t fork_mutex = PTHREAD_MUTEX_INITIALIZER;
 static tracked_fd tracked = {.fd = -1, .previous = &tracked, .next = &tracked};
 static unsigned forks; /* between this process and the one that loaded the module; changes only in a new child */
@@ -170,7 +170,7 @@ fork_in_child(void)
     pthread_mutex_unlock(&fork_mutex);
 }
 
-/* Returns 0 or an errno. To be called before anything is opened. */
+/* Returns 0 or an errno. Must be called before any descriptor is opened. */
 static inline int
 handle_forks(void)
 {
@@ -181,7 +181,7 @@ handle_forks(void)
     return error;
 }
 
-/* Where a path is taken to begin by open_below: no part of it may be a symbolic link. */
+/* The directory at which open_below starts for a path: no component of the path may be a symbolic link. */
 static inline const char *
 root_of(const char *path)
 {
@@ -194,7 +194,7 @@ below_root(const char *path)
     return path + (*path == '/');
 }
 
-/* Opens and tracks. Returns 0 or an errno. REQUIRES: `self` is not in use, and stays where it is until it is closed. */
+/* Opens and tracks. Returns 0 or an errno. REQUIRES: `self` is not in use, and is not moved until it is closed. */
 static inline int
 tracked_open(tracked_fd *self, const char *path, int flags, unsigned mode)
 {
@@ -229,7 +229,7 @@ tracked_close(tracked_fd *self)
     pthread_mutex_unlock(&fork_mutex);
 }
 
-/* Makes `self` what `other` was. False, and nothing happens, if `self` is in use already or `other` is not. */
+/* Moves `other` to `self`. Returns false and changes nothing if `self` is in use or `other` is not. */
 static inline bool
 tracked_move(tracked_fd *self, tracked_fd *other)
 {

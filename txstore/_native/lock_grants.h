@@ -1,11 +1,12 @@
 /*
- * The fields of LockTable and Owner; how an owner's grants come and go, one slot at a time.
+ * The fields of LockTable and Owner, and how an owner takes and releases one slot.
  *
- * The GIL guards every field of both. It is given up to sleep, and to ask the kernel something; whatever a thread had
- * read before is read again after that, and `busy` keeps a closed table's descriptor open as long as a thread uses it.
+ * The GIL guards every field of both. A thread drops it to sleep and for system calls, and afterwards reads again every
+ * field that it had read before. `busy` keeps a closed table's descriptor open while a thread uses it.
  *
- * Two threads may use one owner. One that was given a word while it waited, without the GIL, may find that the other
- * has found it held, used it and given it up since: it looks once more when it has the GIL, and waits on.
+ * Two threads may use one owner. Suppose the first gets a word while it waits without the GIL. Before it has the GIL
+ * again, the second may find the word held, use it and release it. So the first thread checks the word again once it
+ * has the GIL, and goes on waiting if it has lost it.
  */
 
 #ifndef TXS_LOCK_GRANTS_H
@@ -20,9 +21,9 @@ typedef struct {
     PyObject *path;       /* bytes: table.path lies in it */
     PyObject *shown_path; /* as given, for errors */
     PyObject *timed_out, *lost, *forked;
-    uint64_t *numbers; /* a bit for each number of a transaction: in use */
+    uint64_t *numbers; /* one bit per transaction number: in use */
     uint32_t next_number;
-    uint32_t oldest, newest; /* between them lie all numbers in use; 0: there is none */
+    uint32_t oldest, newest; /* every number in use lies between them; 0: none is in use */
     long busy;      /* threads that use the descriptor without the GIL */
     unsigned forks; /* the fork_count of the process whose threads they are */
     bool closed;
@@ -32,18 +33,18 @@ typedef struct {
     PyObject_HEAD
     table_object *owned_by;
     uint32_t identity;
-    unsigned forks; /* the fork_count of the process that it belongs to */
+    unsigned forks; /* the fork_count of the process that owns it */
     bool closed, ever_held;
-    held_set held;   /* the count: how often it was granted */
-    held_set parked; /* what we ever parked under our own `parked`, whoever has it now */
-    lock_call last;  /* what was acquired last, if it was many keys; keys NULL: nothing */
+    held_set held;   /* count: the number of grants */
+    held_set parked; /* every slot that we parked under our own `parked`; another owner may hold it now */
+    lock_call last;  /* the last acquire, if it had many keys; keys NULL: none */
 } owner_object;
 
 typedef enum { DROPPED, NOT_HELD, HELD_NO_LONGER } drop_outcome;
 
 /* ---- Exceptions -------------------------------------------------------------------------------------------------- */
 
-/* Raises what the callable makes of the arguments, which are stolen. */
+/* Raises the exception that the callable returns for the arguments. Steals the references to them. */
 static void
 raise_made(PyObject *callable, PyObject *arguments)
 {
@@ -62,7 +63,7 @@ raise_made(PyObject *callable, PyObject *arguments)
     Py_XDECREF(exception);
 }
 
-/* Gives up the descriptor of a closed table once no thread uses it. */
+/* Closes the descriptor of a closed table once no thread uses it. */
 static void
 leave_if_idle(table_object *self)
 {
@@ -116,7 +117,7 @@ is_in_use(const table_object *self, uint32_t number)
     return (self->numbers[number / 64] >> number % 64 & 1) != 0;
 }
 
-/* REQUIRES: the table is a member, and nothing is held under the number yet. */
+/* REQUIRES: the table is a member, and the number holds no word yet. */
 static void
 begin_number(table_object *self, uint32_t number)
 {
@@ -129,7 +130,7 @@ begin_number(table_object *self, uint32_t number)
     publish_numbers(&self->table, numbers_between(self->oldest, self->newest));
 }
 
-/* REQUIRES: nothing is held any more under the number. */
+/* REQUIRES: the number no longer holds a word. */
 static void
 end_number(table_object *self, uint32_t number)
 {
@@ -146,7 +147,7 @@ end_number(table_object *self, uint32_t number)
     }
 }
 
-/* ---- Giving up --------------------------------------------------------------------------------------------------- */
+/* ---- Releasing --------------------------------------------------------------------------------------------------- */
 
 static uint32_t *
 word_at(const owner_object *self, uint32_t slot)
@@ -154,7 +155,7 @@ word_at(const owner_object *self, uint32_t slot)
     return &self->owned_by->table.words[slot];
 }
 
-/* The entry of a slot, made if it is missing; NULL with MemoryError. A subclass of str could run code when it goes. */
+/* The entry of a slot, created if missing; NULL with MemoryError. A subclass of str may run code when it is freed. */
 static held_entry *
 remember(held_set *set, uint32_t slot, PyObject *key)
 {
@@ -176,7 +177,7 @@ forget(held_set *set, held_entry *entry)
     Py_DECREF(key);
 }
 
-/* Makes a word of ours `left`: free, dirty, or parked. False if it is no longer ours. */
+/* Sets a word of ours to `left`: free, dirty, or parked. False if the word is no longer ours. */
 static bool
 leave_word(owner_object *self, uint32_t slot, uint32_t left)
 {
@@ -202,7 +203,7 @@ drop_grants(owner_object *self, uint32_t slot, uint32_t count, uint32_t left)
 
 /* ---- Taking ------------------------------------------------------------------------------------------------------ */
 
-/* What keeps a thread from waiting on: -1 with the exception. */
+/* Checks whether the thread may go on waiting: -1 with the exception if not. */
 static int
 check_waiting(owner_object *self)
 {
@@ -232,7 +233,7 @@ wait_for_slot(owner_object *self, uint32_t slot, const word_asker *asker, int64_
         outcome = word_wait_slice(&wait);
         Py_END_ALLOW_THREADS
         if (outcome == WORD_TAKEN && !is_dirty(*taken_from)) {
-            *taken_from = wait.taken_from; /* once dirty, it stays so for us, whoever had it in between */
+            *taken_from = wait.taken_from; /* once dirty, it stays dirty for us, even if another owner had it since */
         }
         if (outcome == WORD_AGAIN) {
             waits_on = check_waiting(self) == 0;
@@ -241,13 +242,13 @@ wait_for_slot(owner_object *self, uint32_t slot, const word_asker *asker, int64_
         }
     } while (waits_on);
     if (self->forks != fork_count()) {
-        return WORD_AGAIN; /* forked by a signal's handler: this is the child */
+        return WORD_AGAIN; /* a signal handler forked: this is the child */
     }
     table->busy--;
     if (outcome == WORD_AGAIN) {
         word_give_up(&wait);
     } else if (is_granted(outcome) && owner_is_usable(self) < 0) {
-        /* Another thread closed it just then. What was parked for a sibling stays so. */
+        /* Another thread closed the owner meanwhile. A word that was parked for a sibling stays parked. */
         bool was_own = *taken_from == (self->identity | WORD_PARKED);
         (void)leave_word(self, slot, was_own ? WORD_FREE : *taken_from);
         outcome = WORD_AGAIN;
@@ -302,7 +303,7 @@ grant_slot(owner_object *self, lock_call *call, Py_ssize_t at, uint32_t count, c
     if (!is_granted(outcome)) {
         return outcome;
     }
-    entry = remember(&self->held, slot, call_item(call, at)); /* by now another thread may have done so */
+    entry = remember(&self->held, slot, call_item(call, at)); /* another thread may have added the entry */
     if (entry == NULL) {
         (void)leave_word(self, slot, taken_from);
         return WORD_AGAIN;

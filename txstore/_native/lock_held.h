@@ -1,9 +1,9 @@
 /*
- * A set of slots, each with a count and the key that it was first named by: what one owner holds.
+ * The slots that one owner holds: each with a count, and the first key that named it.
  *
- * A hash table with open addressing. Slots of neighbouring chunks are neighbours; multiplied by the golden ratio they
- * lie apart, so that probing stays short, and so does closing the gap that a removal leaves. Pointers to entries hold
- * until the next insertion or removal.
+ * A hash table with open addressing. Neighbouring chunks have neighbouring slots. The hash multiplies a slot by the
+ * golden ratio, which spreads neighbours out: probe sequences stay short, and so does the shift that closes a gap after
+ * a removal. A pointer to an entry is valid until the next insertion or removal.
  */
 
 #ifndef TXS_LOCK_HELD_H
@@ -61,7 +61,7 @@ held_find(const held_set *set, uint32_t slot)
     return entry->key == NULL ? NULL : entry;
 }
 
-/* Makes room for so many more. False: no memory, and nothing has changed. */
+/* Makes room for that many more entries. False if there is no memory: the set is unchanged. */
 static inline bool
 held_reserve(held_set *set, size_t more)
 {
@@ -102,7 +102,7 @@ held_remove(held_set *set, held_entry *entry)
     size_t mask = held_size(set) - 1;
     size_t gap = (size_t)(entry - set->entries);
     for (size_t at = (gap + 1) & mask; set->entries[at].key != NULL; at = (at + 1) & mask) {
-        /* It may move into the gap if that does not lie before its home. */
+        /* The entry may move into the gap unless the gap lies before its home position. */
         if (((at - held_home(set, set->entries[at].slot)) & mask) >= ((at - gap) & mask)) {
             set->entries[gap] = set->entries[at];
             gap = at;

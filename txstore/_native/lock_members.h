@@ -1,5 +1,5 @@
 /*
- * Joining the lock table as a member, and making sure of still being one. No Python.
+ * Joining the lock table as a member, and checking that this process still is one. No Python.
  */
 
 #ifndef TXS_LOCK_MEMBERS_H
@@ -7,7 +7,7 @@
 
 #include "lock_open.h"
 
-/* Takes the LIVE byte of a member that nobody is. REQUIRES: the INIT byte of `file`. */
+/* Locks the LIVE byte of an unused member number. REQUIRES: the INIT byte of `file`. */
 static inline int
 claim_member(lock_table *table, const tracked_fd *file, uint32_t *member, lock_fault *fault)
 {
@@ -47,7 +47,7 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
         return fault->error;
     }
     if (verdict == FILE_IS_VACANT) {
-        /* It may have been cut off: what is mapped behind its end would be a SIGBUS. */
+        /* The file may have been truncated: access to the mapping beyond its end would raise SIGBUS. */
         int error = mark_unfinished(file->fd);
         if (error == 0) {
             error = allocate_file(file->fd, table->length);
@@ -62,8 +62,8 @@ join_examined(lock_table *table, const tracked_fd *file, uint32_t *member, lock_
     return claim_member(table, file, member, fault);
 }
 
-/* Takes a place among the members, for lock_table_enter. Returns 0, or the errno that is in `fault`: ESTALE if the
- * table is of no more use. REQUIRES: `file` is not in use. */
+/* Reserves a member number for lock_table_enter. Returns 0, or the errno in `fault`: ESTALE if the table must be opened
+ * again. REQUIRES: `file` is not in use. */
 static inline int
 lock_table_join(lock_table *table, tracked_fd *file, uint32_t *member, lock_pause pause, void *context,
                 lock_fault *fault)
@@ -88,8 +88,9 @@ lock_table_join(lock_table *table, tracked_fd *file, uint32_t *member, lock_paus
     return fault->error;
 }
 
-/* Makes this process the member that lock_table_join took, if it is none yet. Else, as two threads may join at once,
- * or in a child forked meanwhile, the place is left to be recovered. Not to be called by two threads at once. */
+/* Makes this process the member that lock_table_join reserved, if it is not a member yet. Otherwise (two threads joined
+ * at once, or this is a child forked meanwhile) the number is left for recovery. Two threads must not call this at
+ * once. */
 static inline void
 lock_table_enter(lock_table *table, tracked_fd *file, uint32_t member)
 {
@@ -109,8 +110,8 @@ is_still_there(const lock_table *table)
            path_leads_to(table->path, table->device, table->inode);
 }
 
-/* Is our LIVE byte still locked, and was it all the time? Taking it once more tells, and gets it back if nobody had
- * noticed. What another member made dirty meanwhile is for the words to tell. */
+/* Is our LIVE byte still locked, and was it locked all the time? Locking it again answers that, and restores a lost
+ * lock that no other member has noticed. If a member noticed and made our words dirty, the words themselves show it. */
 static inline bool
 is_still_member(const lock_table *table)
 {
@@ -120,7 +121,7 @@ is_still_member(const lock_table *table)
            __atomic_load_n(&record->incarnation, __ATOMIC_RELAXED) == table->incarnation;
 }
 
-/* Ends the membership. Words that are still held become others' to recover, as if we had died. */
+/* Ends the membership. Other members recover the words that we still hold, as if we had died. */
 static inline void
 lock_table_leave(lock_table *table)
 {

@@ -1,15 +1,16 @@
 /*
- * Opening the lock file: is it ours to use, to reset, or to leave alone? No Python.
+ * Opening the lock file: this process may use it, reset it, or must leave it alone. No Python.
  *
- * Everything that changes more than words happens under the INIT byte, after looking whether any LIVE byte is held: a
- * file is reset only while nobody is alive, and nobody comes alive meanwhile.
+ * A process changes anything but words only while it holds the INIT byte and has checked the LIVE bytes. So a file is
+ * reset only while it has no living member, and no process becomes a member meanwhile.
  *
- * A file whose header names another device and inode, within one boot, is never reset in place. It may be a copy; or it
- * is seen through an overlay, whose views share the pages and not the locks, so that the living can't be seen. Removed
- * and made anew, it serves the first case, and in the second the others find at their next fence that theirs is gone.
+ * If the header names another device and inode, within one boot, no process resets the file in place. It may be a copy.
+ * Or this process sees it through an overlay, whose views share the pages but not the locks, so that living members are
+ * invisible. This process removes the file and creates a new one. That is right for a copy; with an overlay, the other
+ * processes find at their next fence that their file is gone.
  *
- * Somebody else may have put another file in its place, or under its name, too. So nothing is written to one that is
- * neither empty nor a lock file, nor to one with several names, unless living members use it.
+ * Another program may have put a different file there, or linked one under this name. So a process never writes to a
+ * file that is neither empty nor a lock file, nor to one with several names, unless living members use it.
  */
 
 #ifndef TXS_LOCK_OPEN_H
@@ -24,17 +25,17 @@
 
 typedef struct {
     int error;        /* 0: none */
-    char reason[200]; /* "": what the errno says */
+    char reason[200]; /* "": the errno's own message */
 } lock_fault;
 
-/* Lets a moment pass. Returns 0, or an errno to stop waiting with. */
+/* Sleeps briefly. Returns 0, or the errno with which the caller stops waiting. */
 typedef int (*lock_pause)(void *context);
 
-/* How long INIT may be held, by whoever opens or joins: it takes milliseconds, unless that process was stopped. */
+/* How long another process may hold INIT to open or join. That takes milliseconds, unless the process was stopped. */
 #define INIT_PATIENCE (10000 * MILLISECOND)
 
 enum { TRY_AGAIN = -1 }; /* no errno: the file has been replaced */
-enum { ATTEMPTS = 100 };  /* a file that is replaced so often is one whose numbers can't be relied on */
+enum { ATTEMPTS = 100 };  /* if every attempt finds a new file, its device and inode numbers are unreliable */
 
 __attribute__((format(printf, 3, 4))) static inline int
 refuse(lock_fault *fault, int error, const char *reason, ...)
@@ -61,7 +62,7 @@ path_leads_to(const char *path, uint64_t device, uint64_t inode)
     return lstat(path, &status) == 0 && (uint64_t)status.st_dev == device && (uint64_t)status.st_ino == inode;
 }
 
-/* Empty where /proc is missing: then every boot is one. */
+/* Empty if /proc is missing: then all boots count as the same. */
 static inline void
 read_boot_id(char boot[40])
 {
@@ -109,7 +110,7 @@ take_init_byte(int fd, lock_pause pause, void *context, lock_fault *fault)
 
 typedef enum { FILE_FITS, FILE_IS_VACANT, FILE_IS_FOREIGN, FILE_IS_REFUSED } file_verdict;
 
-/* May it be written to, whatever is wrong with it? A lock file whose magic is damaged still has its seed. */
+/* May this process write to the file, even if it is damaged? A lock file with a damaged magic still has its seed. */
 static inline bool
 is_empty_or_ours(const lock_header *header, const struct stat *status)
 {
@@ -117,7 +118,7 @@ is_empty_or_ours(const lock_header *header, const struct stat *status)
            header->magic == magic_of(UNFINISHED_MAGIC) || header->seed == LOCK_SEED;
 }
 
-/* Reads the header and decides what is to be done with the file. REQUIRES: the INIT byte. */
+/* Reads the header and decides whether to use, reset, replace or refuse the file. REQUIRES: the INIT byte. */
 static inline file_verdict
 examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
 {
@@ -173,7 +174,7 @@ examine_file(const tracked_fd *file, lock_header *header, lock_fault *fault)
     return FILE_IS_REFUSED;
 }
 
-/* Says that the file is ours, before anything else is in it. */
+/* Marks the file as a lock file before it has any other content. */
 static inline int
 mark_unfinished(int fd)
 {
@@ -184,7 +185,7 @@ mark_unfinished(int fd)
     return written == sizeof(uint64_t) ? 0 : written < 0 ? errno : ENOSPC;
 }
 
-/* By its name, wherever that leads by now: but not through a link. */
+/* Removes by name, even if the name now leads to another file, but never through a link. */
 static inline int
 remove_file(const char *path)
 {
@@ -196,14 +197,14 @@ remove_file(const char *path)
     return error;
 }
 
-/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and nobody alive. */
+/* Makes an empty table of the mapping. REQUIRES: the INIT byte, and no living member. */
 static inline void
 reset_file(lock_table *table, uint64_t epoch)
 {
     lock_header *header = table->header;
-    /* Without its magic until all is done: a crash in between leaves a vacant file. */
+    /* The magic is written last: a crash before that leaves a vacant file. */
     (void)__atomic_exchange_n(&header->magic, magic_of(UNFINISHED_MAGIC), __ATOMIC_ACQ_REL);
-    /* Incarnations go on, whatever they are: they only have to differ. */
+    /* Incarnations continue from their old values: they only have to differ. */
     for (uint32_t member = 0; member <= MEMBERS; member++) {
         table->members[member].in_use = table->members[member].pid = 0;
     }
@@ -224,7 +225,7 @@ reset_file(lock_table *table, uint64_t epoch)
     __atomic_store_n(&header->magic, magic_of(LOCK_MAGIC), __ATOMIC_RELEASE);
 }
 
-/* Sees to it that the whole file has space on the disk: else touching the mapping on a full disk would be a SIGBUS. */
+/* Allocates disk space for the whole file: otherwise access to the mapping on a full disk would raise SIGBUS. */
 static inline int
 allocate_file(int fd, size_t length)
 {
@@ -235,7 +236,7 @@ allocate_file(int fd, size_t length)
         return errno;
     }
     if ((uint64_t)status.st_size >= length && (uint64_t)status.st_blocks * 512 >= length) {
-        return 0; /* a full disk may refuse what is there already */
+        return 0; /* a full disk may refuse even space that is already allocated */
     }
     do {
         error = fallocate(fd, 0, 0, (off_t)length) == 0 ? 0 : errno;
@@ -302,7 +303,7 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
     table->device = file->device;
     table->inode = file->inode;
     if (!fits && header.magic == 0) {
-        /* Not yet anybody's file: others are to open it, whatever the umask. Who did not make it may not say so. */
+        /* A new file: set its mode, so that other users can open it under any umask. Only its creator may do this. */
         (void)fchmod(file->fd, mode);
     }
     int error = fits ? 0 : mark_unfinished(file->fd);
@@ -315,7 +316,7 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
     return error;
 }
 
-/* Opens the file, makes it if it is missing. Returns 0, or the errno that is in `fault`. */
+/* Opens the file, and creates it if it is missing. Returns 0, or the errno in `fault`. */
 static inline int
 lock_table_open(lock_table *table, const char *path, uint32_t slots, unsigned mode, lock_pause pause, void *context,
                 lock_fault *fault)
@@ -327,7 +328,7 @@ lock_table_open(lock_table *table, const char *path, uint32_t slots, unsigned mo
     do {
         tracked_fd file = {.fd = -1};
         error = tracked_open(&file, path, 0, 0);
-        if (error == ENOENT) { /* only now: O_CREAT on a file of another user may be refused */
+        if (error == ENOENT) { /* not earlier: the kernel may refuse O_CREAT on another user's existing file */
             error = tracked_open(&file, path, O_CREAT, mode);
         }
         if (error == 0) {
@@ -345,7 +346,7 @@ lock_table_open(lock_table *table, const char *path, uint32_t slots, unsigned mo
     return fault->error;
 }
 
-/* REQUIRES: we are no member, and no thread uses the table. */
+/* REQUIRES: this process is not a member, and no thread uses the table. */
 static inline void
 lock_table_unmap(lock_table *table)
 {

@@ -1,5 +1,5 @@
 /*
- * Owner: what one transaction holds of a LockTable.
+ * Owner: the locks that one transaction holds in a LockTable.
  */
 
 #ifndef TXS_LOCK_OWNER_H
@@ -9,8 +9,8 @@
 
 /* ---- Acquiring --------------------------------------------------------------------------------------------------- */
 
-/* Takes back what a call had got in the first `end` keys of its order: free, dirty or parked as they were. Leaves a
- * pending exception alone. */
+/* Undoes a call for the first `end` keys of its order: their words become free, dirty or parked, as they were before.
+ * Keeps a pending exception. */
 static void
 roll_back(owner_object *self, const lock_call *call, Py_ssize_t end)
 {
@@ -21,7 +21,7 @@ roll_back(owner_object *self, const lock_call *call, Py_ssize_t end)
     }
 }
 
-/* Raises what timed_out makes of the keys that are somebody else's now, and of who holds the first one. */
+/* Raises timed_out(keys, pid): the keys that other owners hold now, and the process that holds the first one. */
 static void
 raise_timed_out(owner_object *self, const lock_call *call, Py_ssize_t failed, const word_asker *asker)
 {
@@ -40,7 +40,7 @@ raise_timed_out(owner_object *self, const lock_call *call, Py_ssize_t failed, co
     raise_made(self->owned_by->timed_out, keys == NULL ? NULL : Py_BuildValue("(Nk)", keys, holder == 0 ? 0 : pid));
 }
 
-/* The keys of the call that came dirty, as a tuple. */
+/* The call's keys whose words were dirty, as a tuple. */
 static PyObject *
 dirty_keys(const lock_call *call, Py_ssize_t dirty)
 {
@@ -86,10 +86,11 @@ acquire_call(owner_object *self, lock_call *call, const sibling_list *siblings, 
 
 PyDoc_STRVAR(owner_acquire_doc,
              "acquire($self, keys, timeout=None, siblings=())\n--\n\n"
-             "Take the locks of the keys, all or none; return those whose last holder died holding them.\n\n"
-             "One str is one key. `timeout` in seconds: None waits for ever, 0 tries. A key that is held already is\n"
-             "granted and counted; what a call names twice counts once. `siblings`: what they parked may be taken.\n\n"
-             "Raises what timed_out and forked make, OSError, ValueError if closed.");
+             "Lock all of the keys, or none; return the keys whose last holder died while it held them.\n\n"
+             "One str is one key. `timeout` is in seconds: None waits for ever, 0 tries once. A key that this owner\n"
+             "holds already is granted again and counted; a key that a call names twice counts once. The owner may\n"
+             "also take words that one of the `siblings` parked.\n\n"
+             "Raises the exceptions that timed_out and forked return, OSError, and ValueError if it is closed.");
 
 static PyObject *
 owner_acquire(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -108,7 +109,7 @@ owner_acquire(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObjec
     }
     PyObject *dirty = NULL;
     if (call_begin(&call, &self->owned_by->table, values[0]) == 0) {
-        /* Python code may have run: keys may be any sequence. */
+        /* `keys` may be any sequence, so Python code may have run. */
         dirty = owner_is_usable(self) < 0 ? NULL : acquire_call(self, &call, &siblings, timeout);
         if (dirty != NULL) {
             call_keep(&self->last, &call);
@@ -136,7 +137,7 @@ append_keys(PyObject **list, const lock_call *call, Py_ssize_t at, Py_ssize_t en
     return 0;
 }
 
-/* Gives up the keys, which become `left`, and raises afterwards for those that could not be. */
+/* Releases the keys: their words become `left`. Then raises for the keys that it could not release. */
 static PyObject *
 drop_keys(owner_object *self, PyObject *keys, uint32_t left)
 {
@@ -175,8 +176,8 @@ drop_keys(owner_object *self, PyObject *keys, uint32_t left)
 
 PyDoc_STRVAR(owner_release_doc,
              "release($self, keys)\n--\n\n"
-             "Give the keys up, as often as they were acquired. Those that can be are, whatever is raised.\n\n"
-             "Raises ValueError for keys that are not held, and what lost and forked make.");
+             "Release the keys, once per acquire. If it raises, it has released the keys that it could.\n\n"
+             "Raises ValueError for keys that the owner does not hold, and what lost and forked return.");
 
 static PyObject *
 owner_release(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -191,8 +192,8 @@ owner_release(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObjec
 
 PyDoc_STRVAR(owner_park_doc,
              "park($self, keys, to=None)\n--\n\n"
-             "Give the keys up, but only to this transaction: they are kept under `to`, a sibling's `parked`, or else\n"
-             "under our own. `to` has to be that of an open owner. Raises as release does.");
+             "Release the keys, but only to this transaction: their words are kept under `to`, a sibling's `parked`,\n"
+             "or else under our own. `to` must be the `parked` of an open owner. Raises as release does.");
 
 static PyObject *
 owner_park(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -212,8 +213,8 @@ owner_park(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *
 
 PyDoc_STRVAR(owner_fence_doc,
              "fence($self, /)\n--\n\n"
-             "Return if every key is still held, as far as the whole machine is concerned.\n\n"
-             "Raises what lost makes of those that are not: if the file was removed or replaced, all.");
+             "Return if this owner still holds every key, in the file that all processes of the machine use.\n\n"
+             "Raises lost(keys) for the keys that it has lost: all, if the file was removed or replaced.");
 
 static PyObject *
 owner_fence(PyObject *object, PyObject *Py_UNUSED(none))
@@ -266,7 +267,7 @@ owner_holds(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject 
     return PyBool_FromLong(self->forks == fork_count() && entry != NULL && entry->count > 0);
 }
 
-/* Empties the set, and gives up the words that are still `owner`'s, or none if `owner` is 0. */
+/* Empties the set, and releases the words that `owner` still holds; releases none if `owner` is 0. */
 static void
 drop_all(owner_object *self, held_set *set, uint32_t owner)
 {
@@ -307,8 +308,8 @@ owner_end(owner_object *self, bool sweep)
 
 PyDoc_STRVAR(owner_close_doc,
              "close($self, sweep=False)\n--\n\n"
-             "Give up all that is held, and what was parked here under our own `parked`.\n\n"
-             "`sweep`: also what siblings parked there, for which the whole table is read (about 1 ms).");
+             "Release every word that this owner holds, and every word that it parked under its own `parked`.\n\n"
+             "`sweep`: also the words that siblings parked there. That reads the whole table (about 1 ms).");
 
 static PyObject *
 owner_close(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -362,7 +363,7 @@ owner_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* By way of void (*)(void), as a cast between two other function types draws a warning. */
+/* Casts through void (*)(void): compilers warn about a cast between two other function types. */
 #define WITH_NAMES(function) ((PyCFunction)(void (*)(void))(function)), METH_FASTCALL | METH_KEYWORDS
 
 static PyMethodDef owner_methods[] = {
@@ -382,7 +383,7 @@ static PyGetSetDef owner_attributes[] = {
 };
 
 static PyType_Slot owner_slots[] = {
-    {Py_tp_doc, "What one transaction holds of a LockTable. Closed when it goes."},
+    {Py_tp_doc, "The locks that one transaction holds in a LockTable. Closed when it is freed."},
     {Py_tp_dealloc, owner_dealloc},
     {Py_tp_traverse, owner_traverse},
     {Py_tp_methods, owner_methods},

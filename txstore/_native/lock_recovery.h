@@ -1,13 +1,14 @@
 /*
- * The lock table as one process sees it, and what it does about the dead. No Python.
+ * The lock table as one process sees it, and how it recovers dead members. No Python.
  *
- * To recover a member: take its LIVE byte, make its words dirty, clear `in_use`, give the byte back. Looking for the
- * byte and then changing words without holding it would be wrong: the number may be taken anew in between. Whoever is
- * killed on the way leaves a member that is dead and in use, which is where the next one begins.
+ * To recover a member: lock its LIVE byte, make its words dirty, clear `in_use`, unlock the byte. A process must hold
+ * the byte while it changes the words: if it only tested the byte, a new member could take the number in between. If
+ * the recovering process is killed, the member is still dead and in use, and another process starts over.
  *
- * A word can name a member that lives and a transaction that it does not have: by damage, or because a sibling parked it
- * for one that has just ended. Each member says between which numbers those of its living transactions are, before it
- * begins one, and after it has given up all that one held. Numbers are handed out in a circle of NUMBERS.
+ * A word can name a living member and a transaction that this member does not have, either through damage or because a
+ * sibling parked the word for a transaction that has just ended. So each member publishes the range of the numbers of
+ * its living transactions: before it begins one, and after it has released all that one held. Numbers are handed out in
+ * a circle of NUMBERS.
  */
 
 #ifndef TXS_LOCK_RECOVERY_H
@@ -17,7 +18,7 @@
 #include "lock_words.h"
 
 typedef struct {
-    const char *path; /* the caller's */
+    const char *path; /* owned by the caller */
     uint32_t slots;
     unsigned slot_bits;
     uint64_t seed, device, inode;
@@ -25,10 +26,10 @@ typedef struct {
     lock_header *header; /* the mapping */
     member_record *members;
     uint32_t *words;
-    tracked_fd live; /* holds our LIVE byte; not in use: we are no member, or no longer, after a fork */
+    tracked_fd live; /* holds our LIVE byte; not in use: not a member, or no longer one, after a fork */
     uint32_t member;
     uint64_t incarnation;
-    bool recovering; /* threads share a descriptor: byte locks do not exclude them */
+    bool recovering; /* excludes threads: they share a descriptor, so byte locks can't */
 } lock_table;
 
 static inline uint32_t
@@ -37,7 +38,7 @@ own_member(const lock_table *table)
     return table->live.fd < 0 ? 0 : table->member;
 }
 
-/* REQUIRES: the LIVE bytes of the `dead` are held. `dead` has a place for each number of a member, and none for 0. */
+/* REQUIRES: the caller holds the LIVE bytes of the `dead`. `dead` has an entry for each member number; 0 is unused. */
 static inline void
 sweep_words(lock_table *table, const bool *dead)
 {
@@ -61,13 +62,13 @@ is_alive(const lock_table *table, int fd, uint32_t member)
     return member == own_member(table) || bytes_are_held(fd, LIVE_BYTE(member), 1);
 }
 
-/* Recovers those of the members `first` to `last` that are dead and in use, or all that are dead if `first` is `last`.
- * Returns how many. 0 also if another thread of this process is about it. */
+/* Recovers the members `first` to `last` that are dead and in use; all that are dead if `first` equals `last`. Returns
+ * the number of members recovered: 0 also if another thread of this process is recovering. */
 static inline unsigned
 recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
 {
     if (!is_file(fd, table->device, table->inode)) {
-        return 0; /* closed and reused behind our back: everybody would seem to be dead */
+        return 0; /* other code closed and reused the descriptor: every member would seem to be dead */
     }
     if (__atomic_exchange_n(&table->recovering, true, __ATOMIC_ACQUIRE)) {
         return 0;
@@ -94,7 +95,7 @@ recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
     return count;
 }
 
-/* What a member's record says of its transactions: 0 if it has none, as no number is 0. */
+/* The range of transaction numbers in a member's record: 0 if it has none, because no number is 0. */
 static inline uint64_t
 numbers_between(uint32_t oldest, uint32_t newest)
 {
@@ -108,14 +109,14 @@ is_between(uint64_t numbers, uint32_t number)
     return number != 0 && numbers != 0 && ((number - oldest) & (NUMBERS - 1)) <= ((newest - oldest) & (NUMBERS - 1));
 }
 
-/* REQUIRES: we are a member. */
+/* REQUIRES: this process is a member. */
 static inline void
 publish_numbers(lock_table *table, uint64_t numbers)
 {
     __atomic_store_n(&table->members[table->member].numbers, numbers, __ATOMIC_SEQ_CST);
 }
 
-/* Makes a word dirty that belongs to a living member and to none of its transactions. True: look at it again. */
+/* Makes a word dirty that names a living member but none of its transactions. True: the caller reads it again. */
 static inline bool
 recover_word(lock_table *table, uint32_t *word, uint32_t seen)
 {
@@ -134,7 +135,7 @@ recover_word(lock_table *table, uint32_t *word, uint32_t seen)
     return true;
 }
 
-/* A word_recover. REQUIRES: we are a member. */
+/* A word_recover. REQUIRES: this process is a member. */
 static inline bool
 recover_holder(void *context, uint32_t *word, uint32_t seen)
 {
@@ -148,7 +149,7 @@ recover_holder(void *context, uint32_t *word, uint32_t seen)
             return true;
         }
         if (!is_alive(table, table->live.fd, member)) {
-            return false; /* somebody else is recovering it */
+            return false; /* another process is recovering it */
         }
     }
     return recover_word(table, word, seen);

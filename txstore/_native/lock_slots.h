@@ -7,16 +7,17 @@
  *
  * The coordinates are the integers at the key's end, at most COORDINATES of them: each has 1 to 18 decimal digits
  * without leading zeros, and stands at the start of the key or behind a `/` or `.`. The prefix is what is left before
- * them.
+ * the coordinates.
  *
  *     position on a circle of 2^64 = hash(prefix) + last coordinate * (2^64 / slots) + sum of the others * MULTIPLIERS
  *     slot                         = the upper log2(slots) bits of it
  *
- * Chunks that are neighbours along the last axis are neighbours here: a tile's locks lie in few cache lines, two
- * disjoint runs of chunks never meet, and whoever locks by ranges can join them. The multipliers are fractions of the
- * circle that stay apart for long (golden ratio, e, pi, ...), so that the rows of an array cover it evenly: 100,000
- * chunks of one array seldom share a word where a random hash would make thousands share. A function of the key alone,
- * never of the shape: arrays grow. tests/locks/test_locktable.py has known answers; every implementation must give them.
+ * Neighbouring chunks along the last axis have neighbouring slots. So the locks of a tile lie in few cache lines, two
+ * disjoint runs of chunks never collide, and range locks can cover a run in one call. The multipliers are fractions of
+ * the circle whose multiples stay far apart (golden ratio, e, pi, ...), so the rows of an array cover the circle
+ * evenly: of 100,000 chunks of one array few share a word, where with a random hash thousands would. The slot depends
+ * on the key alone, never on the shape, because arrays grow. tests/locks/test_locktable.py has known answers that every
+ * implementation must give.
  */
 
 #ifndef TXS_LOCK_SLOTS_H
@@ -31,7 +32,7 @@ enum { COORDINATES = 8, COORDINATE_DIGITS = 18, LEAST_SLOT_BITS = 6, MOST_SLOT_B
 
 #define LOCK_SEED UINT64_C(0x5458534c4f434b53)
 
-/* For the coordinates before the last one, nearest first. The last is for none. */
+/* Multipliers of the coordinates before the last one, nearest first. The last coordinate has none. */
 static const uint64_t MULTIPLIERS[COORDINATES] = {
     UINT64_C(0x9e3779b97f4a7c15), /* the golden ratio's fraction */
     UINT64_C(0xb7e151628aed2a6b), /* e */
@@ -139,14 +140,14 @@ same_bytes(const uint8_t *one, const uint8_t *other, size_t length)
     return load_whole(one + length - 8) == load_whole(other + length - 8);
 }
 
-/* What the last key hashed to without its coordinates: the next one is often of the same array. Zeroed: nothing. */
+/* The hash of the last key's prefix: the next key is often in the same array. Zeroed: empty. */
 typedef struct {
     const uint8_t *prefix; /* in the last key */
     size_t length;
     uint64_t hash;
 } prefix_memo;
 
-/* REQUIRES: slot_bits from LEAST_SLOT_BITS to MOST_SLOT_BITS. The memo is of this seed; NULL: none. */
+/* REQUIRES: slot_bits from LEAST_SLOT_BITS to MOST_SLOT_BITS. The memo belongs to this seed; NULL: no memo. */
 static inline uint32_t
 slot_of_key(const uint8_t *key, size_t length, unsigned slot_bits, uint64_t seed, prefix_memo *memo)
 {

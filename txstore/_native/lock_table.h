@@ -1,5 +1,5 @@
 /*
- * LockTable: opening the file for Python, joining, owners.
+ * LockTable: opens the file for Python, joins it, makes owners.
  */
 
 #ifndef TXS_LOCK_TABLE_H
@@ -13,7 +13,7 @@ typedef struct {
 
 /* ---- Opening and joining ----------------------------------------------------------------------------------------- */
 
-/* A lock_pause. The context is where the thread's state is kept while it does without the GIL. */
+/* A lock_pause. The context stores the thread state while the thread runs without the GIL. */
 static int
 pause_for_signals(void *context)
 {
@@ -25,7 +25,7 @@ pause_for_signals(void *context)
     return signalled < 0 ? EINTR : 0;
 }
 
-/* Raises the fault as an OSError, or leaves what a signal handler raised. */
+/* Raises the fault as an OSError, or keeps the exception that a signal handler raised. */
 static void
 raise_fault(table_object *self, const lock_fault *fault)
 {
@@ -44,8 +44,8 @@ raise_fault(table_object *self, const lock_fault *fault)
     }
 }
 
-/* The numbers begin anew with each membership, somewhere: one that a sibling still remembers of a process that is
- * dead is then hardly anybody's. */
+/* Each membership starts its numbers at a random place. A sibling may remember the number of a dead process; it is then
+ * unlikely that a living transaction has it. */
 static int
 renew_numbers(table_object *self)
 {
@@ -62,7 +62,7 @@ renew_numbers(table_object *self)
     return 0;
 }
 
-/* Makes this process a member if it is none, and sees to it that the file is still the one at its path. */
+/* Makes this process a member if it is not one, and checks that the file is still the one at its path. */
 static int
 ensure_member(table_object *self)
 {
@@ -93,7 +93,7 @@ ensure_member(table_object *self)
                     lock_table_leave(&self->table);
                     return -1;
                 }
-                continue; /* a signal's handler, or another thread, may have forked or closed in between */
+                continue; /* a signal handler or another thread may have forked, or closed the table, meanwhile */
             }
         }
         raise_fault(self, &fault);
@@ -104,11 +104,12 @@ ensure_member(table_object *self)
 
 PyDoc_STRVAR(table_doc,
              "LockTable(path, *, slots=1048576, mode=0o666, timed_out, lost, forked)\n--\n\n"
-             "The lock file at `path`. If it is missing it is made, with these permission bits whatever the umask.\n\n"
-             "`slots` is for a new file; an old one keeps its own. The callables make the exceptions to raise:\n"
+             "The lock file at `path`. If missing, it is created with permission bits `mode`, under any umask.\n\n"
+             "`slots` is for a new file; an existing file keeps its number. Callables make the exceptions to raise:\n"
              "timed_out(keys, pid of the holder or 0), lost(keys), forked().\n\n"
-             "Raises OSError: EAGAIN if it is in use as another kind, EPROTO in another version, EXDEV on another\n"
-             "machine or mount, ETIMEDOUT if another process was stopped while opening it, and what the system says.");
+             "Raises OSError: EAGAIN if other processes use the file as another kind, EPROTO in another version,\n"
+             "EXDEV on another machine or mount, ETIMEDOUT if another process was stopped while it opened the file,\n"
+             "and the errors of the system.");
 
 static PyObject *
 table_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -186,7 +187,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     }
     if (number == 0) {
         lock_fault fault;
-        refuse(&fault, EUSERS, "this process has %d owners of locks: close those that are done", NUMBERS - 1);
+        refuse(&fault, EUSERS, "this process has %d owners of locks: close the ones that are done", NUMBERS - 1);
         raise_fault(self, &fault);
         Py_DECREF(owner);
         return NULL;
@@ -198,7 +199,7 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     return (PyObject *)owner;
 }
 
-/* Recovers the dead and returns a list of what `describe` makes of the living, without those that it makes NULL of. */
+/* Recovers dead members, then returns a list of `describe(member)` for each living one, without NULL results. */
 static PyObject *
 survey(table_object *self, PyObject *(*describe)(uint32_t number, const member_record *record))
 {
@@ -251,7 +252,7 @@ describe_member(uint32_t number, const member_record *record)
 }
 
 PyDoc_STRVAR(table_members_doc, "members($self, /)\n--\n\n"
-                                "(member, process id, incarnation) of the living. The process id is for people only.");
+                                "(member, process id, incarnation) of each living member. The id is for people only.");
 
 static PyObject *
 table_members(PyObject *object, PyObject *Py_UNUSED(none))
@@ -259,7 +260,7 @@ table_members(PyObject *object, PyObject *Py_UNUSED(none))
     return survey((table_object *)object, describe_member);
 }
 
-PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the word that the key has.");
+PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the key's word.");
 
 static PyObject *
 table_slot_of(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
@@ -276,7 +277,7 @@ table_slot_of(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObjec
 
 PyDoc_STRVAR(table_close_doc,
              "close($self, /)\n--\n\n"
-             "End the membership. What owners still hold becomes others' to recover, as if we had died.");
+             "End the membership. Other members recover what owners still hold, as if this process had died.");
 
 static PyObject *
 table_close(PyObject *object, PyObject *Py_UNUSED(none))
@@ -353,9 +354,9 @@ static PyMethodDef table_methods[] = {
 };
 
 static PyGetSetDef table_attributes[] = {
-    {"member", table_member, NULL, "Our number among the members; 0: not joined yet.", NULL},
-    {"slots", table_slots, NULL, "How many words the file has.", NULL},
-    {"seed", table_seed, NULL, "What the hash of keys begins with.", NULL},
+    {"member", table_member, NULL, "This process's member number; 0: not joined yet.", NULL},
+    {"slots", table_slots, NULL, "The number of words in the file.", NULL},
+    {"seed", table_seed, NULL, "The initial value of the key hash.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

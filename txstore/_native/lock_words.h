@@ -9,22 +9,22 @@
  *
  *     member 0                free; "dirty" if the rest of the owner is not 0: the last holder died holding it
  *     parked 0                held by that transaction
- *     parked 1                kept for that transaction: its sibling processes may take it, nobody else
- *     waiters                 somebody may sleep on it: whoever gives it up wakes one
- *     hungry                  somebody has waited for PATIENCE: who comes now must not overtake
+ *     parked 1                kept for that transaction: only its sibling processes may take it
+ *     waiters                 a thread may sleep on the word: the releaser wakes one
+ *     hungry                  a waiter has waited for PATIENCE: newcomers must not overtake it
  *
- * Whoever finds a word busy sleeps on it (futex) in slices that never depend on being woken: a holder that was killed
- * wakes nobody, a waiter that was woken and killed passes nothing on. After each slice the holder's life is probed.
- * At the end of a slice the caller gets control, to look at its signals.
+ * A thread that finds a word busy sleeps on it (futex) in slices, and wakes at the end of each slice by itself: a
+ * killed holder wakes no waiter, and a waiter killed after it was woken passes no wake-up on. After each slice the
+ * thread checks whether the holder is alive. Then the caller gets control, to check for signals.
  *
- * FAIRNESS. A word given up with `hungry` set stays reserved (free, waiters and hungry set), and one of the hungry is
- * woken. It clears `hungry` as it takes the word. The reservation binds nobody for longer than PATIENCE, after which a
- * newcomer is hungry itself: a hungry waiter may be dead. Whoever only tries may overtake: else such a corpse would
- * fail it for ever.
+ * FAIRNESS. A word released with `hungry` set stays reserved (free, with waiters and hungry set), and the releaser
+ * wakes one hungry waiter. That waiter clears `hungry` as it takes the word. A hungry waiter may be dead, so the
+ * reservation stops a newcomer for at most PATIENCE: then the newcomer is hungry itself. A caller that only tries may
+ * overtake: otherwise a dead waiter would make it fail for ever.
  *
- * What may not be weakened: a word is taken from an owner only by compare-and-swap; a dead member's words are only
- * touched by who holds its LIVE byte (lock_members.h); a waiter that gives up passes on the wake-up that it may have
- * swallowed.
+ * Three rules that must hold: a word is taken from an owner only by compare-and-swap; only the process that holds a
+ * dead member's LIVE byte changes that member's words (lock_members.h); a waiter that stops waiting passes on the
+ * wake-up that it may have received.
  */
 
 #ifndef TXS_LOCK_WORDS_H
@@ -56,29 +56,29 @@ enum { MEMBER_SHIFT = 19, NUMBERS = 1 << (MEMBER_SHIFT - 1) };
 #define FIRST_SLICE (2 * MILLISECOND)
 #define LAST_SLICE (20 * MILLISECOND)
 
-/* About the time that a holder needs for nothing but to give up: less than it takes to go to sleep. */
+/* About the time that a holder needs just to release: less than a waiter needs to go to sleep. */
 enum { SPINS = 40 };
 
-/* Which of the sleepers a wake-up is for. */
+/* The kind of sleeper that a wake-up is for. */
 enum { SLEEPS_PATIENT = 1u, SLEEPS_HUNGRY = 2u, SLEEPS_ANY = ~0u };
 
 typedef enum {
     WORD_TAKEN, /* it is ours now */
     WORD_HELD,  /* it was ours already */
-    WORD_BUSY,  /* it is somebody else's */
+    WORD_BUSY,  /* another owner holds it */
     WORD_AGAIN, /* a slice is over, or a signal came: call again, or give up */
     WORD_LATE,  /* the deadline has passed */
 } word_outcome;
 
-/* Who asks for words: the owner bits, and under which others its transaction may have parked them. */
+/* The owner that asks for words: its owner bits, and the bits under which its transaction may have parked words. */
 typedef struct {
     uint32_t me;
     const uint32_t *siblings;
     size_t sibling_count;
 } word_asker;
 
-/* Asks whether the owner that a word was seen to have is gone, and makes it dirty if so: true if it is worth looking at
- * the word again. */
+/* Checks whether the owner seen in a word is gone, and if so makes the word dirty. True: the caller should read the
+ * word again. */
 typedef bool (*word_recover)(void *context, uint32_t *word, uint32_t seen);
 
 /* One wait, over all of its slices. */
@@ -107,7 +107,7 @@ word_load(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* On failure, `*seen` is what is there instead. */
+/* On failure, `*seen` is the word's actual value. */
 static inline bool
 word_swap(uint32_t *word, uint32_t *seen, uint32_t value)
 {
@@ -120,7 +120,7 @@ member_of(uint32_t value)
     return (value & WORD_OWNER) >> MEMBER_SHIFT;
 }
 
-/* Of the transaction that owns it, in its member. */
+/* The number, within its member, of the transaction that owns the word. */
 static inline uint32_t
 number_of(uint32_t value)
 {
@@ -168,7 +168,7 @@ word_sleep(const uint32_t *word, uint32_t value, int64_t until, uint32_t sleeps)
     return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, value, &when, NULL, sleeps) == 0 ? 0 : errno;
 }
 
-/* Returns how many were woken. */
+/* Returns the number of threads that it woke. */
 static inline long
 word_wake(const uint32_t *word, int count, uint32_t sleeps)
 {
@@ -185,7 +185,7 @@ word_spin(void)
 #endif
 }
 
-/* Takes a word without waiting. `overtake`: also one that is reserved for the hungry. */
+/* Takes a word without waiting. `overtake`: also a word that is reserved for a hungry waiter. */
 static inline word_outcome
 word_take(uint32_t *word, const word_asker *asker, bool overtake, uint32_t *taken_from)
 {
@@ -205,7 +205,7 @@ word_take(uint32_t *word, const word_asker *asker, bool overtake, uint32_t *take
     }
 }
 
-/* Gives a word up: makes it `left`, WORD_FREE or WORD_DIRTY. False if it is no longer `owner`'s. */
+/* Releases a word: sets it to `left`, WORD_FREE or WORD_DIRTY. False if `owner` no longer holds it. */
 static inline bool
 word_release(uint32_t *word, uint32_t owner, uint32_t left)
 {
@@ -219,7 +219,7 @@ word_release(uint32_t *word, uint32_t owner, uint32_t left)
         if (word_wake(word, 1, SLEEPS_HUNGRY) > 0) {
             return true;
         }
-        /* None of the hungry sleeps: they gave up, or died, or are about to find the word changed. */
+        /* No hungry waiter sleeps: each has stopped waiting, has died, or is about to see that the word changed. */
         if (!word_swap(word, &reserved, left)) {
             return true;
         }
@@ -230,7 +230,7 @@ word_release(uint32_t *word, uint32_t owner, uint32_t left)
     return true;
 }
 
-/* Gives a word up to those who may take what is parked as `parked`. All sleepers look who they are. */
+/* Releases a word to the owners that may take words parked as `parked`. Wakes all sleepers: each checks if it may. */
 static inline bool
 word_park(uint32_t *word, uint32_t owner, uint32_t parked)
 {
@@ -246,7 +246,7 @@ word_park(uint32_t *word, uint32_t owner, uint32_t parked)
     return true;
 }
 
-/* Stops waiting. Had we been woken to take the word, nobody else was: wake another one. */
+/* Stops waiting. If we were woken to take the word, no other waiter was: wake another one. */
 static inline void
 word_give_up(const word_wait *wait)
 {
@@ -268,8 +268,8 @@ word_wait_begin(word_wait *wait, uint32_t *word, const word_asker *asker, int64_
     *wait = (word_wait){.word = word, .asker = asker, .deadline = deadline, .slice = FIRST_SLICE};
 }
 
-/* Waits for the word, one slice at most. Never returns WORD_BUSY. On WORD_AGAIN, who stops asking calls
- * word_give_up. */
+/* Waits for the word, one slice at most. Never returns WORD_BUSY. After WORD_AGAIN, a caller that stops waiting must
+ * call word_give_up. */
 static inline word_outcome
 word_wait_slice(word_wait *wait)
 {
@@ -284,7 +284,7 @@ word_wait_slice(word_wait *wait)
         }
         bool takeable = may_take(wait->asker, value);
         if (takeable && ((value & WORD_HUNGRY) == 0 || wait->hungry)) {
-            /* There may be other sleepers, whose bit was cleared to wake this one. */
+            /* Other threads may still sleep: the releaser cleared the waiters bit to wake this one. */
             uint32_t waiters = wait->slept ? WORD_WAITERS : value & WORD_WAITERS;
             if (word_swap(word, &value, wait->asker->me | waiters)) {
                 wait->taken_from = owner;
@@ -315,20 +315,20 @@ word_wait_slice(word_wait *wait)
             wait->hungry = true;
         }
         if (!takeable) {
-            /* What is parked for others waits for a transaction to end: nothing that hunger could speed up. */
+            /* A word parked for other owners is free when their transaction ends: hunger can't make that sooner. */
             bool for_others = (owner & WORD_PARKED) != 0;
             uint32_t wanted = value | WORD_WAITERS | (wait->hungry && !for_others ? WORD_HUNGRY : 0);
             if (wanted != value && !word_swap(word, &value, wanted)) {
                 continue;
             }
             value = wanted;
-            /* Who has just been woken was woken by somebody alive. */
+            /* A living process has just woken us. */
             if (!wait->woken && wait->recover(wait->context, word, value)) {
                 value = word_load(word);
                 continue;
             }
         } else if (wait->hungry) {
-            continue; /* hunger came just now, and takes what is reserved */
+            continue; /* this thread has just become hungry: it may take a reserved word */
         }
         int error = word_sleep(word, value, until, wait->hungry ? SLEEPS_HUNGRY : SLEEPS_PATIENT);
         wait->slept = true;

@@ -1,15 +1,15 @@
 /*
- * Opening what lies below a directory, without following a symbolic link. No Python.
+ * Opens a path below a directory without following a symbolic link. No Python.
  *
- * Whoever may write a repository may put anything in it: a link to another user's home in the place of `.staging`, a
- * FIFO in the place of a commit. So nothing below its root is opened by a plain path. `root` is a path that has no links
- * in it any more (realpath), and `path` names what lies below it, segment by segment, none of them "..".
+ * A user who may write a repository may put anything in it: a link to another user's home in place of `.staging`, a
+ * FIFO in place of a commit. So no file below its root is opened by a plain path. `root` is a path without links
+ * (realpath), and `path` is relative to it; none of its segments is "..".
  *
  *     openat2             one call for the whole way, and no link in any part of it, RESOLVE_NO_SYMLINKS (Linux 5.6)
  *     elsewhere           each segment below the descriptor of the one before, O_NOFOLLOW
  *
- * No descriptor of the root is kept: what is moved away, or put in its place, is found as by any other path, a fork
- * inherits nothing, and a thousand opened repositories cost none.
+ * No descriptor of the root is kept. So a repository that was moved or replaced is found as by any other path, a fork
+ * inherits nothing, and a thousand opened repositories cost no descriptors.
  *
  * Only directories and regular files are opened, and O_NONBLOCK makes a FIFO or a device answer at once: it changes
  * nothing for a regular file.
@@ -37,14 +37,14 @@
 #define PATH_MAX 4096
 #endif
 
-/* A directory that is only passed through: it need not be readable. */
+/* For a directory inside the path: it need not be readable. */
 #ifdef O_PATH
 #define PASSED_THROUGH (O_PATH | O_DIRECTORY | O_CLOEXEC)
 #else
 #define PASSED_THROUGH (O_RDONLY | O_DIRECTORY | O_CLOEXEC)
 #endif
 
-/* Where the last segment of a path begins. */
+/* The offset of a path's last segment. */
 static inline const char *
 last_segment(const char *path)
 {
@@ -101,7 +101,7 @@ open_in_steps(const char *root, char *path, int flags, mode_t mode)
     return fd;
 }
 
-/* Is it a directory that is asked for, or whatever is there? */
+/* Does the caller ask for a directory, or for any kind of file? */
 static inline bool
 is_any_kind(int flags)
 {
@@ -112,8 +112,9 @@ is_any_kind(int flags)
 #endif
 }
 
-/* Opens the first `length` bytes of `path` below `root`: with O_DIRECTORY a directory, with O_PATH whatever is there,
- * else a regular file. Returns 0 or an errno: ELOOP (or ENOTDIR) a link is in the way, EISDIR, EINVAL what is no file. */
+/* Opens the first `length` bytes of `path` below `root`: with O_DIRECTORY a directory, with O_PATH any kind, else a
+ * regular file. Returns 0 or an errno: ELOOP (or ENOTDIR) if the path has a link, EISDIR or EINVAL if it is not a
+ * regular file. */
 static inline int
 open_part_below(const char *root, const char *path, size_t length, int flags, mode_t mode, int *descriptor)
 {
@@ -128,7 +129,7 @@ open_part_below(const char *root, const char *path, size_t length, int flags, mo
     struct open_how how = {
         .flags = (unsigned)flags, .mode = (flags & O_CREAT) != 0 ? mode : 0, .resolve = RESOLVE_NO_SYMLINKS};
     fd = (int)syscall(SYS_openat2, AT_FDCWD, whole, &how, sizeof how);
-    /* An old kernel, or a sandbox that does not know the call; EPERM may be that, too. */
+    /* An old kernel, or a sandbox that does not allow the call; EPERM may mean that too. */
     if (fd < 0 && (errno == ENOSYS || errno == EPERM))
 #endif
     {
@@ -159,7 +160,7 @@ open_below(const char *root, const char *path, int flags, mode_t mode, int *desc
     return open_part_below(root, path, strlen(path), flags, mode, descriptor);
 }
 
-/* Opens the directory that the last segment of a path lies in, for calls that take one and a name. */
+/* Opens the parent directory of a path, for calls that take a directory and a name. */
 static inline int
 open_above(const char *root, const char *path, int *descriptor)
 {

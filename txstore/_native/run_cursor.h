@@ -1,10 +1,10 @@
-/* A place in one run, and the one loop that merges several.
+/* A cursor: a position in one run; and the loop that merges several.
  *
  * A cursor checks every block that it enters, and every entry that it reads: lengths, kinds, numbers, order. It stays
- * in its block as long as it can, so that a block is checked once for all the entries read there in turn.
+ * in its block as long as it can, so that it checks a block once for all successive entries in it.
  *
- * Functions return 1: stands on an entry; 0: there is none; -1: fault, exception set. After 0 or -1 only cursor_seek is
- * allowed. REQUIRES: the GIL; the run outlives the cursor, and so does `stop`. */
+ * Functions return 1: at an entry; 0: no entry; -1: fault, exception set. After 0 or -1 the caller may only call
+ * cursor_seek. REQUIRES: the GIL; the run and `stop` outlive the cursor. */
 
 #ifndef TXS_RUN_CURSOR_H
 #define TXS_RUN_CURSOR_H
@@ -14,16 +14,16 @@
 typedef struct {
     const run *run;
     span stop;      /* ends before the first key >= stop; data NULL: never */
-    uint64_t since; /* passes over entries with seq <= since, and blocks of nothing else */
+    uint64_t since; /* skips entries with seq <= since, and blocks without newer entries */
 
     int64_t index; /* number of the block entered; NONE: none */
     block_record record;
     const uint8_t *block, *at, *end; /* its begin, the next entry, the end of the entries and begin of the restarts */
     uint32_t restarts;
 
-    uint64_t seq, pack, offset, length; /* the entry that it stands on; its seq is effective */
+    uint64_t seq, pack, offset, length; /* the current entry; its seq is effective */
     uint32_t checksum, shared, key_length;
-    uint32_t chained; /* entries in a row, up to this one, whose keys are not whole: fewer than RESTART_EVERY */
+    uint32_t chained; /* successive entries, up to this one, with shortened keys: fewer than RESTART_EVERY */
     uint8_t kind;
     uint8_t key[KEY_BYTES];
 } cursor;
@@ -52,7 +52,7 @@ cursor_fault(const cursor *c, const char *what)
     return fault("block", c->record.offset, what);
 }
 
-/* Enter block `i` and stand before its first entry; the key stays, so that the order is checked from block to block. */
+/* Enter block `i`, before its first entry; keeps the key, so that the order is checked from block to block. */
 static int
 cursor_load(cursor *c, uint32_t i)
 {
@@ -73,7 +73,7 @@ cursor_load(cursor *c, uint32_t i)
     return 0;
 }
 
-/* Read the entry at `at`, whose key continues the one that the cursor stands on. */
+/* Read the entry at `at`, whose key extends a prefix of the current key. */
 static int
 cursor_decode(cursor *c)
 {
@@ -84,7 +84,7 @@ cursor_decode(cursor *c)
         (c->at == c->block && shared) || unshared > (uint64_t)(end - at) || shared + unshared < 1 ||
         shared + unshared > KEY_BYTES)
         return cursor_fault(c, "bad entry");
-    /* Else an entry of some bytes could stand for a key of 4,096, for as long as the block goes on. */
+    /* Otherwise every entry of a few bytes could expand to a key of 4,096 bytes, through the whole block. */
     uint32_t chained = shared ? c->chained + 1 : 0;
     if (chained == RESTART_EVERY)
         return cursor_fault(c, "bad restart points");
@@ -92,7 +92,7 @@ cursor_decode(cursor *c)
     if (compare(suffix, (span){c->key + shared, c->key_length - shared}) <= 0)
         return cursor_fault(c, "keys out of order");
     if (c->at == c->block) {
-        /* Without this a seek could end below the key that it was for, and a merge would seek for ever. */
+        /* Without this check a seek could end below its target key, and a merge would seek for ever. */
         span first;
         if (read_first_key(c->run, (uint32_t)c->index, &first) < 0)
             return -1;
@@ -142,7 +142,7 @@ cursor_restart(cursor *c, uint32_t number)
     return cursor_decode(c);
 }
 
-/* Go to the first entry of block `i` whose key is >= `key`. 0: none, and the block is used up. */
+/* Go to the first entry of block `i` whose key is >= `key`. 0: none, and the block is exhausted. */
 static int
 cursor_search(cursor *c, uint32_t i, span key)
 {
@@ -190,7 +190,7 @@ cursor_wants(const cursor *c, uint32_t i)
     return is_block_newer(c->run, i, c->since);
 }
 
-/* Enter block `i`, or the next after it that is wanted. */
+/* Enter block `i`, or the next block after it with newer entries. */
 static int
 cursor_enter(cursor *c, int64_t i)
 {
@@ -258,8 +258,8 @@ cursor_seek(cursor *c, span key)
 
 typedef struct {
     cursor cursor;
-    int live;     /* stands on an entry */
-    int standing; /* stands on the key handed out last */
+    int live;     /* the cursor is at an entry */
+    int standing; /* the cursor is at the key handed out last */
 } source;
 
 typedef struct {
@@ -293,8 +293,8 @@ merger_close(merger *m)
     PyMem_Free(m->sources);
 }
 
-/* If a run newer than `newest` hides the key there: takes the cursors of all runs older than that one past the prefix,
- * by a seek, for a deleted subtree may be large. 1: it was hidden. */
+/* If a run newer than `newest` hides its key, moves the cursors of all runs older than that one past the prefix. It
+ * seeks, because a deleted subtree may be large. 1: the key was hidden. */
 static int
 merger_pass_hidden(merger *m, Py_ssize_t newest)
 {
@@ -306,7 +306,7 @@ merger_pass_hidden(merger *m, Py_ssize_t newest)
             return -1;
         if (!hidden)
             continue;
-        uint8_t after[KEY_BYTES]; /* the first key above all that begin with the prefix: its last / turned to 0 */
+        uint8_t after[KEY_BYTES]; /* the first key above all keys with the prefix: its last / becomes 0 */
         span past = {after, walk.length};
         if (walk.length) {
             memcpy(after, key.data, walk.length);
@@ -326,7 +326,7 @@ merger_pass_hidden(merger *m, Py_ssize_t newest)
     return 0;
 }
 
-/* 1: the entry is where sources[newest].cursor stands. */
+/* 1: sources[newest].cursor is at the entry. */
 static int
 merger_next(merger *m)
 {

@@ -1,6 +1,6 @@
-/* Opening a run, and finding blocks and prefixes in it. Layout: docs/understand/format.md, "Runs".
+/* Opens a run, and finds blocks and prefixes in it. Layout: docs/understand/format.md, "Runs".
  *
- * REQUIRES: the GIL, because faults are raised as ValueError. Functions return -1 (or FAULT) with the exception set. */
+ * REQUIRES: the GIL, to raise faults as ValueError. Functions return -1 (or FAULT) with the exception set. */
 
 #ifndef TXS_RUN_READER_H
 #define TXS_RUN_READER_H
@@ -9,7 +9,7 @@
 
 enum {
     BLOCK_BYTES = 4096,
-    BLOCK_MOST = 16384, /* of its entries but the last, of that, and of the restart points: never as much */
+    BLOCK_MOST = 16384, /* bytes: entries before the last, the last entry, and restart points each have fewer */
     RESTART_EVERY = 16,
     KEY_BYTES = 4096,
     RECORD_BYTES = 32,
@@ -18,14 +18,15 @@ enum {
     RUN_KIND_BLOCK_TABLE = 1,
     BLOCK_CODEC_NONE = 0,
 };
-/* ref kinds; all but the first lead to a pack. What KIND_ERASED leads to is no more: the key is not live, nor deleted. */
+/* Ref kinds; every kind but the first points to a pack. The value of KIND_ERASED no longer exists: its key is neither
+ * live nor deleted. */
 enum { KIND_TOMBSTONE = 0, KIND_PACK = 1, KIND_FOREIGN = 3, KIND_ERASED = 5 };
-enum { NONE = -1, FAULT = -2 };             /* in place of a number of a block or prefix */
+enum { NONE = -1, FAULT = -2 };             /* instead of the number of a block or prefix */
 
 typedef struct {
     const uint8_t *data;
-    uint64_t seq;     /* what a stored seq of 0 stands for */
-    uint64_t max_seq; /* as stored: 0 in an own run */
+    uint64_t seq;     /* the meaning of a stored seq of 0 */
+    uint64_t max_seq; /* as stored: 0 in a commit's run */
     uint64_t entries;
     uint32_t blocks, prefixes, packs;
     uint64_t index_at, prefixes_at, packs_at, trailer_at;
@@ -92,7 +93,7 @@ unknown(const char *part, uint64_t at, const char *registry, unsigned value)
     return -1;
 }
 
-/* As memcmp, then by length; by words, because keys are short and a call costs more than they do. */
+/* Like memcmp, then by length. Compares words, because for short keys a call of memcmp takes longer. */
 static inline int
 compare(span a, span b)
 {
@@ -132,7 +133,7 @@ read_long_varint(const uint8_t **at, const uint8_t *end, uint64_t *value)
     return 0;
 }
 
-/* 1 and `*at` behind it, or 0: cut short, longer than need be, or above 64 bits. */
+/* Returns 1 and moves `*at` past the varint, or 0 if it is truncated, longer than necessary, or above 64 bits. */
 static inline int
 read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value)
 {
@@ -142,7 +143,8 @@ read_varint(const uint8_t **at, const uint8_t *end, uint64_t *value)
     return 1;
 }
 
-/* The records themselves are in bounds since run_open; what they say is checked each time: a mapped file can change. */
+/* run_open checked the bounds of the records. Their content is checked at each use, because a mapped file can change.
+ * */
 
 static inline int
 read_first_key(const run *r, uint32_t i, span *key)
@@ -179,7 +181,7 @@ read_prefix(const run *r, uint32_t i, span *prefix, uint64_t *seq)
     return 0;
 }
 
-/* The pack entry at `*at`, an offset in the run, and `*at` behind it. */
+/* Returns the pack entry at `*at`, an offset in the run, and moves `*at` past it. */
 static int
 read_pack(const run *r, uint64_t *at, span *pack)
 {
@@ -344,10 +346,11 @@ find_prefix(const run *r, span wanted, uint64_t *seq)
     return NONE;
 }
 
-/* Walks over the prefix tombstones that cover a key, shortest first: start with {key, 0}, go on until 0 is returned. */
+/* Iterates over the prefix tombstones that cover a key, shortest first: start with {key, 0}, call until it returns 0.
+ * */
 typedef struct {
     span key;
-    size_t next; /* length of the next prefix to try; above the key's length: none is left */
+    size_t next; /* length of the next prefix to try; the walk ends above the key's length */
     size_t length;
     uint64_t seq; /* of the prefix found, effective */
 } prefix_walk;

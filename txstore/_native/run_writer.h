@@ -1,10 +1,11 @@
-/* Writing a run: entries in ascending order of key, then prefixes, then packs, then writer_finish.
+/* Writes a run: entries in ascending order of key, then prefixes, then packs, then writer_finish.
  *
- * Blocks are written straight into the bytes object that is returned at the end, which grows by a quarter at a time;
- * the index (about 60 bytes for each block of 4 KiB), the prefixes and the packs are gathered beside it. With a sink the
- * blocks are handed to it as soon as they are PIECE_BYTES long, so that memory does not grow with the run but for those.
+ * The writer puts blocks straight into the bytes object that it returns at the end, which grows by a quarter at a time.
+ * It collects the index (about 60 bytes for each block of 4 KiB), the prefixes and the packs separately. A sink
+ * receives the blocks whenever PIECE_BYTES are complete, so that only the index, prefixes and packs grow with the run.
  *
- * Functions return -1 with the exception set. writer_clear after any of them, and after writer_finish. */
+ * Functions return -1 with the exception set. After an error, and after writer_finish, the caller calls writer_clear.
+ * */
 
 #ifndef TXS_RUN_WRITER_H
 #define TXS_RUN_WRITER_H
@@ -21,14 +22,14 @@ enum { PIECE_BYTES = 1 << 20 };
 typedef struct {
     growing out;
     PyObject *sink;   /* borrowed; NULL: the run is returned as one object */
-    uint64_t handed;  /* bytes that the sink has been given: what is in `out` follows them */
-    growing records, first_keys;       /* the index to be */
-    growing prefixes, prefix_keys;     /* the prefixes to be */
+    uint64_t handed;  /* bytes passed to the sink; the content of `out` follows them */
+    growing records, first_keys;       /* the future index */
+    growing prefixes, prefix_keys;     /* the future prefixes */
     growing packs;
     uint64_t entries, max_seq;
     uint32_t prefix_count, pack_count;
 
-    size_t block_at; /* where the open block begins in `out` */
+    size_t block_at; /* offset of the open block in `out` */
     uint32_t block_entries;
     uint64_t block_seq;
     uint32_t restart_count;
@@ -36,10 +37,10 @@ typedef struct {
 
     size_t first_length, key_length;
     uint8_t first[KEY_BYTES]; /* the first key of the open block */
-    uint8_t key[KEY_BYTES];   /* the key before */
+    uint8_t key[KEY_BYTES];   /* the previous key */
 } writer;
 
-/* Room for n bytes more, to be counted into `size` by whoever fills them. */
+/* Returns room for n more bytes. The caller fills them and adds their number to `size`. */
 static inline uint8_t *
 growing_room(growing *g, size_t n)
 {
@@ -123,7 +124,7 @@ writer_init(writer *w, PyObject *sink)
     w->sink = sink;
 }
 
-/* What is in `out`, which is empty then. */
+/* Returns the content of `out` and empties it. */
 static PyObject *
 writer_take(writer *w)
 {
@@ -135,7 +136,7 @@ writer_take(writer *w)
     return taken;
 }
 
-/* REQUIRES: a sink, and something in `out`, which ends with a block. */
+/* REQUIRES: a sink, and content in `out` that ends with a block. */
 static int
 writer_hand_over(writer *w)
 {
@@ -195,7 +196,7 @@ writer_close_block(writer *w)
     return w->sink && w->out.size >= PIECE_BYTES ? writer_hand_over(w) : 0;
 }
 
-/* REQUIRES: 1 to KEY_BYTES bytes of key, above the key before. A tombstone has only a seq. */
+/* REQUIRES: a key of 1 to KEY_BYTES bytes, above the previous key. A tombstone has only a seq. */
 static int
 writer_add(writer *w, span key, uint8_t kind, uint64_t seq, uint64_t pack, uint64_t offset, uint64_t length,
            uint32_t checksum)
@@ -266,7 +267,7 @@ writer_add_pack(writer *w, span pack)
     return 0;
 }
 
-/* The run, or None if a sink was given it. */
+/* Returns the run, or None if a sink has received it. */
 static PyObject *
 writer_finish(writer *w)
 {

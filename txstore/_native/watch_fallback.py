@@ -1,4 +1,4 @@
-"""The fallback of `_watch.c` where the extension was not built: it can't watch, so whoever follows has to poll."""
+"""The fallback of `_watch.c` if the extension was not built: it can't watch, so a follower has to poll."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def open_watch(path: str, /) -> NoReturn:
 
 
 def drain(_descriptor: int, /) -> NoReturn:
-    """Raises OSError: there is no descriptor that could be drained."""
+    """Raises OSError: `open_watch` never returns a descriptor to drain."""
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

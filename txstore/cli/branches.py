@@ -85,7 +85,7 @@ def rename(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a branch another name. Whoever reads or writes it goes on."""
+    """Rename a branch. Its readers and writers go on."""
     branches = open_repository(path, storage_options).branches
     _existing(branches.get(name), name)
     branches.rename(name, new)

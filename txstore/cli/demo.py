@@ -68,7 +68,7 @@ class Stage:
     stop: Event
 
     def steps(self) -> Iterator[int]:
-        """1, 2, ... from go to stop. Ends also when the parent is gone, so that nobody is left behind."""
+        """1, 2, ... from go to stop. Ends also when the parent is gone, so that no process is left behind."""
         parent = multiprocessing.parent_process()
         assert parent is not None
         step = 0
@@ -146,7 +146,7 @@ class Child:
         other.close()  # the child holds the only other end: when it dies, the pipe ends
 
     def next_word(self, seconds: float) -> Notes | None:
-        """What the child tells next; of a child that died, or told nothing for so many seconds, notes that say so."""
+        """What the child tells next; of a child that died, or told nothing for `seconds`, notes that say so."""
         try:
             if self.pipe.poll(seconds):
                 word: Notes | None = self.pipe.recv()
@@ -243,7 +243,7 @@ def run(
     console: Console | None = None,
     keep: Path | None = None,
 ) -> DemoReport:
-    """Play both scenes on both stores, each for so many seconds, in a temporary directory below `directory`.
+    """Play both scenes on both stores, each for `seconds`, in a temporary directory below `directory`.
 
     Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`. What the first scene
     has written to TxStore stays at `keep`, to be looked at; what is there already stays, too.

@@ -237,7 +237,7 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def local_time(time: datetime, *, seconds: bool = False) -> str:
-    """Show a time in the zone of whoever asks, with its name."""
+    """Show a time in the user's time zone, with its name."""
     return time.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z")
 
 

@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 def optimize(
     path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Copy small packs, and those that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
+    """Copy small packs, and packs that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
     with warnings.catch_warnings(record=True) as told:
         made = open_repository(path, storage_options).optimize(branch=branch, progress=True)
     for each in told:
@@ -109,7 +109,7 @@ def erase(
     elif report.commit is None:
         tell("nothing is left to erase")
     else:
-        tell(f"{report}; of what was copied elsewhere nobody knows: see docs/how-to/maintenance.md")
+        tell(f"{report}; copies of it elsewhere are not known: see docs/how-to/maintenance.md")
 
 
 @reporting_errors

@@ -1,4 +1,4 @@
-"""Which codecs TxStore runs on its own: to show values, to compare them, to merge them, to group commit on them.
+"""Which codecs TxStore runs on its own: to show values, to compare them, to merge them, to train on them.
 
 A metadata document names its codecs, and a stranger may have written it. Codecs are code: one loads pickles, which run
 what they like, and a name may lead to whatever a package has registered. So only those of this list run, which do

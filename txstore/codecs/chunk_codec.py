@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a chunk that is decoded: how large it is, a document says.
 MAX_CHUNK = 2 << 30
-#: Of numpy's kinds, those whose elements are so many bytes each, which can be compared.
+#: The kinds of numpy types whose elements have a fixed size, and can be compared as bytes.
 _FIXED_SIZE = "biufcmMSUV"
 
 

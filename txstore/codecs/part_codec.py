@@ -43,7 +43,7 @@ class PartCodec:
         return self._layout is not None
 
     def decode(self, value: memoryview | None) -> AnyArray:
-        """Return a chunk that nobody else has; if there is no value, it is all fill value."""
+        """Return a chunk of the caller's own; if there is no value, it is all fill value."""
         spec = self._spec
         if value is None:
             made = spec.prototype.nd_buffer.create(

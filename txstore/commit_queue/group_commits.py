@@ -1,9 +1,10 @@
 """Several commits in one trip, on an object store: the group commit.
 
-A version is taken by one request, so of those who meet at a version all but one would have to try again. Those who have
-lost one put their files beside one another instead: *proposals*, which are good for one version. One of them takes it
-for all: the file that it creates there holds the proposals, and so decides the commits of the versions that follow,
-too. Whoever reads it can tell each byte of theirs, and put them in their places: nobody puts anything else there.
+One request takes a version, so of the committers that meet at a version all but one would have to try again. Committers
+that have lost a version write *proposals* instead: files beside one another, each valid for one version. One committer,
+the leader, takes the version for all: the file that it creates holds the proposals, and so decides the commits of the
+versions that follow, too. Every reader of that file can derive each byte of these commits, and put them in their
+places. No process puts anything else there.
 
 `docs/understand/remote-design.md`, "Group commits", says why each commit is made exactly once.
 """
@@ -32,32 +33,31 @@ from txstore.storage.request_threads import each_in_thread, executor
 
 #: A commit file up to this length can be proposed: more is not collected by one who works for all.
 PROPOSED = 64 << 10
-#: The proposals of one group commit have so many bytes together, at most.
+#: Bytes of all proposals of one group commit together, at most.
 _GROUP_COMMIT_BYTES = 1 << 20
-#: A header lists so many runs, at most, behind a group commit: what is left is for those who can't merge.
+#: Runs that a header lists behind a group commit, at most: the rest is left to committers that can't merge.
 _MOST_RUNS = commitfile.MAX_RUNS // 2
-#: How many round trips whoever leads waits for proposals. Others look then, too: who has come late can still propose to
-#: the next one. Then they wait for the group commit, and look more often when it is about to arrive.
+#: Round trips for which the leader waits for proposals. The others look then, too: a committer that comes late can
+#: still propose to the next group. Then they wait for the group commit, and look more often when it is about to arrive.
 _GATHERING, _UNDER_WAY, _ARRIVING = 1.0, (1.0, 2.0), (0.3, 1.0)
-#: So often, at most, whoever leads looks whether those have come who have wanted the version below.
+#: Times, at most, that the leader looks for the committers that lost the version below.
 _YIELDS = 3
-#: Seconds after which a proposal is left out: whoever has made it has died, or was told that nothing is known of it.
+#: Seconds after which a proposal is left out: its committer has died, or has raised `CommitUnknownError`.
 _YOUNG = 30.0
-#: Seconds from its look at the proposals until whoever leads asks for the version: far less than what is staged is kept
-#: for.
+#: Seconds, at most, from the leader's look at the proposals to its request: far less than staged data is kept for.
 _AWAKE = 300.0
-#: A version that was free so many seconds ago, by the committer's clock, is no version that a vacuum has freed (I10):
-#: that deletes no commit until it has stood for twice as long.
+#: Seconds, by the committer's clock. A version that was free this long ago was not freed by a vacuum (I10): a vacuum
+#: deletes no commit until it has existed for twice as long.
 TRUSTED = 5.0
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_TRIP = 0.5
-#: So many round trips a group commit takes at most, together with what those in it have asked for in vain before.
+#: Round trips that a group commit takes at most, with the requests that its committers have made in vain before.
 _TRIPS_OF_A_GROUP_COMMIT = 12
-#: Whoever is alone lets others pass for so many round trips, at most, while they go on to propose.
+#: Round trips, at most, for which a committer on its own lets others pass while they go on to propose.
 _LET_PASS = 60
 #: What they propose may be for versions so far below: each learns of what was taken a trip or two later.
 BEHIND = 16
-#: So many seconds, and round trips, pass before somebody else leads, or puts what is missing in its place.
+#: Seconds, and round trips, before another process leads, or puts missing commits in their places.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
 
@@ -304,7 +304,7 @@ class GroupCommitHistory(Protocol):
         """Return the commit in a version and its whole file."""
 
     def decided(self, found: Sequence[GroupCommitMember]) -> None:
-        """Note the commits of a group commit, which follow those that are known."""
+        """Note the commits of a group commit, which follow the known ones."""
 
     def missing(self, branch: str, upto: int, there: Collection[int]) -> list[GroupCommitMember]:
         """Return the commits up to a version that were decided, and are not in their places as far as is known."""
@@ -348,7 +348,7 @@ class GroupCommits:
             patience, pause = _patience(trip), _UNDER_WAY
             # What lies above says that it was taken, or was taken and freed, where it is not listed itself.
             while max((listed := self._look(branch, version)).versions, default=-1) < version:
-                if time.monotonic() > patience:  # whoever leads has died, or can't get on
+                if time.monotonic() > patience:  # the leader has died, or makes no progress
                     if (made := self._lead(content, mine, trip)) is not None:
                         return made
                     patience = _patience(trip)
@@ -362,11 +362,11 @@ class GroupCommits:
         except (OSError, CorruptionError) as error:
             _later(self._withdraw, mine)
             # I3: the proposal may be in a group commit that this process has not seen.
-            reason = f"it was proposed to whoever takes version {version}, and what came of it can't be read ({error})"
+            reason = f"it was proposed to the leader of version {version}, and its outcome can't be read ({error})"
             raise CommitUnknownError(header.id.hex(), reason=reason) from error
 
     def let_pass(self, branch: str, version: int) -> bool:
-        """Wait for those who are about to take a version together; return whether that is taken, by whomever.
+        """Wait for a group commit that is about to take a version; return whether the version is taken, by any process.
 
         They need a few trips for that. Who takes versions alone needs one, and would always be faster.
         """
@@ -382,13 +382,13 @@ class GroupCommits:
             if top > before:
                 found = self._line.read_file(branch, top)
                 if found is not None and found.stored.header.group_commit is not None:
-                    return True  # else whoever is there has let them pass before
+                    return True  # else the committer there has let them pass before
             time.sleep(trip * random.uniform(*_ARRIVING))
             asked = time.monotonic()
         return top >= version
 
     def _propose(self, proposed: bytes, mine: Stored, *, is_led: bool) -> bool:
-        """Put a file where whoever leads finds it; return whether that is this process."""
+        """Put a file where the leader finds it; return whether that is this process."""
         branch, version, commit_id = mine.header.branch, mine.header.version, mine.header.id
 
         def propose() -> OSError | None:
@@ -435,8 +435,8 @@ class GroupCommits:
                 _later(self._sweep, branch, version - 1, listed)
                 return None
             proposed = {who for at, who in listed.proposals if at == version}
-            # Those who have wanted the version below in vain are about to propose again: else one could win for ever
-            # who is a little faster than they are.
+            # The committers that lost the version below are about to propose again. The leader waits for them, or one
+            # that is a little faster could win for ever.
             if {who for at, who in listed.proposals if at < version} <= proposed:
                 break
             time.sleep(trip * 0.5)
@@ -455,7 +455,7 @@ class GroupCommits:
         file, leader = join(content, mine, chosen) if chosen else (content, mine)
         group_commit = members(file, leader)
         if look.age > _AWAKE:
-            return None  # it has slept: of the data packs of those who have died since, a vacuum may have deleted some
+            return None  # it was suspended: a vacuum may have deleted data packs of committers that have died since
         try:
             self._late_answers.create(leader.path, [file])
         except OSError as error:
@@ -491,7 +491,7 @@ class GroupCommits:
         return set()
 
     def _get(self, path: str) -> bytes | None:
-        with contextlib.suppress(OSError):  # it went meanwhile: whoever has made it will see that it was left out
+        with contextlib.suppress(OSError):  # it went meanwhile: its committer will see that it was left out
             return self._objects.get(path)
         return None
 
@@ -534,7 +534,7 @@ class GroupCommits:
             pass
 
     def _put_one(self, member: GroupCommitMember) -> None:
-        with contextlib.suppress(FileExistsError):  # nobody puts anything else there
+        with contextlib.suppress(FileExistsError):  # no process puts anything else there
             self._objects.create(member.stored.path, [member.content])
 
     def _await(self, branch: str, upto: int, there: Collection[int], trip: float) -> None:
@@ -577,7 +577,7 @@ class GroupCommits:
 
 
 def _is_young(proposal: Object, own: Object | None) -> bool:
-    """Tell whether whoever has made a proposal may still wait for what comes of it, by the server's clock."""
+    """Tell whether the committer of a proposal may still wait for its outcome, by the server's clock."""
     if own is None or own.modified is None or proposal.modified is None:
         return True
     return own.modified - proposal.modified <= _YOUNG
@@ -589,6 +589,6 @@ def _patience(trip: float) -> float:
 
 
 def _later(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function that nobody waits for."""
+    """Call a function in the background."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: a vacuum does it
         executor("sweep", 2).submit(function, *arguments)

@@ -1,7 +1,7 @@
 """Turns of those whose commits conflict by nature, on an object store: a line of tickets.
 
-Of those who change the same thing at once, all but one do their work in vain. So whoever has met a conflict, or sees
-that others stand in line, draws a ticket, an object behind the versions, which every look for the head shows. It begins
+Of the transactions that change the same thing at once, all but one do their work in vain. So a committer that has met a
+conflict, or sees a line, draws a ticket, an object behind the versions, which every look for the head shows. It begins
 its next transaction when those before it have committed, and so on top of what they have made.
 
 All of this is advice: the version and the search for conflicts decide, as ever. A ticket that is lost, late, or of a
@@ -35,40 +35,40 @@ Place: TypeAlias = tuple[int, bytes]
 #: Bytes at the end of a commit file, and how long that is.
 End: TypeAlias = tuple[bytes, int]
 
-#: The ids of those who lose their turn begin with so many bytes of the id that they had.
+#: Bytes that the new id of a committer that loses its turn shares with the id that it had.
 _LIKE = 4
-#: A ticket that is so many seconds older than what is newest is nobody's any more.
+#: Seconds. A ticket that is older than the newest object by more has lost its owner.
 _YOUNG = 60.0
 #: So often in a round trip those ask for the next version itself who have one before them, two, and so on. All others
 #: sleep, and look how far the line has come.
 _ASKS = (8, 3, 1, 1)
-#: So many versions they ask for at once: the second may be taken by the time that they are told of the first, and who
-#: learns of one commit late would learn as late of the next.
+#: Versions that they ask for at once: the second may be taken by the time that they are told of the first, and a
+#: committer that learns late of one commit would learn as late of the next.
 _VERSIONS = 2
 #: They sleep for this part of the time that those before them are likely to take: to come late would hold up others.
 _EARLY = 0.6
-#: For so many times what a commit takes they ask, before they look for who has left: others may commit meanwhile.
+#: Multiples of the time of a commit for which they ask before they look who has left: others may commit meanwhile.
 _ASKING = 6
-#: Who is outside of the line waits for so many trips for one of those in it, whose commits may have nothing to do
-#: with its own.
+#: Round trips for which a committer outside of the line waits for one in it, whose commits may have nothing to do with
+#: its own.
 _LET_PASS = 3
 #: But not more often than this for the same one in vain, which may have died.
 _IN_VAIN = 4
-#: Who has seen so many of those before it commit, one right after the other, counts on the next version.
+#: Commits by committers ahead, one right after the other, after which a committer counts on the next version.
 _CALLED = 2
 #: Where transactions take long, they ask less often: a pause is this part of the time since the last commit was seen.
 _PAUSE = 0.05
-#: Seconds: nobody sleeps longer, since others may leave.
+#: Seconds that a committer sleeps at most, since others may leave.
 _LONGEST_SLEEP = 1.0
-#: Who has met no conflict for so many seconds does not wait for others, which may have nothing to do with its commits:
-#: else those who wait for one another for no reason would do so for ever.
+#: Seconds. A committer that has met no conflict for this long does not wait for others, which may have nothing to do
+#: with its commits: otherwise committers that wait for one another for no reason would do so for ever.
 _MET = 60.0
 #: What a round trip takes, in seconds, at most: it is measured, with all that a process may have been held up by.
 _LONGEST_TRIP = 0.5
-#: The first in line has so many seconds, or round trips, or times what such a transaction took here; for each that is
-#: before them, others wait for so many trips more: so the next is the first to lose its patience.
+#: Seconds, round trips, and multiples of the time of such a transaction here that the first in line may take. Each
+#: other committer waits longer, by more trips for each one ahead of it: so the next in line is the first to go on.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS, _PATIENCE_TRIES, _MORE_TRIPS = 1.0, 20, 2, 4
-#: Seconds: for transactions that take longer nobody waits, since nobody can tell that their process has died.
+#: Seconds. No committer waits for transactions that take longer: it can't tell whether their process has died.
 _LONGEST_PATIENCE = 5.0
 
 
@@ -76,7 +76,7 @@ class Waiting(NamedTuple):
     """Who stands in line, as a listing has shown it."""
 
     places: list[Place]  # in their order
-    left: list[Place]  # tickets of those that have died long ago
+    left: list[Place]  # tickets whose owners died long ago
 
     @classmethod
     def of(cls, tickets: dict[Place, Object], others: Collection[Object]) -> Waiting:
@@ -195,7 +195,7 @@ class Turns:
         self._at = 0  # the version of the head, as it was last seen
         self._took = 0.0  # the last look, in seconds: a server that has much to do is asked less
         self._news = time.monotonic()  # when another commit was seen
-        self._place: Place | None = None  # of the ticket: whoever loses its turn stays where it is
+        self._place: Place | None = None  # of the ticket: a committer that loses its turn keeps its place
         self._is_drawn = False
         self._asked_for: Future[None] | None = None  # the last request for the ticket
         self._is_refused = False  # by the server
@@ -205,7 +205,7 @@ class Turns:
         self._ahead: list[Place] = []
         self._was_first = False  # in line, when it began
         self._looked: Future[Seen | None] | None = None  # while it tried to commit
-        self._called = 0  # so many commits in a row were of those before it
+        self._called = 0  # commits in a row by committers ahead of it
         self._first: tuple[Place, float] | None = None  # in line, and since when, as far as is known here
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}  # what was found in versions
@@ -241,8 +241,8 @@ class Turns:
     def _let_pass(self, head: Stored, until: float) -> Stored:
         """Let one of those in line commit, once, before one that is outside of it; return the head.
 
-        They learn of each commit a trip later than whoever has made it, and beside one that commits in a row they would
-        always come too late.
+        They learn of each commit a trip later than its committer does. Beside a process that commits in a row they
+        would always come too late.
         """
         first, passed = self._ahead[0], None
         before, in_vain = self._pace.let_pass
@@ -257,7 +257,7 @@ class Turns:
         """Let others see that this one has had its turn: the version is taken while the ticket is deleted.
 
         Somebody outside of the line may take that version. Where this is likely, the ticket stays until the commit is
-        made, so that nobody takes the turn for over; and it is looked for those in line meanwhile.
+        made, so that no other committer takes the turn for over. Meanwhile this one looks who is in line.
         """
         self._looked = None
         if self._called >= _CALLED:
@@ -290,7 +290,7 @@ class Turns:
         if self._is_drawn and self._place is not None and self._process == os.getpid():
             self._is_refused |= _has_failed(self._asked_for)
             self._ask_for(_delete, [names.ticket_path(self.branch, self._place)])
-            self._is_drawn = False  # not before: else nobody would do it who is interrupted
+            self._is_drawn = False  # not before: an interrupt would leave the ticket
 
     def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
@@ -300,11 +300,11 @@ class Turns:
 
     @property
     def _far(self) -> int:
-        """How many stand between this one and those who ask for the next version."""
+        """How many stand between this committer and the ones that ask for the next version."""
         return len(self._ahead) - len(_ASKS)
 
     def _look(self) -> Stored | None:
-        """Look who is in line; return the head, None if so many are that there is time to read it."""
+        """Look who is in line; return the head, or None if the line is long enough to read it later."""
         began = time.monotonic()
         seen = self._versions.see(self.branch)
         self._took = time.monotonic() - began
@@ -430,7 +430,7 @@ class Turns:
     def _ask(self, version: int, look: Look, answers: queue.SimpleQueue[Answer]) -> None:
         """Ask once, and leave it at that: several answers come, and one of them is to be decoded."""
         if answers is not self._answers:
-            return  # nobody waits for it any more
+            return  # this process has stopped waiting for it
         end, is_error = None, False
         try:
             end = self._versions.end_of(self.branch, version)

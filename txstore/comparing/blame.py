@@ -17,7 +17,7 @@ from txstore.format.shown import html_head, html_table, printable
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Live
 
-#: So many chunks an array may have to be told of, stored or not.
+#: Chunks that an array may have for a blame of it, stored or not.
 MAX_CHUNKS = 1 << 27
 _NOT_STORED = -1
 

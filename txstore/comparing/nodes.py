@@ -43,7 +43,7 @@ class NodeDiff:
     chunks_added, chunks_removed, chunks_changed : int
         Stored chunks. A chunk that is not stored is all fill value.
     bytes_added, bytes_dropped : int
-        Of the values that are new, and of those that are no longer there; of documents, too.
+        Of the new values, and of the values that are gone; of documents, too.
     keys : list of str
         Keys that are neither documents nor chunks.
     """

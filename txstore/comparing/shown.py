@@ -12,7 +12,7 @@ from txstore.format.documents import ABSENT
 from txstore.format.shown import html_head, html_text, printable
 
 _SIGNS = {ADDED: "+", REMOVED: "-", MOVED: ">", CHANGED: "~"}
-#: So many regions of an array are told, and so many characters of a value.
+#: Regions of an array, and characters of a value, that are shown.
 _REGIONS, _VALUE = 8, 32
 
 

@@ -14,7 +14,7 @@ from txstore.format.encoding import CHECKSUM, MalformedError, Reader, crc32c
 
 #: A commit carries the headers of those before it, down to the next version below that is a multiple of this.
 GROUP = 16
-#: No more than so many bytes: of what has long messages, fewer are carried.
+#: Bytes that are carried at most: of commits with long messages, fewer headers are carried.
 MOST = 16 << 10
 
 _MAGIC = b"TXCH"

@@ -32,7 +32,7 @@ HEADER_COMMIT = 1
 SECTION_RUN, SECTION_CARRIED, SECTION_GROUP_COMMIT = 1, 2, 3
 
 FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
-FEATURE_CONSTRAINTS = 1 << 1  # required: whoever commits has to check the constraints of the parent
+FEATURE_CONSTRAINTS = 1 << 1  # required: a committer has to check the constraints of the parent
 REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS
 FEATURE_NOT_SYNCED = 1 << 0  # optional
 HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
@@ -154,7 +154,7 @@ class Header:
     sections: tuple[Section, ...] = ()
     runs: tuple[RunName, ...] = ()
     packs: tuple[DataPack, ...] = ()
-    pending: int = 0  # of so many commits right below it the names were not known to be durable when it was made
+    pending: int = 0  # commits right below it whose names were not known to be durable when it was made
     oldest_kept: int = 0
     required: int = 0
     optional: int = 0

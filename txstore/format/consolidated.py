@@ -101,7 +101,8 @@ def plain_document(key: str, content: bytes) -> bytes:
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the keys and contents of what has to be at the root, where that is a group.
 
-    That is `zarr.json` with the block for format 3, `.zmetadata` for format 2. Whoever reads them needs no listing.
+    That is `zarr.json` with the block for format 3, `.zmetadata` for format 2. A client that reads them needs no
+    listing.
     """
     made: dict[str, bytes] = {}
     root = decoded(documents.get("zarr.json", b"null"))

@@ -1,4 +1,4 @@
-"""Constraints: what has to be so at every commit, whoever makes it.
+"""Constraints: what every commit has to keep, whichever process makes it.
 
 A constraint is declared in one commit, under a name, and stands in the header of that commit and of all that follow,
 until it is dropped. Every commit is checked before it is published, against the head that it goes on top of: of what it
@@ -50,7 +50,7 @@ class Outcome(Protocol):
         """Tell whether an array is changed in more than shape and attributes."""
 
     def deleted_below(self, path: str) -> Iterator[str]:
-        """Yield the keys below a path that are deleted one by one, also those that were not there."""
+        """Yield the keys below a path that are deleted one by one, missing ones, too."""
 
 
 class Constraint(ABC):

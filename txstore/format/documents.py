@@ -24,7 +24,10 @@ def is_node_document(key: str) -> bool:
 
 
 class DocumentChange(Enum):
-    """How one version of a metadata document differs from another, for those who rely on the first. Mildest first."""
+    """How one version of a metadata document differs from another, for transactions that rely on the first.
+
+    Mildest first.
+    """
 
     NONE = "unchanged"
     ATTRIBUTES = "attributes"  # or the creation of a group
@@ -75,7 +78,7 @@ def moved_edges(document: str, before: bytes | None, after: bytes | None) -> fro
 
 
 def is_at_edge(document: str, after: bytes | None, key: str, edges: frozenset[tuple[int, int]]) -> bool:
-    """Tell whether chunk `key` is one of those that `moved_edges` found. What can't be told counts as one."""
+    """Tell whether chunk `key` is one that `moved_edges` found. What can't be told counts as one."""
     index = Node.parse(document, after).index_of(below(document, key))
     return index is None or any(place in edges for place in enumerate(index))
 

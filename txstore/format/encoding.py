@@ -16,7 +16,7 @@ VERSION = 1
 NO_ID = bytes(16)
 
 # What numbers and documents may say: docs/understand/format.md, "Bounds".
-#: Of versions and seqs: whoever counts on from one comes to no number that a field, or a byte lock, has no room for.
+#: Of versions and seqs: counting on from one never leads to a number that a field, or a byte lock, has no room for.
 MAX_COUNT = (1 << 62) - 1
 #: Microseconds since 1970 UTC: the end of the year 9999, behind which Python has no dates.
 MAX_TIME = 253_402_300_799_999_999
@@ -153,7 +153,7 @@ def json_value(data: bytes | memoryview) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise MalformedError("the JSON in it can't be parsed") from error
-    # Most has not even so many lists and objects in all, which takes no walk.
+    # Most documents have fewer lists and objects in all, which takes no walk.
     if content.count(b"[") + content.count(b"{") > MAX_JSON_DEPTH and _depth(value) > MAX_JSON_DEPTH:
         raise MalformedError(f"the JSON in it is nested more than {MAX_JSON_DEPTH} deep")
     return value

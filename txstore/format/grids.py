@@ -22,7 +22,7 @@ import numpy.typing as npt
 Chunk = tuple[int, ...]
 _Indices = npt.NDArray[np.intp]
 
-#: So many chunks are counted one by one at most, and numpy has no more dimensions.
+#: Chunks that are counted one by one at most; and numpy has no more dimensions.
 MAX_CHUNKS, _MAX_DIMENSIONS = 1 << 18, 64
 #: Of an axis, and of a chunk: two of them can be added where numpy adds.
 _MAX_EXTENT = sys.maxsize >> 1

@@ -9,7 +9,7 @@ from itertools import islice
 from txstore.format.consolidated import consolidated_at, is_marked, may_be_consolidated
 from txstore.format.keys import after_prefix, directory_prefix
 
-#: So many keys are looked up at a time to list names: at first, at least and at most.
+#: Keys that are looked up at a time to list names: at first, at least and at most.
 _PAGE, _PAGE_SMALLEST, _PAGE_LARGEST = 16, 4, 4096
 #: Where a name has fewer keys than this, more are looked up at a time: to skip some takes as long as to read them.
 _KEYS_OF_A_NAME = 32

@@ -119,7 +119,7 @@ def orphan_path(branch: str, version: int, commit_id: bytes) -> str:
 
 
 def proposal_path(branch: str, version: int, commit_id: bytes) -> str:
-    """Where a committer puts its file for whoever takes a version for several. It lies right behind the version."""
+    """Where a committer puts its file for the leader of a group commit. It lies right behind the version."""
     return f"{commit_path(branch, version)}.proposal-{commit_id.hex()}"
 
 
@@ -143,7 +143,7 @@ def parse_lead(file: str) -> int | None:
 def ticket_path(branch: str, ticket: tuple[int, bytes]) -> str:
     """What says that somebody waits for its turn to commit.
 
-    It lies behind all versions: whoever lists these sees it.
+    It lies behind all versions: every process that lists these sees it.
     """
     version, commit_id = ticket
     return f"{commits_directory(branch)}/{_WAIT}{version_name(version)}-{commit_id.hex()}"
@@ -211,7 +211,7 @@ def open_path(transaction: bytes) -> str:
 
 
 def sealed_path(transaction: bytes) -> str:
-    """The same record while the transaction ends: nobody may stage any more."""
+    """The same record while the transaction ends: no process may stage any more."""
     return f"{STAGING}/{transaction.hex()}.{_SEALED}"
 
 

@@ -231,8 +231,8 @@ def number_of(transaction: bytes, pack_id: bytes) -> int:
     return int.from_bytes(transaction[12:], "little") ^ int.from_bytes(pack_id[12:], "little")
 
 
-# A participant that can't let a file grow has several packs, counted from 1; whoever can has one, the 0th. An offset
-# says in its upper bits in which of them it is.
+# A participant whose storage can't let a file grow has several packs, counted from 1; any other has one, the 0th. The
+# upper bits of an offset say in which of them it is.
 _OFFSET_BITS, _PARTICIPANT_BITS = 40, 16
 MAX_PARTICIPANT = (1 << _PARTICIPANT_BITS) - 1
 

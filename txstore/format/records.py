@@ -135,7 +135,7 @@ class Branch:
         lineage: list[tuple[str, int]] = []
         while not reader.at_end:
             version, branch = reader.varint(), reader.text(reader.varint())
-            # Each begins above where the one that it has forked from is left: so nobody goes round in a circle.
+            # Each begins above where the one that it has forked from is left: so no reader goes round in a circle.
             check_numbers(("version", version, lineage[-1][1] - 1 if lineage else MAX_COUNT))
             if not names.is_branch_id(branch):
                 raise MalformedError(f"{branch!r} is the id of no branch")
@@ -145,7 +145,8 @@ class Branch:
         return cls(name, branch_id.hex(), commit_id, header_hash, tuple(lineage))
 
 
-#: How a version is taken at most once: on a local disk; by a promise that nobody else writes; in all other known ways.
+#: How a version is taken at most once: on a local disk; by a promise that no other process writes; in all other known
+#: ways.
 VERSIONS_BY_RENAME, VERSIONS_BY_PROMISE = "rename", "single writer"
 VERSIONS_KNOWN = frozenset({VERSIONS_BY_RENAME, VERSIONS_BY_PROMISE, "conditional", "lock"})
 
@@ -345,7 +346,7 @@ def _json_checksum(members: Mapping[str, Any]) -> str:
     return f"{crc32c(canonical):08x}"
 
 
-#: The guard is a valid group but for one member that nobody understands, so that zarr's own error shows its name.
+#: The guard is a valid group but for one member that no client understands, so that zarr's own error shows its name.
 GUARD_SENTENCE = "this is a TxStore repository: open it with txstore.TxStore(path), not by its bare path"
 
 

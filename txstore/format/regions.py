@@ -14,7 +14,7 @@ Box = tuple[tuple[int, int], ...]
 MAX_BOXES, MAX_LENGTH = 16, 1024
 #: An axis of numpy is no longer, and an array has no more axes.
 _MAX_EXTENT, _MAX_AXES = (1 << 63) - 1, 64
-#: So many pieces of a box are looked at, at most, to tell whether a region contains it.
+#: Pieces of a box that are looked at, at most, to tell whether a region contains it.
 _MAX_PIECES = 1000
 
 

@@ -43,12 +43,12 @@ def members(view: Hierarchy, path: str = "") -> Iterator[Member]:
 
 
 def count_members(view: Hierarchy, path: str, most: int) -> int:
-    """Return how many nodes lie right below a group, up to so many. Their documents are not read."""
+    """Return how many nodes lie right below a group, up to `most`. Their documents are not read."""
     names = (name for name in view.list_dir(path) if name not in DOCUMENT_NAMES)
     return sum(1 for _ in islice((name for name in names if view.has_keys_below(document_key(path, name))), most))
 
 
-#: So many lines of a tree, and levels, are shown.
+#: Lines of a tree, and levels, that are shown.
 _LINES, _LEVELS = 40, 4
 
 

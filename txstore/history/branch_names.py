@@ -54,7 +54,7 @@ class BranchNames:
         return () if found is None else found.lineage
 
     def owner(self, branch: str, version: int) -> str:
-        """Return the id of the branch that has a commit of a branch, or of those that this one has forked from."""
+        """Return the id of the branch that has a commit: of this branch, or of one that it forked from."""
         for older, last in self.lineage(branch):
             if version > last:
                 break

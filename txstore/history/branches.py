@@ -60,7 +60,7 @@ class Branches(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def rename(self, name: str, new: str) -> None:
-        """Give a branch another name, durably. Whoever reads or writes it goes on.
+        """Rename a branch, durably. Its readers and writers go on.
 
         Raises `KeyError` if there is none, `ValueError` for the first branch or if the new name is given.
         """

@@ -22,7 +22,7 @@ from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found, Runs
 
-#: So many candidates are looked up at a time.
+#: Candidates that are looked up at a time.
 _PAGE = 1024
 
 

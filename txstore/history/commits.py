@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 #: So often a search for the head begins anew that a vacuum has overtaken.
 _SEARCHES = 20
-#: So many commits may follow one another before their directory is synced: as many as a search has to read, at most.
+#: Commits that may follow one another before their directory is synced: as many as a search has to read, at most.
 MAX_PENDING = 64
 #: Decoded headers that are remembered, those of all repositories of a process together, and up to which size, in bytes.
 _REMEMBERED, _REMEMBERED_SIZE = 512, 4096
@@ -64,15 +64,15 @@ class Commits:
 
     #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
     tail_size = 4096
-    #: So many bytes of runs a commit merges that brings little itself, or a few times as many: it takes milliseconds.
+    #: Bytes of runs that a small commit merges, or a few times as many: it takes milliseconds.
     merged_at_once = 256 << 10
-    #: How many commits are read at once for whoever goes through all of them.
+    #: Commits that are read at once for a reader that goes through all of them.
     read_at_once = 1
     #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
     takes_turns = True
     #: Whether a version may still be taken by a request that has failed for the one who made it.
     may_come_late = False
-    #: Whether whoever vacuums sees who reads: then it matters whether the head was still kept when it was pinned.
+    #: Whether a vacuum sees the readers' pins: then it matters whether the head was still kept when it was pinned.
     pins_are_seen = True
 
     def __init__(self, storage: Storage) -> None:
@@ -84,7 +84,7 @@ class Commits:
         self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
         self._durable_versions: dict[str, int] = {}  # of each branch: known to be durable, with all versions below it
         self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
-        self._copied: set[str] = set()  # branches whose files were durable elsewhere; here nobody has synced them
+        self._copied: set[str] = set()  # branches of a copy: the original's files were durable, these were not synced
 
     def new_pack(self, transaction: bytes, number: int) -> Writer:
         """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
@@ -130,7 +130,7 @@ class Commits:
         return size == footer.file_length and commitfile.header_hash(encoded) == stored.hash
 
     def at(self, branch: str, version: int) -> Stored | None:
-        """Return the commit in a version of a branch, or of those that it has forked from, None if there is none."""
+        """Return the commit in a version of a branch, or of the branches that it forked from; None if there is none."""
         return self.read(self.branches.owner(branch, version), version)
 
     def parent(self, stored: Stored) -> Stored | None:
@@ -232,11 +232,13 @@ class Commits:
         return found
 
     def head_to_follow(self, branch: str) -> Stored | None:
-        """Return the newest commit, or one that was the newest a moment ago: whoever proposes to follow it is told."""
+        """Return the newest commit, or one that was the newest a moment ago: a committer that proposes to follow it is
+        told.
+        """
         return self.head(branch)
 
     def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        """Return the turns of somebody who does work again that was in conflict; None where nobody stands in line."""
+        """Return the turns of a committer that repeats work after a conflict; None where committers do not queue."""
         return contextlib.nullcontext()
 
     def _follow_head_cache(self, branch: str, newest: Stored | None) -> Stored | None:
@@ -285,7 +287,7 @@ class Commits:
         lowest: int | None = None  # version, of those whose chain breaks where that of a commit above them did
         for version in sorted(self.versions(branch), reverse=True):
             if lowest is not None and version >= lowest:
-                continue  # nobody vouches for it who was not met on the way down to there
+                continue  # only commits that were read on the way down could vouch for it
             found = self.read(branch, version)
             if found is not None:
                 lowest = self._break_below(found, newest)
@@ -309,8 +311,9 @@ class Commits:
         """Return where the parents of a commit are not there any more: the version above that. None: the chain is
         whole.
 
-        It is if they are there down to one that was durable before its child was made. A commit that was synced vouches
-        for all below it but those that it calls pending (I1); one made with `durability="none"` vouches for nothing.
+        It is if they exist down to one that was durable before its child was made. A commit that was synced vouches for
+        all commits below it but the pending ones that it lists (I1); one made with `durability="none"` vouches for
+        none.
         """
         if stored.header.branch in self._copied and self._has_gaps(stored, known):
             return stored.header.version
@@ -357,11 +360,13 @@ class Commits:
         return self.is_below_oldest_kept(stored.header.branch, stored.header.decided_in)
 
     def is_crowded(self, branch: str) -> bool:
-        """Tell whether many are known to be about to take the next version, and nobody waits for a turn."""
+        """Tell whether many committers are about to take the next version, and none of them waits for a turn."""
         return False
 
     def let_stand(self, paths: Collection[str]) -> None:
-        """Wait, before files are deleted, until nobody can take them for versions that were never taken (I10)."""
+        """Wait, before files are deleted, until no committer can take their versions for ones that were never taken
+        (I10).
+        """
 
     def is_kept(self, stored: Stored) -> bool:
         """Tell whether a commit is one that no vacuum has given up.
@@ -530,7 +535,7 @@ class Commits:
         return any(place in self.kept_with(child, related) for head in heads for child in self.ancestors(head))
 
     def related(self) -> set[str]:
-        """Return the ids of the branches that there are, and of those that they have come from."""
+        """Return the ids of all branches, and of the branches that they forked from."""
         records = self.branches.all().values()
         return {MAIN, *(record.id for record in records), *(each for record in records for each, _ in record.lineage)}
 
@@ -579,7 +584,7 @@ class Commits:
         for record in self.recorded():
             if record.branch == branch and record.name is not None:
                 raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
-        with self.storage.lock(names.COMMIT_LOCK):  # nobody commits to it meanwhile
+        with self.storage.lock(names.COMMIT_LOCK):  # no process commits to it meanwhile
             self.branches.delete(name)
         self.compaction_outputs.forget(branch)
 
@@ -631,7 +636,8 @@ class Commits:
         header = stored.header
         content = Tag(header.branch, header.version, header.id).encode()
         self.storage.make_directory(names.oldest_kept_directory(header.branch), durable=True)
-        self.storage.sync_directory(names.OLDEST_KEPT)  # whoever made the branch's directory may not have done so
+        # the process that made the branch's directory may not have done so
+        self.storage.sync_directory(names.OLDEST_KEPT)
         with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
             self.storage.write_once(names.oldest_kept_path(header.branch, header.oldest_kept), content, durable=True)
 

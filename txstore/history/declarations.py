@@ -22,7 +22,7 @@ from txstore.format.constraints import Constraint, Outcome, as_text
 from txstore.format.keys import check_name
 from txstore.format.shown import html_head, html_table
 
-#: Of each constraint, so many violations are named.
+#: Violations that an error names for each constraint.
 MAX_NAMED = 10
 #: Every commit carries all constraints in its header.
 MAX_BYTES = 1 << 16

@@ -1,4 +1,5 @@
-"""Following a branch: every commit in order as it is made, whoever makes it and whatever becomes of them.
+"""Following a branch: every commit in order as it is made, by whichever process, and whether or not that process lives
+on.
 
 The commits are the truth, and reading them is the only way to see one. A watch on the branch's directory, where the
 system has such a thing, only says when to look; so a writer that was killed owes its followers nothing.

@@ -88,7 +88,7 @@ class Identity:
             reason = f"this directory holds something else ({min(others)!r}); {advice}"
             return RepositoryNotFoundError(url, reason=reason)
         if self._storage.list(names.commits_directory("main")) and not self._storage.exists(names.FORMAT):
-            # It is older than any commit. With a new one, of another id, nobody could read them any more.
+            # It is older than any commit. With a new one, of another id, no process could read them any more.
             raise CorruptionError(names.FORMAT, reason="the file is missing, though there are commits")
         return RepositoryNotFoundError(url, creatable=True)  # empty, or somebody is creating it, or was killed doing so
 
@@ -127,7 +127,7 @@ class Identity:
             except FileExistsError:
                 if durable:  # who has written it may have died before its name was
                     self._storage.sync_directory("")
-            # Last: whoever finds format.json finds all the rest.
+            # Last: a process that finds format.json finds all other files.
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(
                     names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.versions).encode(), durable=durable
@@ -153,7 +153,7 @@ class Identity:
             self._is_complete = False
 
     def _check_versions(self, versions: str) -> None:
-        """Raise `PermissionError` if those who write this repository count on being alone, or this process does."""
+        """Raise `PermissionError` if the writers of this repository count on being alone, or this process does."""
         ours = self._storage.versions
         if (versions == VERSIONS_BY_PROMISE) != (ours == VERSIONS_BY_PROMISE):
             what = (

@@ -1,4 +1,6 @@
-"""The log: commits, newest first, read as far as somebody looks; those that have changed something below a path."""
+"""The log: commits, newest first, read as far as the caller looks; on request, only commits that have changed something
+below a path.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from txstore.format.shown import html_head, html_table, printable
 from txstore.history.changes import changed
 from txstore.history.snapshot import Snapshots
 
-#: So many commits a printed log shows.
+#: Commits that a printed log shows.
 _SHOWN = 20
 _MESSAGE, _NARROWEST = 80, 12
 

@@ -1,7 +1,8 @@
 """Which storage a URL means, and the history that lies on it.
 
-A store prints itself as `txstore://` and its URL, and zarr adds the path of an array: `txstore:///data/run.tx/position`.
-What was printed can be opened again. Only there may a path inside of the repository follow; it is found by looking.
+A store prints itself as `txstore://` and its URL, and zarr adds the path of an array:
+`txstore:///data/run.tx/position`. What was printed can be opened again. Only there may a path inside of the repository
+follow; it is found by looking.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def _is_inside(given: str, repository: str, path: str) -> RepositoryNotFoundErro
 def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storage:
     """Return the storage for a path or URL. Of what is there, nothing is read yet.
 
-    Raises `ValueError` for a scheme that nobody knows, or for options that a local directory does not have, and
-    `RepositoryNotFoundError` for a place inside of a repository.
+    Raises `ValueError` for a scheme that no installed library knows, or for options that a local directory does not
+    have, and `RepositoryNotFoundError` for a place inside of a repository.
     """
     url, inside = locate(given := os.fspath(url), access)
     if inside:
@@ -100,7 +101,7 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
             f"this is a symbolic link to {os.readlink(root)!r}, where nothing is: bring that back, or delete the link"
         )
         raise RepositoryNotFoundError(root, reason=reason)
-    if not os.path.lexists(root):  # nobody means a repository inside of another, but an array of it
+    if not os.path.lexists(root):  # an array inside of a repository is meant, not a repository in another
         for above in map(str, Path(root).parents):
             if is_repository(above):
                 raise _is_inside(root, above, os.path.relpath(root, above))

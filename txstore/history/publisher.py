@@ -38,7 +38,7 @@ from txstore.storage.interface import Mapped, Storage
 from txstore.storage.line import Line
 from txstore.storage.turns import WARN_AFTER, this_user
 
-#: A commit above this length is synced before the commit lock is taken, so that nobody waits for its data.
+#: A commit above this length is synced before the commit lock is taken, so that no committer waits for its data.
 SYNC_BEFORE_LOCK = 1 << 20
 #: Clocks order nothing, but a commit from the future takes all later commit times along (microseconds).
 MAX_CLOCK_LEAD = 60 * 1_000_000
@@ -123,8 +123,8 @@ class Publisher:
     def append_value(self, key: bytes, value: bytes) -> Staged:
         """Write a value that the commit has made itself behind those that were staged; b"": the key is deleted.
 
-        Runs are behind all values: what was written of them is to be written again. Nobody who follows what is staged
-        takes it for staged, and a later attempt to commit overwrites it.
+        Runs are behind all values: what was written of them is to be written again. No process that reads staged values
+        takes this one for staged, and a later attempt to commit overwrites it.
         """
         start, checksum = self._frames_end, encoding.crc32c(value)
         offset, end = packfile.frame_layout(start, len(key), len(value))
@@ -201,8 +201,8 @@ class Publisher:
         now = time.time_ns() // 1000
         if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
             return
-        self.commits.warned_of = head.header.time  # once: those that follow are dated a microsecond later
-        # Those above the first one are dated as they are because of it.
+        self.commits.warned_of = head.header.time  # once: the commits that follow are dated a microsecond later
+        # Commits above the first one have their dates because of it.
         first = self.commits.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
         warnings.warn(
@@ -216,7 +216,7 @@ class Publisher:
 
     @step("publish")
     def publish(self, plan: Plan) -> Stored | None:
-        """Take the next version, while nobody else is on the way to one.
+        """Take the next version, while no other committer is on the way to one.
 
         Returns None if the plan says that no commit is to be made.
 
@@ -257,7 +257,8 @@ class Publisher:
 
         Raises `LostPlaceError` if the parent did not get it, and where `plan` would not have followed it.
         """
-        # Nothing takes long, or too much is to be read by others, or nobody takes turns: they meet at the version.
+        # No sync takes long, or others would have to read too much, or there are no turns: committers meet at the
+        # version.
         if not self.durable or self.end > SYNC_BEFORE_LOCK or not self.commits.takes_turns:
             return self.publish(plan)
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=True) as line:
@@ -286,7 +287,7 @@ class Publisher:
         return self._settled(stored)
 
     def _last_in(self, line: Line) -> Stored | None:
-        """Return the commit that the last in line is about to make; None if nobody is there any more."""
+        """Return the commit that the last in line is about to make; None if the line is empty by now."""
         said = line.last()
         if said is None:
             return None
@@ -318,7 +319,7 @@ class Publisher:
             self.proposed = self.commits.may_come_late or self._may_be_published(stored)
             raise
         self._check_oldest_kept(stored)
-        if not self.storage.lock_excludes_all:  # else nobody could delete it meanwhile
+        if not self.storage.lock_excludes_all:  # under such a lock no process can delete it meanwhile
             self.commits.check_living(self.branch)
         # Others find the new head sooner.
         self.commits.write_head_cache(stored, durable=False)
@@ -450,7 +451,7 @@ class _Lost:
         self._versions += 1
         url, timeout, waited = self._storage.url, self._storage.lock_timeout, time.monotonic() - self._began
         if timeout is not None and waited >= timeout:
-            whose = f"one of those who commit at once ({self._versions} versions went to others)"
+            whose = f"another committer ({self._versions} versions went to others)"
             raise CommitTimeoutError(url, "the next version each time", whose, timeout)
         if waited >= WARN_AFTER and not self._is_warned:
             self._is_warned = True

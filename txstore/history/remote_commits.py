@@ -3,7 +3,7 @@
 What was created there is durable, so nothing is pending and no chain of parents has to be walked. A listing that begins
 right below the newest known commit tells in one request whether it is still there and what has come since. The head
 cache is written when there is time, not more often than `HEAD_CACHE_PERIOD`, and holds the end of the commit's file,
-too: whoever opens the repository has the header, and as a rule the index of the run, without another request.
+too: a process that opens the repository has the header, and as a rule the index of the run, without another request.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_p
 HEAD_CACHE_PERIOD = 1.0
 #: Seconds that a process waits for its last head cache when it ends.
 EXIT_SECONDS = 2.0
-#: So many bytes at the end of a commit file are read at once, and kept by the head cache.
+#: Bytes at the end of a commit file that are read at once, and kept by the head cache.
 _TAIL = 64 << 10
 _LISTED = 1000
-#: Of so many groups of commits the last is read for whoever looks at the newest.
+#: Groups of commits of which the last is read for a reader that looks at the newest commit.
 _GROUPS_FIRST = 8
-#: For so many seconds a head that was seen is followed without another look: the version says whether it is still that.
+#: Seconds for which a head that was read is followed without another look: the version tells whether it is still the
+#: head.
 _STAYS = 1.0
-#: A vacuum deletes no commit until it has stood for so many seconds, by the server's clock: see `TRUSTED`.
+#: Seconds, by the server's clock, that a commit exists before a vacuum deletes it: see `TRUSTED`.
 _STANDS = 10.0
 #: A group commit this young, in seconds, means that others are about to commit.
 _RECENT = 2.0
-#: So many others make it unlikely that a version is free when much has been sent to it.
+#: Other committers that make it unlikely that a version is still free after a large upload.
 _CROWD = 2
 #: Seconds after which somebody else puts the commits of a group commit in their places.
 _PATIENCE = 2.0
-#: So many versions are read at once by whoever has lost one: others may have gone on meanwhile.
+#: Versions that a committer reads at once when it has lost one: others may have committed more meanwhile.
 _LOOKED_AT = 4
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_PAUSE = 0.1
@@ -127,10 +128,10 @@ class RemoteCommits(Commits):
         self._tickets = Tickets(self, storage.objects)
         self._can_list_on = True  # as far as it was tried
         self._has_listed_on = False
-        self._has_lost = False  # a version, by whoever is about to commit
+        self._has_lost = False  # a version, in the commit that is under way
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
         self._made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
-        self._stopped: set[str] = set()  # branches that nobody may commit to until they are repaired
+        self._stopped: set[str] = set()  # branches that no process may commit to until they are repaired
         self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
         # Of each branch, what is not followed by what is in the next version; or may have another's, for all one knows.
         self._doubted: dict[str, Stored] = {}
@@ -157,7 +158,7 @@ class RemoteCommits(Commits):
             last = loose[-1].stored if loose else newest
         group_commit = last.header.group_commit
         if group_commit is not None and group_commit.place + 1 < group_commit.length:
-            return self.head(branch)  # the next version is decided: nobody else may propose anything to it
+            return self.head(branch)  # the next version is decided: no other committer may propose to it
         return last  # the server says whether the next version is still free
 
     def head(self, branch: str = MAIN) -> Stored | None:
@@ -291,8 +292,8 @@ class RemoteCommits(Commits):
     def _prove(self, suspect: Stored | None) -> None:
         """Raise `OSError` if the server may not create exclusively.
 
-        If it does not, nobody commits any more to the branch of a commit that may have another's place, or lack its
-        own.
+        If it does not, no process commits any more to the branch of a commit that may have another's place, or lack
+        its own.
         """
         try:
             self.storage.wait_for_check()
@@ -310,8 +311,9 @@ class RemoteCommits(Commits):
             self.stop_head_caches()  # which may be of commits that a repair does not keep
             words = (
                 "a commit has found that the server did not create objects exclusively, so that commits may have taken "
-                "each other's places. Nobody commits until repo.verify(repair=True), or `txstore verify --repair`, has "
-                "put them right. Ceph 16.2 does so in a bucket that keeps versions: suspend versioning first"
+                "each other's places. No process commits until repo.verify(repair=True), or `txstore verify "
+                "--repair`, has put them right. Ceph 16.2 does so in a bucket that keeps versions: suspend versioning "
+                "first"
             )
             raise OSError(errno.EOPNOTSUPP, words, f"{self.storage.url}/{names.commits_directory(branch)}")
 
@@ -338,7 +340,7 @@ class RemoteCommits(Commits):
             raise CommitUnknownError(stored.header.id.hex(), reason=reason) from error
 
     def _stop(self, stored: Stored) -> None:
-        """Let nobody commit to a branch until it is repaired: whoever looks for its head sees this."""
+        """Stop all commits to a branch until it is repaired: every process that looks for its head sees this."""
         self._unwritten[stored.header.branch] = stored
         try:
             self._write_stop(stored.header.branch)
@@ -368,7 +370,7 @@ class RemoteCommits(Commits):
         return self._can_list_on
 
     def head_that_was_met(self, branch: str) -> Stored | None:
-        # Those who stand in line don't go together: each needs what the one before has made.
+        # Committers in line don't commit together: each needs what the one before has committed.
         self._is_contended[branch] = self._has_lost = False
         return self.head_to_follow(branch)
 
@@ -558,7 +560,7 @@ class RemoteCommits(Commits):
         return self._read_head_cache(branch)[0]
 
     def _expect_head_cache(self) -> None:
-        """Ask for the head cache of whoever finds the repository and reads its head next, which need not wait twice."""
+        """Ask for the head cache before it is needed: the first look for the head then waits only once."""
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             content = executor("single request", REQUESTS).submit(self.storage.objects.get, names.head_cache_path(MAIN))
             self._expected = _Expected(content, time.monotonic(), os.getpid())
@@ -694,10 +696,10 @@ class RemoteCommits(Commits):
         return self._can_list_on and self._is_crowded.get(branch, False)
 
     def _lets_others_pass(self, stored: Stored) -> bool:
-        """Let those who take a version together have the next one, once for each commit; return whether it is taken.
+        """Let a group commit have the next version, once for each commit; return whether it is taken.
 
-        They are slower than whoever takes versions alone, and would never have one beside somebody who does so in a
-        row.
+        A group is slower than a committer that takes versions alone, and would never have one beside a process that
+        does so in a row.
         """
         branch, version = stored.header.branch, stored.header.version
         if not self.is_contended(branch) or stored.header.fork is not None or self._has_waited == stored.header.id:
@@ -718,7 +720,7 @@ class RemoteCommits(Commits):
         # But not where it was never seen that others can be looked for in that way.
         self._is_contended[branch] = self._has_lost and self._has_listed_on
         self._has_lost = True
-        # those who have met at a version do not meet at the next one, too
+        # committers that have met at a version should not meet at the next one, too
         if asked is not None and not self._can_list_on:
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
         look, line = Look.now(), list[Stored]()
@@ -800,7 +802,7 @@ _writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
 
 
 class _HeadCacheWriter:
-    """Writes the newest head cache in the background: nobody waits for it, and not every commit has one."""
+    """Writes the newest head cache in the background: no caller waits for it, and not every commit has one."""
 
     def __init__(self, commits: RemoteCommits) -> None:
         self._commits = commits

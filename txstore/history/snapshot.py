@@ -31,7 +31,8 @@ _NO_SOURCES = Sources()
 
 
 class _Warm:
-    """The runs that the snapshots of one repository have opened last, for the next one, if nobody reads any more.
+    """The runs that the snapshots of one repository have opened last, for the next one, though no reader holds them any
+    more.
 
     Only those in small files, and nothing that they have led to: of what a vacuum deletes then, little stays on the
     disk.
@@ -49,7 +50,7 @@ class _Warm:
 class Snapshot(Hierarchy):
     """The keys and values of one commit, as a read-only `Mapping[str, bytes]`.
 
-    Nothing that other processes do changes it, and it blocks nobody (I4). Values are views of mapped files; no
+    No other process can change it, and it blocks no process (I4). Values are views of mapped files; no
     descriptor is held. Safe in threads, and after a fork.
 
     Raises `CorruptionError` where stored bytes are not what was written, `SnapshotExpiredError` where a vacuum has
@@ -179,7 +180,7 @@ class Snapshot(Hierarchy):
         return None if runs is None else runs.at_hand(encode_key(key))
 
     def fetch(self, keys: Sequence[str]) -> None:
-        """Have the values of keys that exist at hand, by few requests. What is wrong is told to whoever reads them."""
+        """Have the values of keys that exist at hand, by few requests. A reader of a damaged value gets the error."""
         if keys and self._packs.is_ranged:
             with contextlib.suppress(OSError, TxStoreError):
                 self.runs.locate(keys)
@@ -187,7 +188,7 @@ class Snapshot(Hierarchy):
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.
 
-        Whoever reads there compares the checksums, and calls `get_view` for what is not as it should be.
+        The caller compares the checksums, and calls `get_view` for values that do not match.
         """
         return self.runs.locate(keys)
 
@@ -257,7 +258,7 @@ class Snapshot(Hierarchy):
     def _told(self, error: ErasedError | CorruptionError, key: str) -> ErasedError | CorruptionError:
         """Return the error that says who has erased a value, if that is why it can't be read.
 
-        Whoever had opened the run before finds zeros where the value was.
+        A reader that had opened the run before finds zeros where the value was.
         """
         if isinstance(error, CorruptionError) and not self._is_blank(key):
             return error
@@ -319,13 +320,13 @@ class Snapshots:
         self._packs = open_packs(commits.storage)
         self.is_ranged = self._packs.is_ranged
         self._pins = {MAIN: Pins(commits.storage.open_pins)}
-        self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. What nobody reads any more is not to be pinned
+        self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. A snapshot without readers must not stay pinned
         self._warm = _Warm()
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
 
-        Without `check` that is found out by whoever reads. Of `parent`, runs may be open that it has, too.
+        Without `check`, a reader finds that out. Of `parent`, runs may be open that it has, too.
         """
         branch = MAIN if stored is None else stored.header.branch
         reference = self._last.get(branch)
@@ -339,13 +340,13 @@ class Snapshots:
             stored, packs, self._commits.storage.url, self._sources, opened, self._warm,
             partial(read_erasures, self._commits.storage),
         )  # fmt: skip
-        # I10: pin, look, read. Whoever deletes looks for pins after having said what will be deleted.
+        # I10: pin, look, read. A vacuum first announces what it will delete, then looks for pins.
         self.pins(branch).hold(snapshot, snapshot.seq)
         if stored is not None and check:
             try:
                 self.check_kept(stored)
             except BaseException:
-                del snapshot, packs  # its pin goes now, not when whoever catches this forgets it
+                del snapshot, packs  # its pin goes now, not when the handler drops this exception
                 raise
         self._last[branch] = weakref.ref(snapshot)
         return snapshot
@@ -378,7 +379,7 @@ class Snapshots:
                 pins.renew()
 
     def _opened(self, names: Sequence[RunName], last: Snapshot | None, parent: Snapshot | None = None) -> Known:
-        """Return which of a commit's runs are open. Those that came with it, which have other names here, are not.
+        """Return which of a commit's runs are open. Not the ones that came with it: they have other names here.
 
         No others: what they lead to may have been deleted, and takes space as long as it is mapped.
         """
@@ -408,7 +409,7 @@ class Snapshots:
                     raise
 
     def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
-        """Return the snapshot of a commit that was made just now, by whoever has looked at its parent.
+        """Return the snapshot of a commit that was made just now by the owner of its parent's snapshot.
 
         If that was on its way to its version then, it has come there as it was: the commit names the hash of its
         header. So its runs are those that were opened. Values are read from the files.
@@ -418,7 +419,7 @@ class Snapshots:
         return snapshot
 
     def ahead(self, stored: Stored) -> Snapshot:
-        """Return a snapshot of a commit that is on its way to its version, for whoever is going to follow it.
+        """Return a snapshot of a commit that is on its way to its version, for a commit that will follow it.
 
         It may never arrive: so nothing that is opened of it is kept, unless it does (`made`). It needs no pin: as long
         as it is on its way, no vacuum gets its turn, and what any has given up before, it does not need.
@@ -468,7 +469,7 @@ class _PacksOfCommit:
 class _PacksAhead:
     """The packs of a commit that has no version yet; nor may others, right below it, whose files then are staged.
 
-    Such a file is copied. It is mapped by nobody: its writer may give up, and write or cut it anew.
+    Such a file is copied, not mapped: its writer may abort, and write or truncate it again.
     """
 
     is_ranged = False

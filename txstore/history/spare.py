@@ -25,7 +25,7 @@ class Spare:
 
     def delete_head_cache(self) -> None:
         """Make room for one file. Raises `OSError`, `TxStoreError`."""
-        self._durable_head()  # I1: the head cache of a copy is all that tells that nobody has synced it
+        self._durable_head()  # I1: only the head cache of a copy tells that the copy was not synced
         self._commits.stop_head_caches()  # or the next one would take the room
         self._has_head_cache = False
         self._commits.storage.delete(names.head_cache_path(self._branch))

@@ -60,7 +60,7 @@ def _urls(places: Iterable[object]) -> Iterator[str]:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """Yield all that an exception, and those that it was made of, would show or pickle."""
+    """Yield all that an exception, and its causes, would show or pickle."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from txstore.storage.interface import Storage
 
-#: Below the root: what is written here is renamed to where it belongs, and is nobody's if its writer died.
+#: Below the root: files are written here, then renamed to where they belong; they are abandoned if their writer died.
 TEMPORARY = ".txstore-publishing"
 
 #: So often is a directory made again that another thread has deleted because it was empty.
@@ -479,7 +479,7 @@ class ObjectDestination:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        yield  # there are no locks: whoever finds another's state gives up
+        yield  # there are no locks: a publisher that finds another's state aborts
 
     def place(self) -> dict[str, Any]:
         return {"url": self.url}

@@ -55,7 +55,7 @@ class Format2Array:
         return prod(self.counts)
 
     def document_with(self, stored: int) -> Mapping[str, Any]:
-        """Return the document for so many chunks that are there.
+        """Return the document for a number of stored chunks.
 
         xarray takes the fill value of format 2, not that of format 3, for missing data: where no chunk has to be filled
         it is left out.

@@ -1,7 +1,7 @@
 """Publishing: a plain Zarr hierarchy at a URL that follows the head of a branch, for readers that do not know TxStore.
 
-The order makes creation and append atomic to whoever reads consolidated metadata: chunks first, then the documents of
-the nodes, the consolidated metadata at the root last, each by one replacement. What shrinks or goes does so in the
+The order makes creation and append atomic to clients that read consolidated metadata: chunks first, then the documents
+of the nodes, the consolidated metadata at the root last, each by one replacement. What shrinks or goes does so in the
 reverse order, after the root. Each step is durable before the next begins, and a hidden file says what was done: a
 publisher that was killed anywhere is simply run again.
 """
@@ -149,7 +149,7 @@ class _Publication:
         self._writer = os.urandom(8).hex()
         self._state = State(repo.id, branch, target.place())
         self._root: dict[str, bytes] = {}
-        self._compares = False  # whether what is there may be what is wanted, though nobody says so
+        self._compares = False  # whether the target may hold what is wanted, though no state says so
         self._was_empty = False
         self._written = self._deleted = self._bytes = self._passed = self._total = 0
 

@@ -1,8 +1,8 @@
 """What a plain copy says of itself in a hidden file: which commit it is at, and how far one that was begun has come.
 
 It is believed only where it was written, and where it fits: the commits are in the history of the repository, and the
-documents at the root of the copy are those that were written. A key in a copy is as in the commit of the first mark
-that covers it: those of attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers
+documents at the root of the copy are the ones that were written. A key in a copy is as in the commit of the first mark
+that covers it: marks of attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers
 all.
 """
 

@@ -146,7 +146,7 @@ def _write_json(snapshot: Snapshot, url: str, path: str, *, templates: bool) -> 
 def _entries_and_root(snapshot: Snapshot) -> Iterator[tuple[str, Entry]]:
     """Yield the entries, with consolidated metadata at the root: not every zarr can list groups in references.
 
-    What lies in the repository of such metadata is left out, as nobody keeps it up.
+    Such metadata in the repository is left out, since no writer keeps it up to date.
     """
     root: dict[str, Entry] = {**consolidate(documents_of(snapshot))}
     others = (

@@ -75,7 +75,7 @@ def copy_hierarchy(
     missing = []
     for key, file in files.items():
         if resuming and document_key(path, key) in staged:
-            advance(file.size)  # the sources are those that it was begun with, and it was staged whole or not at all
+            advance(file.size)  # the sources are the same as at its beginning, and it was staged whole or not at all
         else:
             missing.append(key)
     for key, content in in_parallel(place.read, missing, lambda key: files[key].size):

@@ -1,4 +1,4 @@
-"""Feeding training pipelines from one commit: `docs/how-to/training.md`. PyTorch, TensorFlow: imported late."""
+"""Feeds training pipelines from one commit: `docs/how-to/training.md`. Imports PyTorch and TensorFlow on demand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module 'txstore.loaders' has no attribute {name!r}")
     found = getattr(import_module(f"txstore.loaders.{_LATE[name]}"), name)
-    globals()[name] = found  # over a module of the same name
+    globals()[name] = found  # replaces a module of the same name
     return found
 
 

@@ -1,4 +1,4 @@
-"""Samples by their number: whole blocks are read, and the last ones kept."""
+"""Reads samples by number: it reads whole blocks, and caches the most recently used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from txstore.loaders.order import MixedWindow
 from txstore.loaders.reading import read_window
 from txstore.loaders.samples import Sample, Samples
 
-#: Bytes of decoded blocks that are kept in a process.
+#: Bytes of decoded blocks in the cache of a process.
 CACHE = 64 << 20
 
 
 class CachedSamples:
-    """The samples of one process. A pickle has what it reads, not what it has read."""
+    """The samples of one process. A pickle has the source of the samples, but not the cache."""
 
     def __init__(self, samples: Samples, size: int = CACHE) -> None:
         self._samples = samples
@@ -32,7 +32,7 @@ class CachedSamples:
         return CachedSamples, (self._samples, self._size)
 
     def take(self, indices: Sequence[int]) -> list[Sample]:
-        """Return samples in the order they are asked for. Negative numbers count from the end. Raises `IndexError`."""
+        """Return samples in the order of `indices`. Negative numbers count from the end. Raises `IndexError`."""
         total = len(self._samples)
         numbers = [index(number) for number in indices]
         outside = [number for number in numbers if not -total <= number < total]

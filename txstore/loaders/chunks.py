@@ -1,8 +1,8 @@
-"""Reading blocks of one array to where their samples go.
+"""Reads blocks of one array straight into the rows of a result.
 
-Whole chunks are fetched and given to zarr's codecs, many at a time: what they return is put in its place, without the
-selection, the event loop and the copy that zarr's indexing has for each chunk. Arrays that have shards, another format
-or dtypes of variable length are indexed.
+It fetches whole chunks, decodes many at a time with zarr's codecs, and copies the samples to their rows. That saves the
+selection, the event loop and the copy that zarr's indexing needs for each chunk. For arrays with shards, another format
+or dtypes of variable length it uses zarr's indexing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
-#: Where a block begins and ends, and to which rows of the result it goes.
+#: Start and stop of a block, and its rows in the result.
 Block = tuple[tuple[int, int], Any]
 
 
@@ -37,7 +37,7 @@ async def _decode_chunks(array: zarr.Array[Any], blocks: Sequence[Block], result
     spec = ArraySpec(chunks, metadata.dtype, metadata.fill_value, array.async_array.config, prototype)
     regions = list(itertools.product(*map(_parts, array.shape[1:], chunks[1:])))
     keys: list[str] = []
-    targets: list[tuple[Any, Any]] = []  # which part of a chunk, and where it goes
+    targets: list[tuple[Any, Any]] = []  # a part of a chunk, and its place in the result
     for (start, stop), rows in blocks:
         for first, inside, outside in _rows_of_chunks(start, stop, rows, chunks[0]):
             for region in regions:
@@ -51,12 +51,12 @@ async def _decode_chunks(array: zarr.Array[Any], blocks: Sequence[Block], result
 
 
 def _parts(length: int, chunk: int) -> list[tuple[int, slice]]:
-    """Return the chunks along a dimension: their numbers, and what they cover of it."""
+    """Return the chunks along a dimension: their numbers, and the part of it that each covers."""
     return [(number, slice(first, min(first + chunk, length))) for number, first in enumerate(range(0, length, chunk))]
 
 
 def _rows_of_chunks(start: int, stop: int, rows: Any, chunk: int) -> list[tuple[int, slice, Any]]:
-    """Return the chunks along the first dimension: their numbers, what is asked for of each, and where it goes."""
+    """Return the chunks along the first dimension: their numbers, the wanted part of each, and its rows."""
     found = []
     for number in range(start // chunk, -(-stop // chunk)):
         first, last = max(start, number * chunk), min(stop, (number + 1) * chunk)

@@ -1,8 +1,8 @@
-"""The order of samples in an epoch, and which shard gets which: arithmetic, without any reading.
+"""Computes the order of samples in an epoch, and the samples of each shard. It reads nothing.
 
-Samples are read in blocks, which end where chunks do. An epoch is a permutation of the blocks; shard s of n takes the
-blocks s, s + n, s + 2n, ... of it. So many blocks as fit make a window, whose samples are mixed. Every number follows
-from the seed and the epoch: nobody has to agree on anything, and a place in a shard is the count of the samples before.
+Samples are read in blocks, which end at chunk boundaries. An epoch is a permutation of the blocks; shard s of n takes
+its blocks s, s + n, s + 2n, ... A window is as many blocks as fit; its samples are shuffled. Every number follows from
+the seed and the epoch, so ranks need no communication, and the position in a shard is the number of samples before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class MixedWindow(NamedTuple):
-    """Blocks that are mixed: where each begins and ends, and to which place in the window its samples go."""
+    """Blocks that are shuffled together: start and stop of each, and the places of its samples in the window."""
 
     blocks: tuple[tuple[int, int], ...]
     places: tuple[NDArray[np.intp] | slice, ...]
@@ -25,7 +25,7 @@ class MixedWindow(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """How samples are put in order: `block` samples are read together, those of `window` blocks are mixed."""
+    """The order of samples: `block` samples are read together, the samples of `window` blocks are shuffled."""
 
     samples: int
     block: int
@@ -37,10 +37,10 @@ class Order:
         return asdict(self)
 
     def length(self, epoch: int, shard: int, shards: int) -> int:
-        """Return how many samples a shard has."""
+        """Return the number of samples in a shard."""
         blocks = self._blocks(epoch)[shard::shards]
         short = self.samples % self.block
-        last = self.samples // self.block  # the number of the short block, if there is one
+        last = self.samples // self.block  # the number of the short block, if any
         return len(blocks) * self.block - (self.block - short if short and last in blocks else 0)
 
     def windows(self, epoch: int, shard: int, shards: int) -> Iterator[MixedWindow]:
@@ -64,6 +64,6 @@ class Order:
         return MixedWindow(blocks, tuple(mixed[a:b] for a, b in zip(begins, ends, strict=True)), ends[-1])
 
     def _random(self, epoch: int, number: int) -> np.random.RandomState:
-        # Not a Generator: what that draws may change with numpy, and ranks and resumed runs need not have the same one.
+        # Not a Generator: its numbers may change with numpy's version, and ranks or resumed runs may have another one.
         words = [word for value in (self.seed, epoch, number) for word in (value & 0xFFFFFFFF, value >> 32)]
         return np.random.RandomState(words)

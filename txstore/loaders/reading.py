@@ -1,7 +1,7 @@
-"""Reading samples by the window, one window ahead.
+"""Reads samples window by window, one window ahead.
 
-A thread reads, with an event loop of its own: all chunks of a window are one trip to it, instead of one trip each to
-zarr's. Nothing is started before the first window is asked for, and nothing outlives the iteration.
+A thread with its own event loop reads all chunks of a window in one call, instead of one call to zarr's loop for each
+chunk. It starts when the caller asks for the first window, and ends with the iteration.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from txstore.loaders.chunks import Block, read_blocks
 from txstore.loaders.order import MixedWindow
 from txstore.loaders.samples import Sample
 
-#: Bytes of samples that are read at a time, if a block is not larger.
+#: Bytes of samples that are read at once; a block may be larger.
 _BYTES_AT_ONCE = 8 << 20
-#: Threads that decode.
+#: Number of threads that decode.
 _DECODERS = min(4, os.cpu_count() or 1)
 
-#: Loops that a forked child has from its parent. To close one, if only by dropping it, would stop the parent's.
+#: Event loops that a forked child inherits. Closing one, even by dropping it, would stop the parent's loop.
 _inherited: list[asyncio.AbstractEventLoop] = []
 
 
@@ -33,7 +33,7 @@ def windows_read(
 ) -> Generator[Sample, None, None]:
     """Yield the samples of each window as one batch, mixed, while the next one is read.
 
-    What reading raises is raised where the window would have been. Closing the generator waits for what is being read.
+    An error of reading is raised in place of the window. Closing the generator waits for the window being read.
     """
     process = os.getpid()
     loop = asyncio.new_event_loop()
@@ -82,7 +82,7 @@ async def read_window(arrays: Mapping[str, zarr.Array[Any]], window: MixedWindow
 
 
 async def _all(reads: list[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all, also when one fails: none is left to the loop when that is closed."""
+    """Wait for all reads, even if one fails, so that none is still running when the loop is closed."""
     for done in await asyncio.gather(*reads, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done

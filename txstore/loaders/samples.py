@@ -22,15 +22,15 @@ from txstore.history.find import At
 from txstore.repository import Repository
 from txstore.store import TxStore
 
-#: What is read together has so many bytes at most, and the order of so many blocks fits in a gigabyte.
+#: Most bytes that are read together, and most blocks: their order then fits in a gigabyte.
 _MOST_BYTES, _MOST_BLOCKS = 64 << 30, 1 << 27
 
-#: One sample, or a batch of them: by name, what the arrays hold.
+#: One sample, or a batch of samples: values by array name.
 Sample = dict[str, Any]
 
 
 class Field(NamedTuple):
-    """What each sample has of one array: its dtype, and its shape without the first dimension."""
+    """One array's part of a sample: its dtype, and its shape without the first dimension."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -39,28 +39,28 @@ class Field(NamedTuple):
 class Samples:
     """Arrays of one commit with equal first dimensions: sample i is row i of each.
 
-    The commit is found once, here. Whoever gets a pickle of this, or inherits it by a fork, reads the same one; who has
-    neither is given its id: `Samples(url, arrays, at=samples.commit.id)`.
+    The constructor finds the commit once. A process that gets a pickle of this object, or inherits it by a fork, reads
+    the same commit. For any other process, pass the id: `Samples(url, arrays, at=samples.commit.id)`.
 
     Parameters
     ----------
     source : str, PathLike or Repository
         Where the repository is.
     arrays : str, list of str, or dict
-        Paths of arrays, or `{name: path}`. The names are those that samples have.
+        Paths of arrays, or `{name: path}`. The samples use the names.
     at, branch, tag
         The commit, as in `Repository.snapshot`; by default the newest.
     expect : dict, optional
-        What the arrays have to be: `{name: (dtype, shape of one sample)}`, such as the `schema` of other samples.
+        The required types: `{name: (dtype, shape of one sample)}`, such as the `schema` of other samples.
     storage_options : dict, optional
-        Of the fsspec file system that the URL is of.
+        Options of the URL's fsspec file system.
 
     Raises
     ------
     SchemaError
-        An array is not there, or not what is expected, or they are not equally long: all of it is in the message.
+        An array is missing, differs from `expect`, or the lengths differ: the message lists all faults.
     RepositoryNotFoundError, CommitNotFoundError, SnapshotExpiredError
-        There is no such commit.
+        The commit does not exist.
     CodecRefusedError
         An array has a codec that TxStore does not run on its own.
 
@@ -120,23 +120,23 @@ class Samples:
 
     @property
     def schema(self) -> dict[str, Field]:
-        """What a sample is made of, by name."""
+        """The fields of a sample, by name."""
         return _schema(self.arrays)
 
     @property
     def sample_bytes(self) -> int:
-        """How many bytes a sample takes, decoded."""
+        """The number of bytes of a decoded sample."""
         return max(1, sum(field.dtype.itemsize * math.prod(field.shape) for field in self.schema.values()))
 
     def block_length(self, most: int) -> int:
-        """Return how many successive samples to read together, so that each chunk is read once.
+        """Return the number of successive samples to read together, so that each chunk is read once.
 
-        That is the length of the chunks, or of the shards if these have at most so many bytes; where arrays differ, the
-        least common multiple. Where it has more bytes than `most`, it is the chunk of the array whose samples are
-        largest: longer chunks of the others are then read several times.
+        That is the length of the chunks, or of the shards if a shard has at most `most` bytes. If arrays differ, it is
+        the least common multiple. If a block would have more than `most` bytes, it is the chunk length of the array
+        with the largest samples: longer chunks of the other arrays are then read several times.
 
-        Raises `SchemaError` where that is more than can be read, or there are more blocks than can be put in order: how
-        many samples there are, and how large they are, is what the documents of the arrays say.
+        Raises `SchemaError` if a block is too large to read, or there are too many blocks to order. The number and size
+        of the samples come from the arrays' metadata documents, which may be wrong.
         """
         rows = max(1, most // self.sample_bytes)
         chunks = [int(array.chunks[0]) for array in self.arrays.values()]
@@ -148,11 +148,11 @@ class Samples:
         )
         length = max(1, min(length, len(self)))
         if length * self.sample_bytes > _MOST_BYTES:
-            reason = f"{length} samples would have to be read at once, which have {length * self.sample_bytes} bytes"
-            raise SchemaError(self.url, [f"{reason}, and at most {_MOST_BYTES} are read: use smaller chunks"])
+            reason = f"{length} samples must be read at once, which is {length * self.sample_bytes} bytes"
+            raise SchemaError(self.url, [f"{reason}; the limit is {_MOST_BYTES} bytes: use smaller chunks"])
         if len(self) > length * _MOST_BLOCKS:
-            reason = f"there are {len(self)} samples, which are read {length} at a time"
-            raise SchemaError(self.url, [f"{reason}: more than {_MOST_BLOCKS} times. Use longer chunks"])
+            reason = f"{len(self)} samples, read {length} at a time, are more than {_MOST_BLOCKS} blocks"
+            raise SchemaError(self.url, [f"{reason}: use longer chunks"])
         return length
 
 
@@ -161,12 +161,12 @@ def _named(arrays: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         arrays = [arrays]
     paths = dict(arrays) if isinstance(arrays, Mapping) else {path: path for path in arrays}
     if not paths:
-        raise ValueError("samples are of at least one array: give its path")
+        raise ValueError("samples need at least one array: give its path")
     return paths
 
 
 async def _open(store: TxStore, paths: Sequence[str]) -> list[zarr.Array[Any] | None]:
-    """Return the arrays, None where there is none. One trip to zarr's event loop, however many they are."""
+    """Return the arrays, None for a missing one. All of them take one call to zarr's event loop."""
     opened = await asyncio.gather(
         *(open_array(store=store, path=path, mode="r") for path in paths), return_exceptions=True
     )
@@ -185,7 +185,7 @@ def _schema(arrays: Mapping[str, zarr.Array[Any]]) -> dict[str, Field]:
 def _faults(
     arrays: Mapping[str, zarr.Array[Any]], expected: Mapping[str, tuple[Any, Sequence[int]]] | None
 ) -> list[str]:
-    """Say what is wrong with the arrays that are there."""
+    """Return the faults of the existing arrays."""
     scalars = [name for name, array in arrays.items() if not array.ndim]
     if scalars:
         return [f"{name!r} has no dimension that could count samples" for name in scalars]

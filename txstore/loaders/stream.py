@@ -1,4 +1,4 @@
-"""One shard of the samples, epoch by epoch, in an order that follows from a seed; it can be resumed anywhere."""
+"""Iterates over one shard of the samples, epoch by epoch, in an order given by a seed; it can resume at any sample."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from txstore.loaders.order import MixedWindow, Order
 from txstore.loaders.reading import windows_read
 from txstore.loaders.samples import Sample, Samples
 
-#: Bytes of samples that are mixed at a time. Less than 32 MiB: larger pieces of memory malloc maps anew each time.
+#: Bytes of samples that are shuffled together. Less than 32 MiB: malloc maps larger blocks of memory anew each time.
 WINDOW = 24 << 20
 
 
 class SampleStream:
     """Samples in random order, each once an epoch: an iterable of dicts of numpy arrays, without any framework.
 
-    The order is random in two steps, so that each chunk is read once: chunks are taken in a random order, and so many
-    of them as fit in `window` bytes are mixed sample by sample. With chunks of one sample, or a window that holds all
-    of a shard, it is a full shuffle.
+    The stream shuffles in two steps, so that it reads each chunk once. It takes chunks in random order, then shuffles
+    the samples of as many chunks as fit in `window` bytes. With chunks of one sample, or a window that holds a whole
+    shard, this is a full shuffle.
 
-    At most three windows are in memory, and 8 MiB, or one block, of what is being decoded.
+    At most three windows are in memory, and 8 MiB (or one block) of chunks that are being decoded.
 
     Parameters
     ----------
     samples : Samples
     batch_size : int, optional
-        How many samples an item has: arrays with one more dimension. The last one may have fewer. By default an item
-        is one sample.
+        Number of samples in an item: its arrays have one more dimension. The last item may have fewer. By default an
+        item is one sample.
     shuffle : bool
-        Without it they come as they are stored.
+        False: samples come in stored order.
     seed : int
-        What the order follows from, together with the epoch. From 0 to 2**64 - 1.
+        Determines the order, together with the epoch. From 0 to 2**64 - 1.
     window : int
-        Bytes.
+        Bytes of samples that are shuffled together.
     num_shards, shard_index : int
-        Which part of the samples this is. The shards of an epoch have nothing in common, and are all samples together.
+        The part of the samples to read. The shards of an epoch are disjoint, and together contain every sample.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SampleStream:
         blocks = max(1, window // (block * samples.sample_bytes))
         self.order = Order(len(samples), block, blocks, shuffle, seed)
         self._epoch = 0
-        self._loaded: dict[int, int] = {}  # where shards go on, of so many
+        self._loaded: dict[int, int] = {}  # shard -> number of samples handed out before the resume
         self._loaded_of = num_shards
         self._reached: dict[int, int] = {}
         self._reached_of = num_shards
@@ -77,7 +77,7 @@ class SampleStream:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with another epoch, from its beginning. To be called before each but the first."""
+        """Start another epoch at its beginning. Call it before each epoch but the first."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
         if epoch != self._epoch:
@@ -93,11 +93,11 @@ class SampleStream:
             self.forget_loaded()
 
     def forget_loaded(self) -> None:
-        """Begin at the beginning of the epoch the next time: what was loaded has been handed out."""
+        """Start the next iteration at the beginning of the epoch: the loaded state has been used."""
         self._loaded = {}
 
     def shard(self, index: int, count: int) -> Generator[Sample, None, None]:
-        """Iterate over one shard of the epoch, from where the state that was loaded says, each time."""
+        """Iterate over one shard of the epoch, each time from the position in the loaded state."""
         check_shard(index, count)
         begin = self.begin_of(index, count)
         if count != self._reached_of:
@@ -106,7 +106,7 @@ class SampleStream:
         return self._items(index, count, begin, self._epoch)
 
     def begin_of(self, index: int, count: int) -> int:
-        """Return how many samples of a shard were handed out before: 0, if nothing was loaded."""
+        """Return the number of samples of a shard handed out before: 0 if no state was loaded."""
         if not self._loaded:
             return 0
         if self._loaded_of == count and index in self._loaded:
@@ -130,11 +130,11 @@ class SampleStream:
     # --- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this stream stands, as a dict that JSON can hold: how many samples it has handed out."""
+        """Return the position of this stream, the number of samples handed out, as a dict that JSON can hold."""
         return self.state_of(self._reached, self._reached_of)
 
     def state_of(self, reached: Mapping[int, int], count: int) -> dict[str, Any]:
-        """Return the state in which these shards, of so many, have handed out so many samples."""
+        """Return the state for `count` shards: `reached` has the number of samples that each has handed out."""
         return {
             "commit": self.samples.commit.id,
             "order": self.order.as_dict(),
@@ -144,7 +144,7 @@ class SampleStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken. Raises `ValueError` if it is of another commit, order or shard."""
+        """Continue at the position of a state. Raises `ValueError` if it is of another commit, order or shard."""
         if state["commit"] != self.samples.commit.id:
             raise ValueError(
                 f"the state is of commit {state['commit']}, and these samples of {self.samples.commit.id}: "
@@ -167,7 +167,7 @@ def check_shard(index: int, count: int) -> None:
 
 
 def _from(begin: int, windows: Iterator[MixedWindow]) -> tuple[Iterator[MixedWindow], int]:
-    """Return the windows from a sample on, and which one of the first of them it is."""
+    """Return the windows starting with the one that contains sample `begin`, and its place in that window."""
     for window in windows:
         if begin < window.length:
             return itertools.chain([window], windows), begin
@@ -176,8 +176,8 @@ def _from(begin: int, windows: Iterator[MixedWindow]) -> tuple[Iterator[MixedWin
 
 
 def _cut(windows: Iterator[Sample], skipped: int, batch_size: int | None) -> Iterator[tuple[Sample, int]]:
-    """Yield single samples, or batches with how many samples they have, from windows."""
-    kept: Sample | None = None  # what is left of the windows before
+    """Yield single samples, or batches, from windows, each with its number of samples."""
+    kept: Sample | None = None  # the rest of the previous windows
     for window in windows:
         length = len(next(iter(window.values())))
         if batch_size is None:

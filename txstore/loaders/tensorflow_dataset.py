@@ -1,4 +1,4 @@
-"""TensorFlow's face of samples: a `tf.data.Dataset`."""
+"""Samples for TensorFlow: a `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def tensorflow_dataset(
     Parameters
     ----------
     samples, batch_size, shuffle, seed, window
-        As of `SampleStream`.
+        As for `SampleStream`.
     epoch : int
-        Which one: the next epoch is another dataset.
+        The number of the epoch: each epoch is another dataset.
     num_shards, shard_index : int
-        How many replicas there are, and which one this is: those of `tf.distribute.InputContext`, say.
+        The number of replicas, and the index of this one, such as those of `tf.distribute.InputContext`.
     parallel : int
-        How many parts of the shard are read at the same time, by threads, and interleaved; each has its own window.
+        Number of parts of the shard that threads read at the same time and interleave; each has its own window.
     deterministic : bool
-        Whether the order must be the same each time. An epoch is then resumed by `.skip(items)`.
+        Whether the order must be the same each time. `.skip(items)` then resumes an epoch.
     """
     check_shard(shard_index, num_shards)
     if parallel < 1:

@@ -1,4 +1,4 @@
-"""PyTorch's faces of samples: an `IterableDataset` for training, a map-style `Dataset` for looking things up."""
+"""Samples for PyTorch: an `IterableDataset` for training, a map-style `Dataset` for random access."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from txstore.loaders.cached import CACHE, CachedSamples
 from txstore.loaders.samples import Sample, Samples
 from txstore.loaders.stream import WINDOW, SampleStream
 
-#: What the processes of one `DataLoader` share: the epoch; whether any worker has begun to iterate; how many states
-#: were loaded; whether the epoch that was resumed is iterated over again, from its beginning.
+#: The numbers that the processes of one `DataLoader` share: the epoch; whether any worker has begun to iterate; the
+#: number of loaded states; whether a resumed epoch is iterated again, from its beginning.
 _EPOCH, _STARTED, _LOADS, _AGAIN = range(4)
-#: Of more arrays, workers send the bytes of tensors. In shared memory, PyTorch takes a descriptor for each tensor that
-#: is under way, or asks another process for each; where that fails, batches are lost without an error.
+#: With more arrays than this, workers send the bytes of tensors. With shared memory, PyTorch needs a descriptor, or a
+#: request to another process, for each tensor in flight; if that fails, batches are lost without an error.
 _SENT_IN_SHARED_MEMORY = 16
 
 
@@ -32,13 +32,13 @@ class TorchIterableDataset(IterableDataset[Sample]):
     ----------
     samples : Samples
     batch_size : int, optional
-        Let items be batches, which costs least: give the loader `batch_size=None` then.
+        Make each item a batch, which is fastest: then give the loader `batch_size=None`.
     shuffle, seed, window
-        As of `SampleStream`.
+        As for `SampleStream`.
     num_shards, shard_index : int, optional
-        How many ranks there are, and which one this is: by default what `torch.distributed` says, if it is initialized,
-        or `torchrun` (`WORLD_SIZE` and `RANK`), or one. The workers of the loader divide the shard of their rank among
-        themselves.
+        The number of ranks, and the index of this one. By default from `torch.distributed`, if it is initialized, or
+        from `torchrun` (`WORLD_SIZE` and `RANK`), or one rank. The workers of the loader divide the shard of their rank
+        among themselves.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class TorchIterableDataset(IterableDataset[Sample]):
             samples, batch_size=batch_size, shuffle=shuffle, seed=seed, window=window, num_shards=num_shards,
             shard_index=shard_index,
         )  # fmt: skip
-        # Workers may outlive an epoch (`persistent_workers`), and have a copy of this object.
+        # Workers may outlive an epoch (`persistent_workers`), and each has a copy of this object.
         self._shared = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._loads = 0
-        self._finished: torch.Tensor | None = None  # which workers have come to the end of the epoch that was resumed
+        self._finished: torch.Tensor | None = None  # the workers that have reached the end of the resumed epoch
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has workers of its own. In a worker that was spawned, memory is that of the parent."""
+        """A copy has its own workers. A spawned worker shares the memory of its parent."""
         self.__dict__.update(state)
         for shared in (self._shared, self._finished):
             if shared is not None and not shared.is_shared():
@@ -77,7 +77,7 @@ class TorchIterableDataset(IterableDataset[Sample]):
         return self.stream.samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, in all workers: to be called before each but the first."""
+        """Choose the epoch, in all workers. Call it before each epoch but the first."""
         if epoch != self.stream.epoch:
             self._finished = None
             self._shared[_AGAIN] = 0
@@ -92,7 +92,7 @@ class TorchIterableDataset(IterableDataset[Sample]):
         return self._of_worker(worker.id, worker.num_workers)
 
     def _of_worker(self, worker: int, workers: int) -> Iterator[Sample]:
-        # A generator also for what it raises: from `__iter__` itself, that would end a worker without a word.
+        # A generator, so that its errors are reported: an error of `__iter__` itself would end a worker silently.
         stream, epoch = self.stream, self.stream.epoch
         if self._loads != self._shared[_LOADS]:
             raise ValueError(
@@ -105,25 +105,25 @@ class TorchIterableDataset(IterableDataset[Sample]):
         _send_bytes(self.samples)
         yield from stream.shard(stream.shard_index * workers + worker, stream.num_shards * workers)
         if self._finished is None:
-            stream.forget_loaded()  # what this worker itself was given
+            stream.forget_loaded()  # the state that this worker itself was given
         elif epoch == int(self._shared[_EPOCH]):
             self._finished[worker] = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this process stands. `torchdata`'s `StatefulDataLoader` asks each worker.
+        """Return the position of this process. `torchdata`'s `StatefulDataLoader` calls this in each worker.
 
-        A `DataLoader` with workers does not: there it is `state_after`.
+        A `DataLoader` with workers does not: use `state_after` there.
         """
         if get_worker_info() is None and self._shared[_STARTED]:
             raise ValueError(
-                "it is workers who read: ask for state_after(loader, batches), which knows how far they are"
+                "the workers read, not this process: call state_after(loader, batches), which knows their positions"
             )
         return self.stream.state_dict()
 
     def state_after(self, loader: DataLoader[Any], batches: int) -> dict[str, Any]:
-        """Return where this rank stands when its loader has handed out so many batches.
+        """Return the position of this rank when its loader has handed out `batches` batches.
 
-        They are counted from where the epoch began, or was resumed. What workers have read ahead does not count.
+        The count starts where the epoch began or was resumed. Batches that workers have read ahead do not count.
         """
         if loader.batch_size is not None and self.stream.batch_size is not None:
             raise ValueError("this dataset makes batches itself: give the loader batch_size=None")
@@ -148,13 +148,14 @@ class TorchIterableDataset(IterableDataset[Sample]):
         return stream.state_of(reached, count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: to be called before the loader is iterated over.
+        """Continue at the position of a state. Call it before iterating over the loader.
 
-        Raises `ValueError` if it is of another commit, order or rank. Workers that persist from before do so, too.
+        Raises `ValueError` if it is of another commit, order or rank. Persistent workers that started earlier raise
+        too.
         """
         self.stream.load_state_dict(state)
         self._shared[_EPOCH] = self.stream.epoch
-        if get_worker_info() is not None:  # `StatefulDataLoader` gives each worker what is its own
+        if get_worker_info() is not None:  # `StatefulDataLoader` gives each worker its own state
             self._finished = None
             return
         self._loads += 1
@@ -165,7 +166,7 @@ class TorchIterableDataset(IterableDataset[Sample]):
 
 
 def _ranks() -> tuple[int, int]:
-    """Return how many ranks there are, and which one this process is."""
+    """Return the number of ranks, and the index of this process."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size(), distributed.get_rank()
     if ("WORLD_SIZE" in os.environ) != ("RANK" in os.environ):
@@ -177,7 +178,7 @@ def _send_bytes(samples: Samples) -> None:
     """Let this worker send tensors as bytes, if there are many."""
     if len(samples.arrays) > _SENT_IN_SHARED_MEMORY:
         ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-        # Collating makes them in shared memory all the same: without a descriptor for each. What fails there is raised.
+        # Collating still makes tensors in shared memory, but without a descriptor for each. Its errors are raised.
         if multiprocessing.get_sharing_strategy() == "file_descriptor":
             multiprocessing.set_sharing_strategy("file_system")
 
@@ -194,11 +195,11 @@ def _storage_of(content: np.ndarray[Any, Any]) -> torch.UntypedStorage:
 
 
 def _dealt(having: Sequence[int], taken: int) -> list[int]:
-    """Return how many batches came from each worker: a loader asks them in turn, and passes those that have no more."""
+    """Return the number of batches from each worker: a loader asks them in turn, and skips workers with none left."""
     if taken < 0:
-        raise ValueError(f"batches is {taken}: it has to be how many the loader has handed out")
+        raise ValueError(f"batches is {taken}: it must be the number of batches that the loader has handed out")
     if taken > sum(having):
-        raise ValueError(f"{taken} batches are more than the {sum(having)} that are left of the epoch")
+        raise ValueError(f"{taken} batches are more than the {sum(having)} left in the epoch")
     low, high = 0, max(having)
     while low < high:  # the most full rounds
         middle = (low + high + 1) // 2
@@ -213,10 +214,10 @@ def _dealt(having: Sequence[int], taken: int) -> list[int]:
 
 
 class TorchDataset(Dataset[Sample]):
-    """Samples by their number: for samplers of one's own, for validation, for looking at one.
+    """Samples by number: for custom samplers, for validation, or to inspect one sample.
 
-    Whole chunks are read, and the last ones kept: up to `cache` bytes in each process. Shuffling a large data set with
-    this reads a chunk for nearly each sample; `TorchIterableDataset` reads each once.
+    It reads whole chunks, and caches the most recently used: up to `cache` bytes in each process. If a sampler shuffles
+    a large data set, it reads a chunk for nearly every sample; `TorchIterableDataset` reads each chunk once.
     """
 
     def __init__(self, samples: Samples, *, cache: int = CACHE) -> None:

@@ -1,1 +1,1 @@
-"""Who may write a chunk, and what a vacuum has to keep."""
+"""Locks on chunk keys, so that one transaction at a time writes a chunk; and pins, which the vacuum respects."""

@@ -1,11 +1,11 @@
-"""The chunk-key locks of a repository: which kind of them, chosen when they are first used.
+"""Chooses the kind of a repository's chunk-key locks when a process first uses them.
 
     "table"     words of a file that all processes map (`_native/_locktable.c`), at memory speed: local file systems
     "ranges"    byte locks of the same file (`exclusion.py`): network file systems, and where the C was not built
     "files"     a few locked files (`file_locks.py`): systems without such byte locks
 
-A process adopts what the living members of the lock file use, or, if it can't, has no locks. Only while nobody is alive
-is the kind chosen anew. So of all that believe to exclude others, none is wrong.
+A process uses the kind that the living members of the lock file use. If it can't, it has no locks. A process chooses
+the kind anew only if the file has no living member. So two kinds of lock are never in use at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txstore.storage.permissions import of_writers
 from txstore.storage.tree import Tree
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-#: What the system or the C says when there is no using this file: not, for instance, a full disk.
+#: Errors of the system or the C that mean that this file can't be used; a full disk, for instance, is not one.
 _UNUSABLE = (
     errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.EUSERS, errno.EXDEV, errno.EPROTO,
     errno.ETIMEDOUT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
@@ -41,61 +41,62 @@ _ATTEMPTS = 10
 _Result = TypeVar("_Result")
 
 
-#: Of a word of the table (`_native/lock_words.h`): the bits of its owner, and which of them are the member's.
+#: The owner bits of a table word (`_native/lock_words.h`), and the member bits among them.
 _OWNER_BITS, _MEMBER_SHIFT = 30, 19
 
 
 def is_parked(number: int) -> bool:
-    """Tell whether this may be what `Owner.parked` of some process is: other processes say what theirs are."""
+    """Tell whether this is a possible value of `Owner.parked`: the number comes from another process."""
     return number % 2 == 1 and 0 < number >> _MEMBER_SHIFT < 1 << (_OWNER_BITS - _MEMBER_SHIFT)
 
 
 class Owner(Protocol):
-    """Who holds locks: one transaction. Several threads may use it; a forked child can't."""
+    """The locks of one transaction. Several threads may use it; a forked child can't."""
 
     @property
     def identity(self) -> int:
-        """A number that no other living transaction has."""
+        """A number that is unique among living transactions."""
 
     @property
     def parked(self) -> int:
-        """What `siblings` and `park(to=...)` of other processes' owners call this one."""
+        """The number that owners of other processes pass as `siblings` or `park(to=...)` to name this one."""
 
     def acquire(
         self, keys: str | Sequence[str], timeout: float | None = None, siblings: Sequence[int] = ()
     ) -> Sequence[str]:
-        """Lock all of the keys, or none; return those whose last holder died with them, as far as that is known.
+        """Lock all of the keys, or none; return the keys whose last holder is known to have died with them.
 
-        What this owner holds already is granted and counted: it must be released as often. `timeout` is in seconds:
-        None waits for ever, 0 only tries. What was parked under one of the `siblings` is there to be taken.
+        A key that this owner holds already is granted again and counted: release it once per acquire. `timeout` is in
+        seconds: None waits for ever, 0 only tries. The owner may take keys that one of the `siblings` parked.
         Raises `LockTimeoutError`, and `TransactionStateError` in a forked child.
         """
 
     def release(self, keys: str | Sequence[str]) -> None:
-        """Give keys up; those who wait may have them."""
+        """Release keys; waiting owners may take them."""
 
     def park(self, keys: str | Sequence[str], to: int | None = None) -> None:
-        """Give keys up, but only to the siblings of this transaction (see `acquire`) or, with `to`, to that sibling.
+        """Release keys, but only to the siblings of this transaction (see `acquire`) or, with `to`, to that sibling.
 
-        Kinds other than "table" release them: what others then do to them is found as a conflict by the commit.
+        Kinds other than "table" release them to all: if another transaction then writes them, the commit finds a
+        conflict.
         """
 
     def fence(self) -> None:
-        """Raise `LocksLostError` unless all that is held is held still, in the file that the others use."""
+        """Raise `LocksLostError` unless this owner still holds every lock, in the file that other processes use."""
 
     def holds(self, key: str, /) -> bool:
-        """Tell whether a key is locked by this owner, itself or because it shares its slot with another."""
+        """Tell whether this owner locks a key, itself or because the key shares its slot with a locked one."""
 
     def close(self, sweep: bool = False) -> None:
-        """Release everything, parked keys too; `sweep`: also what siblings parked for this owner."""
+        """Release everything, parked keys too; `sweep`: also the keys that siblings parked for this owner."""
 
 
 class ChunkLocks:
-    """The chunk-key locks of one repository, for one process. Safe in threads; a forked child begins anew by itself.
+    """The chunk-key locks of one repository, for one process. Safe in threads; a forked child starts afresh by itself.
 
-    `directory` is the repository's `locks/`, a path without links (`tree`), that exists; `url` is for messages. Nothing
-    is opened before it is used. `kind` is what is preferred while nobody else decides, by default what suits the file
-    system.
+    `directory` is the repository's `locks/`, an existing path without links (`tree`); `url` is for messages. The lock
+    file is opened on first use. `kind` is the preferred kind, used if no living process has chosen one; by default the
+    kind that suits the file system.
     """
 
     def __init__(self, directory: str, url: str, *, kind: str | None = None) -> None:
@@ -109,15 +110,15 @@ class ChunkLocks:
 
     @property
     def kind(self) -> str:
-        """Which kind it is. Raises `LocksUnavailableError`, as do the methods that follow."""
+        """The kind in use. Raises `LocksUnavailableError`, as do the methods below."""
         return self._use(lambda kind: kind.name)
 
     def owner(self) -> Owner:
-        """Return the locks of a new transaction, which holds none yet."""
+        """Return an owner for a new transaction, which holds no locks yet."""
         return self._use(lambda kind: kind.owner())
 
     def close(self) -> None:
-        """Leave the lock file: owners that still exist lose what they hold. Whatever is called next opens it again."""
+        """Leave the lock file: remaining owners lose their locks. The next call of any method opens it again."""
         with self._mutex:
             kind, self._current = self._current, None
             if kind is not None:
@@ -128,7 +129,7 @@ class ChunkLocks:
         self._current = None
 
     def _use(self, call: Callable[[_Kind], _Result]) -> _Result:
-        """Call it with what is open or, if that is of no more use because the file was replaced, is opened anew."""
+        """Call it with the open locks; if the file was replaced, open the new one first."""
         for _ in range(_ATTEMPTS):
             kind = None
             try:
@@ -138,7 +139,7 @@ class ChunkLocks:
             except _OutdatedError:
                 with self._mutex:
                     if self._current is kind:
-                        self._current = None  # not closed: it has owners, whose fence is to tell them
+                        self._current = None  # not closed: it has owners, and their fence must report the loss
         raise self._unsettled()
 
     def _open(self) -> _Kind:
@@ -182,7 +183,7 @@ class ChunkLocks:
         try:
             yield
         except WrongFileTypeError as error:
-            reason = f"{self._path}: this is {error.found}, where only {error.wanted} can be: remove it"
+            reason = f"{self._path} is {error.found}, but must be {error.wanted}: remove it"
             raise LocksUnavailableError(self._url, reason) from error
         except OSError as error:
             if error.errno in _UNWRITABLE:
@@ -194,12 +195,12 @@ class ChunkLocks:
             raise LocksUnavailableError(self._url, reason) from error
 
     def _unsettled(self) -> LocksUnavailableError:
-        return LocksUnavailableError(self._url, f"{self._path} is being replaced again and again: find out by whom")
+        return LocksUnavailableError(self._url, f"{self._path} keeps being replaced: find the program that replaces it")
 
 
 def _why_impossible(kind: str, file_system: str) -> str:
     if kind == "table" and locktable is None:
-        why = "this process has not the C extension for shared memory: install txstore where it can be built"
+        why = "this process lacks the C extension for shared memory: install txstore where it can be built"
     elif kind == "table":
         why = f"memory can't be shared through the file system {file_system!r} from here"
     else:
@@ -212,7 +213,7 @@ def _other_processes(kind: str, why: str) -> str:
 
 
 class _OutdatedError(Exception):
-    """The lock file is another one by now, or of another kind."""
+    """The lock file has been replaced, or has another kind now."""
 
 
 class _Kind(Protocol):
@@ -221,7 +222,7 @@ class _Kind(Protocol):
     name: str
 
     def owner(self) -> Owner:
-        """Raises `_OutdatedError` if the file is not the one any more that others open."""
+        """Raises `_OutdatedError` if the file is no longer the one that other processes open."""
 
     def close(self) -> None: ...
 
@@ -247,7 +248,7 @@ class _Table:
 
     @contextlib.contextmanager
     def _finding_outdated(self) -> Iterator[None]:
-        """A table that was reset in between, or a child's that opens it afresh, meets all that opening it may meet."""
+        """Any call may open the table again, after a reset or a fork, so it can raise every error of opening."""
         try:
             yield
         except OSError as error:

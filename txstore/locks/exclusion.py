@@ -1,9 +1,9 @@
-"""Chunk-key locks as byte ranges of `locks/chunks`: where processes can't share memory, or there is no C.
+"""Chunk-key locks as byte ranges of `locks/chunks`, for processes that can't share memory or have no C extension.
 
-Behind the LIVE locks each slot has two bytes. Its SLOT byte is locked by whoever holds the slot. Its WAITING byte is
-locked, shared, by those who wait for it: a process that has just released a slot and wants it again leaves it to them
-for a moment; else one that hardly ever lets go would starve the others, who can only look now and then. Neighbouring
-slots are locked in one call. What a process held that died is free at once, and nobody learns of it.
+After the LIVE locks each slot has two bytes. The holder of a slot locks its SLOT byte. Waiting processes lock its
+WAITING byte, shared. A process that has just released a slot and wants it again leaves it to the waiters for a moment.
+Otherwise a process that hardly ever releases the slot would starve the waiters, which can only poll. One call locks
+neighbouring slots. If a process dies, its slots are free at once, and the next holder does not learn of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from txstore.locks.slot_hash import SlotHash
 _SLOTS_OFFSET = 1 << 41
 _WAITING_OFFSET = 1 << 42
 
-_COURTESY = 0.025  # seconds; those who wait look every 10 ms
+_COURTESY = 0.025  # seconds; a waiter polls every 10 ms
 _REMEMBERED = 1 << 15
 
 
 class RangeLocks:
-    """What excludes other processes under kind "ranges": an `Exclusion`."""
+    """Excludes other processes under kind "ranges": an `Exclusion`."""
 
     def __init__(self, file: LockFile) -> None:
         self.file = file
@@ -41,7 +41,7 @@ class RangeLocks:
         return self._bytes.try_lock(slot)
 
     def lock(self, slots: list[int], deadline: float | None) -> None:
-        # From behind: the kernel's list of what one file has locked is kept in order, and searched from its beginning.
+        # Last first: the kernel keeps the locks of one file in a sorted list, and searches it from the beginning.
         for run in reversed(list(runs(slots))):
             yielding_until = self._yields_until(run)
             if yielding_until or not self._bytes.try_lock(run.start, len(run)):
@@ -63,7 +63,7 @@ class RangeLocks:
     def lost(self, slots: list[int]) -> list[int] | None:
         if not self.file.is_intact():
             return slots
-        # To lock once more what is ours changes nothing; what was lost can't be had if somebody else has it by now.
+        # Locking a slot again that we hold changes nothing; a lost slot that another process holds now can't be locked.
         lost = [slot for run in runs(slots) if not self._bytes.try_lock(run.start, len(run)) for slot in run]
         return lost or None
 
@@ -74,7 +74,7 @@ class RangeLocks:
             return self._bytes.try_lock(run.start, len(run))
 
         if deadline is not None and deadline <= time.monotonic():
-            # Who only tries yields to nobody: those who wait may be stopped.
+            # A caller that only tries yields to no waiter: the waiter may be a stopped process.
             if self._bytes.try_lock(run.start, len(run)):
                 return
             raise NotInTimeError(run)
@@ -86,7 +86,7 @@ class RangeLocks:
             self._waiting.unlock(run.start, len(run))
 
     def _yields_until(self, run: range) -> float:
-        """Return until when to leave a run to others, because this process has just had it; 0: it need not."""
+        """Return the time until which a run is left to others, because this process just held it; 0: no need."""
         released = self._released
         if released.keys().isdisjoint(run):
             return 0

@@ -1,11 +1,11 @@
-"""Turns within one process: what the kinds of chunk-key locks that are written in Python share.
+"""Queues the owners of one process for slots: shared by the kinds of chunk-key locks that are written in Python.
 
 The kernel's locks belong to an open file, not to a transaction, so it can't keep two transactions of one process apart.
-A `FallbackOwner` therefore takes slots twice: first among the owners of its process, all at once; then, with the slots
-reserved, so that no other thread asks for the same ones, from what excludes other processes (`Exclusion`).
+A `FallbackOwner` therefore takes slots twice. First it reserves all of them among the owners of its process, so that no
+other thread asks for the same ones. Then it locks them against other processes (`Exclusion`).
 
-Who waits is served in the order of asking: a request stands back behind an older one that wants one of its slots. Only
-owners that hold something already may pass, because the older request may be waiting for just that.
+Requests are served in order: a request waits behind an older one that wants one of its slots. Only an owner that holds
+a slot already may pass, because the older request may be waiting for that slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txstore.errors import LocksLostError, LockTimeoutError, TransactionStateErr
 from txstore.locks.lock_file import LockFile
 
 _MEMBER_SHIFT = 19
-_SLICE = 1.0  # seconds of waiting for another thread, then one looks again, woken or not
+_SLICE = 1.0  # seconds: a thread that waits for another one looks again after this time, even if it was not woken
 _transactions = itertools.count(1)
 
 
@@ -33,7 +33,7 @@ def inherited() -> TransactionStateError:
 
 
 def describe_processes(pids: list[int]) -> str:
-    """Name, for a message, who may hold what could not be had."""
+    """Name, for a message, the processes that may hold the locks."""
     if not pids:
         return "another process"
     if len(pids) == 1:
@@ -50,7 +50,7 @@ class NotInTimeError(Exception):
 
 
 class Exclusion(Protocol):
-    """What excludes other processes. No two threads ever ask it for the same slot at the same time."""
+    """Locks slots against other processes. Two threads never ask it for the same slot at the same time."""
 
     file: LockFile
 
@@ -59,32 +59,32 @@ class Exclusion(Protocol):
     def slots_of(self, keys: Sequence[str]) -> list[int]: ...
 
     def try_one(self, slot: int) -> bool:
-        """Lock one slot, if that is to be had at once, and if nobody else should have it first."""
+        """Lock one slot if it is free, and if no other process should have it first."""
 
     def lock(self, slots: list[int], deadline: float | None) -> None:
-        """Lock ascending, distinct slots, or raise `NotInTimeError`. Whatever is raised, `unlock` must follow.
+        """Lock ascending, distinct slots, or raise `NotInTimeError`. If it raises, the caller must call `unlock`.
 
-        All processes lock in one order, so that two calls never wait for each other.
+        All processes lock in one order, so two calls never wait for each other.
         """
 
     def unlock_one(self, slot: int) -> None: ...
 
     def unlock(self, slots: list[int]) -> None:
-        """Unlock ascending, distinct slots, whether they are locked or not."""
+        """Unlock ascending, distinct slots, locked or not."""
 
     def lost(self, slots: list[int]) -> list[int] | None:
-        """Return those of ascending, distinct slots, once locked, that are so no more; None if all is well.
+        """Return which of the ascending, distinct slots are no longer locked; None if none was ever lost.
 
-        An empty list: what has been released since was lost before.
+        An empty list: only slots that have been released since were lost.
         """
 
 
-#: What turns are taken with: slots of a lock file, or the keys themselves.
+#: The things that owners queue for: slots of a lock file, or the keys themselves.
 S = TypeVar("S", int, str)
 
 
 class Request(Generic[S]):
-    """The slots that one call wants, and how many of its keys share each. A mere try may pass those who wait."""
+    """The slots that one call wants, and how many of its keys share each. A single try may pass waiting requests."""
 
     def __init__(self, slots: dict[S, int], names: dict[S, str], *, may_pass: bool) -> None:
         self.slots: dict[S, int] = slots
@@ -93,21 +93,21 @@ class Request(Generic[S]):
 
 
 class SlotTurns(Generic[S]):
-    """Which slots are reserved or held in this process, and who waits for some. One for each opened lock file.
+    """The slots reserved or held in this process, and the requests that wait. One for each opened lock file.
 
-    `holder` says in messages who else may have them.
+    `holder` names the other possible holder in messages.
     """
 
     def __init__(self, holder: str = "a transaction of this process") -> None:
-        # Reentrant: an owner may be closed by a finalizer, and that may run in the middle of any of these methods.
+        # Reentrant: a finalizer may close an owner in the middle of any of these methods.
         self.mutex = threading.RLock()
         self._holder = holder
         self._changed = threading.Condition(self.mutex)
-        self._taken: dict[S, Request[S] | None] = {}  # no owner: it must go when nobody has it any more
+        self._taken: dict[S, Request[S] | None] = {}  # values are no owners: an unreferenced owner must be collected
         self._waiting: list[Request[S]] = []  # oldest first
 
     def try_one(self, slot: S) -> bool:
-        """Reserve a free slot, unless somebody waits for anything."""
+        """Reserve a free slot, unless a request waits for any slot."""
         with self.mutex:
             if self._waiting or slot in self._taken:
                 return False
@@ -115,7 +115,7 @@ class SlotTurns(Generic[S]):
             return True
 
     def reserve_locked(self, request: Request[S], held: Mapping[S, object], deadline: float | None) -> list[S]:
-        """Reserve what is not held yet of a request, and return it, ascending. If it raises, `cancel` has to follow.
+        """Reserve the slots of a request that its owner does not hold; return them, ascending. On error call `cancel`.
 
         Raises `LockTimeoutError`, having reserved nothing.
         """
@@ -128,7 +128,7 @@ class SlotTurns(Generic[S]):
             if remaining is not None and remaining <= 0:
                 names = [request.names[slot] for slot in sorted(request.slots) if self._is_others(slot, held)]
                 raise LockTimeoutError(names or list(request.names.values()), self._holder)
-            # In slices: whoever gives something back may be interrupted before he has said so.
+            # In slices: an interrupt may stop the thread that releases a slot before it notifies the waiters.
             self._changed.wait(_SLICE if remaining is None else min(remaining, _SLICE))
         self._waiting.remove(request)
         return wanted
@@ -151,19 +151,19 @@ class SlotTurns(Generic[S]):
         return itertools.takewhile(lambda older: older is not request, self._waiting)
 
     def cancel(self, request: Request[S]) -> None:
-        """Give back all that is still reserved for a request, which waits no longer. May be called again."""
+        """Give back all slots still reserved for a request, and stop its wait. May be called again."""
         with self.mutex:
             if request in self._waiting:
                 self._waiting.remove(request)
             self.give_back(self._reserved_for(request, request.slots))
 
     def leave_to(self, heir: Request[S], request: Request[S]) -> None:
-        """Let a request have what is reserved for another, as far as it wants it, too."""
+        """Pass to the heir the slots reserved for another request that the heir wants too."""
         with self.mutex:
             self._taken.update(dict.fromkeys(self._reserved_for(request, heir.slots), heir))
 
-    # Functions of their own, this and others: if an interrupt comes where a loop goes back, Python 3.12 and 3.13 may
-    # not notice that the loop stands in a `try` or `with`.
+    # These loops are separate functions: if an interrupt comes where a loop jumps back, Python 3.12 and 3.13 may not
+    # notice that the loop is inside a `try` or `with`.
     def _reserved_for(self, request: Request[S], slots: Iterable[S]) -> list[S]:
         return [slot for slot in slots if self._taken.get(slot) is request]
 
@@ -173,7 +173,7 @@ class SlotTurns(Generic[S]):
         self.notify()
 
     def notify(self) -> None:
-        """Let those who wait look again. Whoever changes something calls this afterwards, with or without the mutex."""
+        """Wake the waiting requests. A thread that changed the state calls this next, with or without the mutex."""
         if self._waiting:
             with self.mutex:
                 self._changed.notify_all()
@@ -186,21 +186,21 @@ class FallbackOwner:
         self._exclusion = exclusion
         self._file = exclusion.file
         self._turns = turns
-        self._held: dict[int, int] = {}  # slot -> how often
+        self._held: dict[int, int] = {}  # slot -> number of grants
         self._names: dict[int, str] = {}  # slot -> a key of it, for messages
         self._is_closed = False
         self._has_ever_held = False
-        # As a table's owners have them; here nobody looks at them.
+        # The protocol needs these attributes; no code reads them for these kinds.
         self.identity = exclusion.file.member << _MEMBER_SHIFT | next(_transactions) << 1
         self.parked = self.identity | 1
 
     def acquire(
         self, keys: str | Sequence[str], timeout: float | None = None, siblings: Sequence[int] = ()
     ) -> tuple[str, ...]:
-        """Lock all of the keys, or none. What this owner holds already is counted: release it as often.
+        """Lock all of the keys, or none. A key that this owner holds is counted: release it once per acquire.
 
-        `timeout` is in seconds; None waits for ever, 0 tries. `siblings` mean nothing here, since nothing stays parked.
-        Returns no keys: what a transaction held that died is not known here. Raises `LockTimeoutError`.
+        `timeout` is in seconds; None waits for ever, 0 tries. `siblings` are ignored, because no key stays parked.
+        Returns no keys: these kinds do not know which keys a dead transaction held. Raises `LockTimeoutError`.
         """
         self._check()
         if isinstance(keys, str) and self._acquire_one(keys):
@@ -227,7 +227,7 @@ class FallbackOwner:
             self._exclusion.unlock(reserved)
             with self._turns.mutex:
                 for slot in reserved:
-                    self._held.pop(slot, None)  # it may have got that far: Ctrl-C comes at any time
+                    self._held.pop(slot, None)  # Ctrl-C may have come after the slot was added
                 self._turns.cancel(request)
             self._uncount(counted)
             if isinstance(error, NotInTimeError):
@@ -237,7 +237,7 @@ class FallbackOwner:
         return ()
 
     def _acquire_one(self, key: str) -> bool:
-        """Lock a key that nobody has or waits for, which is the common case. False: nothing has happened."""
+        """Lock a key that is free and that no request waits for: the common case. False: nothing has changed."""
         slot = self._exclusion.slot_of(key)
         if slot in self._held or not self._turns.try_one(slot):
             return False
@@ -261,7 +261,7 @@ class FallbackOwner:
         return locked
 
     def release(self, keys: str | Sequence[str]) -> None:
-        """Give keys up, as often as they were acquired. Those that can be are, even if `ValueError` names others."""
+        """Release keys, once per acquire. Raises `ValueError` for keys not held, after it has released the others."""
         self._check()
         if isinstance(keys, str) and self._release_one(keys):
             return
@@ -278,7 +278,7 @@ class FallbackOwner:
         return {slot: count for slot, count in counts.items() if self._held.get(slot, 0) >= count}
 
     def _release_one(self, key: str) -> bool:
-        """Release a key that is held once. False: nothing has happened."""
+        """Release a key that is held once. False: nothing has changed."""
         slot = self._exclusion.slot_of(key)
         with self._turns.mutex:
             if self._held.get(slot) != 1:
@@ -291,16 +291,16 @@ class FallbackOwner:
         return True
 
     def park(self, keys: str | Sequence[str], to: int | None = None) -> None:
-        """Release keys. Others than the siblings of the transaction may lock them, too, before it ends.
+        """Release keys. Transactions other than its siblings may lock them too, before this transaction ends.
 
-        Nothing is lost by that: what they then commit is a conflict for this transaction.
+        No write is lost: if another transaction commits to these keys, this one finds a conflict.
         """
         self.release(keys)
 
     def fence(self) -> None:
-        """Raise `LocksLostError` unless all that is held still excludes others."""
+        """Raise `LocksLostError` unless every held slot still excludes other processes."""
         self._check()
-        with self._turns.mutex:  # so that nothing is released meanwhile
+        with self._turns.mutex:  # so that no thread releases a slot meanwhile
             lost = self._exclusion.lost(sorted(self._held)) if self._has_ever_held else None
         if lost is not None:
             raise LocksLostError([self._names[slot] for slot in lost])
@@ -309,7 +309,7 @@ class FallbackOwner:
         return self._exclusion.slot_of(key) in self._held and not self._file.is_inherited
 
     def close(self, sweep: bool = False) -> None:
-        """Release all that is held. May be called again, by a finalizer, and, without effect, in a forked child."""
+        """Release every slot. May be called again, by a finalizer, and, without effect, in a forked child."""
         if self._file.is_closed:
             return
         with self._turns.mutex:
@@ -325,10 +325,10 @@ class FallbackOwner:
         if self._file.is_closed or self._is_closed:
             if self._file.is_inherited:
                 raise inherited()
-            raise ValueError("these locks are closed, with their transaction or with the repository")
+            raise ValueError("these locks are closed: their transaction has ended, or the repository was closed")
 
     def _request(self, keys: str | Sequence[str], *, may_pass: bool = False) -> Request[int]:
-        """One that is named twice in a call counts once; two that share a slot count twice."""
+        """A key named twice in a call counts once; two keys that share a slot count twice."""
         distinct = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
         slots = self._exclusion.slots_of(distinct)
         counts = dict.fromkeys(slots, 1)
@@ -342,7 +342,7 @@ class FallbackOwner:
         self._end(ending)
 
     def _subtract(self, counts: dict[int, int]) -> list[int]:
-        """Count down; return the slots that nothing holds any more, which stay reserved until `_end`."""
+        """Count down; return the slots that this owner no longer holds, which stay reserved until `_end`."""
         ending = []
         for slot, count in counts.items():
             left = self._held[slot] - count

@@ -1,7 +1,7 @@
-"""Chunk-key locks as a few small files, `locks/stripe-00` and so on: where there are no byte locks that serve.
+"""Chunk-key locks as a few small files, `locks/stripe-00` and so on, for systems without usable byte locks.
 
 Many slots share a stripe, so two processes may wait for each other without need; transactions of one process never do.
-A stripe is locked by a process for as long as any of its transactions holds one of its slots.
+A process locks a stripe while any of its transactions holds one of the stripe's slots.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STRIPES = 64
 
 
 class StripeLocks:
-    """What excludes other processes under kind "files": an `Exclusion`."""
+    """Excludes other processes under kind "files": an `Exclusion`."""
 
     def __init__(self, file: LockFile, mode: int) -> None:
         self.file = file
@@ -64,7 +64,7 @@ class StripeLocks:
         return [slot for slot in slots if slot % STRIPES in lost] or None
 
     def _by_stripe(self, slots: list[int]) -> dict[int, set[int]]:
-        """Ascending, so that two calls never wait for each other."""
+        """Group slots by stripe, ascending, so that two calls never wait for each other."""
         found: dict[int, set[int]] = {}
         for slot in slots:
             found.setdefault(slot % STRIPES, set()).add(slot)

@@ -1,7 +1,7 @@
-"""Who holds which chunk-key locks just now, for people who look: nothing is locked, and nothing written.
+"""Lists the processes that hold chunk-key locks, for display: it takes no lock and writes nothing.
 
-What is read changes meanwhile. Of the table, whose words say who holds them, it is known slot by slot; of the kinds
-without it, only which processes use the locks.
+The locks change while this module reads them. The words of a table name the holder of each slot. For the kinds without
+a table it finds only the processes that use the locks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _WORDS_OFFSET = MEMBERS_OFFSET + (MEMBERS + 1) * MEMBER.size
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A living process that uses the locks. `slots` are what it holds, and keeps for siblings; None: not known."""
+    """A living process that uses the locks. `slots` are the slots it holds or keeps for siblings; None: unknown."""
 
-    pid: int  # as it sees it itself
+    pid: int  # in the process's own namespace
     slots: frozenset[int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    kind: str | None  # None: nobody has ever locked anything
+    kind: str | None  # None: no process has ever locked anything
     holders: tuple[Holder, ...] = ()
     hashed: SlotHash | None = None
 
 
 def find_holders(directory: str) -> Holders:
-    """Look into the lock file below a repository's `locks/`. Raises `OSError` if it may not be read."""
+    """Read the lock file below a repository's `locks/`. Raises `OSError` if this process may not read it."""
     try:
         with Tree(directory).open(NAME) as descriptor:
             return _read(descriptor)
@@ -49,7 +49,7 @@ def find_holders(directory: str) -> Holders:
 
 
 def whose_turn(directory: str, name: str) -> str | None:
-    """Return who has the turn at a file below a repository's `locks/`, such as the one for commits; None: nobody."""
+    """Return the process that holds a file lock below a repository's `locks/`, such as the commit lock, or None."""
     try:
         with Tree(directory).open(name) as descriptor:
             return turns.whose_turn(descriptor)
@@ -71,7 +71,7 @@ def _read(descriptor: int) -> Holders:
 
 
 def _living(descriptor: int) -> dict[int, int]:
-    """Return the process ids of the members whose kernel lock is held, by member."""
+    """Return the process ids of the living members (their kernel lock is held), by member."""
     if sys.platform != "linux":
         return {}
     locks = ByteLocks(descriptor, LOCK_BASE)

@@ -1,8 +1,8 @@
-"""Locks with numbers that vanish with the process that holds them: bytes of a file on Linux, small files elsewhere.
+"""Numbered locks that the kernel frees when their process ends: bytes of a file on Linux, small files elsewhere.
 
-Both belong to an open file, not to a process or thread. Threads that use one object do not exclude each other; closing
-the file is the end of its locks; a forked child has them in common with its parent, until it closes what it inherited.
-So a child closes what it inherited, and never unlocks it: that would free what is the parent's.
+Both belong to an open file, not to a process or thread. Threads that use one object do not exclude each other. Closing
+the file frees its locks. A forked child shares the locks with its parent until it closes the files that it inherited.
+So a child closes these files and never unlocks them: that would free the parent's locks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _flock = _FLOCK.pack
 
 
 def poll(attempt: Callable[[], bool], deadline: float | None) -> bool:
-    """Try until it succeeds or the deadline (of `time.monotonic`; None: never) has passed, at least twice."""
+    """Call `attempt` at least twice, until it succeeds or the deadline (of `time.monotonic`; None: never) passes."""
     pause = _FIRST_PAUSE
     while True:
         remaining = pause if deadline is None else deadline - time.monotonic()
@@ -43,7 +43,7 @@ def poll(attempt: Callable[[], bool], deadline: float | None) -> bool:
 
 class NumberedLocks(Protocol):
     def try_lock(self, number: int) -> bool:
-        """Take a lock unless another open file has it. One that is held already is no matter."""
+        """Take a lock unless another open file has it. A lock that is held already is taken again without effect."""
 
     def unlock(self, number: int) -> None: ...
 
@@ -51,14 +51,14 @@ class NumberedLocks(Protocol):
 
 
 class ByteLocks:
-    """Bytes of an open file, from an offset on, which may be far behind its end: OFD locks. Any number in one call."""
+    """OFD locks on bytes of an open file, from an offset that may lie far beyond its end. One call locks any number."""
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self._descriptor = descriptor
         self._offset = offset
 
     def try_lock(self, number: int, count: int = 1, *, shared: bool = False) -> bool:
-        """All or none of them. Raises `OSError` if the file system has no such locks."""
+        """Lock all of the bytes or none. Raises `OSError` if the file system has no OFD locks."""
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(kind, 0, self._offset + number, count, 0))
@@ -70,17 +70,17 @@ class ByteLocks:
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, self._offset + number, count, 0))
         except OSError as error:
-            if error.errno != errno.EBADF:  # closed behind our back: then there are no locks left
+            if error.errno != errno.EBADF:  # other code closed the descriptor: then no locks are left
                 raise
 
     def are_held_elsewhere(self, first: int, count: int) -> bool:
-        """Also if they are shared there."""
+        """Tell whether another open file locks any of the bytes, exclusively or shared."""
         question = _flock(fcntl.F_WRLCK, 0, self._offset + first, count, 0)
         answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, question)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def one_held_elsewhere(self, below: int) -> int | None:
-        """Return a number below `below` that is locked, perhaps shared, by another open file, if there is any."""
+        """Return a number below `below` that another open file locks, perhaps shared; None if it locks none."""
         if below <= 0:
             return None
         question = _flock(fcntl.F_WRLCK, 0, self._offset, below, 0)
@@ -89,7 +89,7 @@ class ByteLocks:
 
 
 class LockFiles:
-    """One small file for each number, made when it is first used and then kept."""
+    """One small file for each number, created on first use and then kept."""
 
     def __init__(self, tree: Tree, prefix: str, mode: int) -> None:
         self._tree = tree
@@ -114,12 +114,12 @@ class LockFiles:
         return locked
 
     def unlock(self, number: int) -> None:
-        """Nothing happens if it is not locked."""
+        """Does nothing if the number is not locked."""
         with opening:
             descriptor = self._held.pop(number, None)
             if descriptor is not None:
                 try:
-                    filelock.unlock_descriptor(descriptor)  # a child that has just been forked may still have it open
+                    filelock.unlock_descriptor(descriptor)  # a child forked just now may still have it open
                 finally:
                     os.close(descriptor)
 
@@ -139,7 +139,7 @@ class LockFiles:
             os.close(descriptor)
 
     def is_intact(self, number: int) -> bool:
-        """Tell whether a lock that is held still is, and still on the file that others would open."""
+        """Tell whether this object still holds a lock, on the file that other processes would open."""
         try:
             ours, theirs = os.fstat(self._held[number]), self._tree.status(self._name(number))
         except (KeyError, OSError):
@@ -165,6 +165,6 @@ class LockFiles:
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """Give a new file its permissions, whatever the umask; leave it as it is where it was made by another user."""
+    """Give a new file its permissions, under any umask; leave a file that another user created unchanged."""
     if os.fstat(descriptor).st_uid == os.geteuid():
         os.fchmod(descriptor, mode)

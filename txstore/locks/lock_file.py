@@ -1,11 +1,11 @@
-"""The file `locks/chunks`: which kind of chunk-key locks a repository uses just now, and who is a member of it.
+"""The file `locks/chunks`: the kind of chunk-key locks that a repository uses now, and the member processes.
 
-A process that uses the locks holds the LIVE lock of its member number for as long as it lives, and what the header says
-is changed only under the INIT lock and while nobody is alive. So two kinds never exclude side by side, each knowing
-nothing of the other. The layout and the numbers of the locks are those of `_native/_locktable.c`, which draws them. The
-words of a table, behind the members, mean nothing here, and the file is never made shorter: it may be mapped.
+A process that uses the locks holds the LIVE lock of its member number as long as it lives. A process changes the header
+only under the INIT lock, and only if no member lives. So two kinds of lock are never in use at the same time. The top
+of `_native/_locktable.c` draws the layout and the numbers of the locks. This module ignores the words of a table, which
+follow the members. It never makes the file shorter, because another process may have mapped it.
 
-Taking and giving back INIT is also what lets the clients of a network file system see what the others have written.
+A client of a network file system sees the writes of other clients after it has locked and unlocked INIT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstore.storage.tree import Tree
 
 NAME = "chunks"
 MAGIC = b"TXSLOCKS"
-_UNFINISHED = b"TXSLOCK-"  # of a file that is being made or reset
+_UNFINISHED = b"TXSLOCK-"  # the magic of a file that a process is creating or resetting
 VERSION = 2
 KINDS = {1: "table", 2: "ranges", 3: "files"}
 KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -37,14 +37,14 @@ SEED = 0x5458534C4F434B53
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 6, 1 << 26
 
 MEMBERS = 2047
-LOCK_BASE = 1 << 40  # of the bytes: INIT, then LIVE of members 1, 2, ...
+LOCK_BASE = 1 << 40  # offset of the lock bytes: INIT, then LIVE of members 1, 2, ...
 INIT = 0
 
 MEMBERS_OFFSET = 4096
-MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; what a table has of its transactions
+MEMBER = struct.Struct("=IIQ48x")  # in use, pid, incarnation; the rest is used by a table only
 _LENGTH = MEMBERS_OFFSET + (MEMBERS + 1) * MEMBER.size
 
-_INIT_PATIENCE = 10.0  # seconds: whoever holds it needs milliseconds, unless that process was stopped
+_INIT_PATIENCE = 10.0  # seconds: a process holds INIT for milliseconds, unless it was stopped
 
 
 class LockHeader(NamedTuple):
@@ -72,17 +72,17 @@ class KindInUseError(Exception):
 
 
 def recorded_kind(tree: Tree) -> str | None:
-    """Return the kind that the file names just now, if any: somebody may be about to change it."""
+    """Return the kind that the file names now, if any: another process may be about to change it."""
     with tree.open(NAME) as descriptor:
         header = LockHeader(*HEADER.unpack(os.read(descriptor, HEADER.size).ljust(HEADER.size, b"\0")))
     return KINDS.get(header.kind) if header.magic == MAGIC and header.version == VERSION else None
 
 
 class LockFile:
-    """The file, opened by this process, which is a member of it until `close`. Safe in threads.
+    """The open file, with this process as a member until `close`. Safe in threads.
 
-    Raises `KindInUseError`, and `LocksUnavailableError` if there is no using it; other `OSError` as they come.
-    `is_network`: on a file system that other machines may see, too.
+    Raises `KindInUseError`, `LocksUnavailableError` if the process can't use the file, and any other `OSError`.
+    `is_network`: other machines may see the file system too.
     """
 
     def __init__(self, tree: Tree, kind: str, *, url: str, mode: int, is_network: bool) -> None:
@@ -94,7 +94,7 @@ class LockFile:
         self._mode = mode
         self._is_network = is_network
         self._mutex = threading.RLock()
-        # Systems without byte locks lock small files: through a network file system both kinds of client may meet.
+        # Systems without byte locks lock small files. On a network file system, clients of both kinds may meet.
         files = LockFiles(tree, "member", mode)
         self._locks: list[NumberedLocks] = [files]
         self.descriptor = -1
@@ -125,12 +125,12 @@ class LockFile:
                 os.close(descriptor)
 
     def after_fork_in_child(self) -> None:
-        self._mutex = threading.RLock()  # another thread of the parent may have had it
+        self._mutex = threading.RLock()  # another thread of the parent may have held the old one
         self.is_inherited = True
         self._close()
 
     def close(self) -> None:
-        """End the membership. In a forked child, and a second time, nothing happens."""
+        """End the membership. Does nothing in a forked child, or on a second call."""
         with self._mutex:
             if self.member and not self.is_inherited and self._is_still_open():
                 self._write_record(self.member, (0, 0, self._incarnation))
@@ -147,21 +147,21 @@ class LockFile:
         return self.descriptor < 0
 
     def is_intact(self) -> bool:
-        """Tell whether the file is the one that others open, and this process has been its member all the time."""
+        """Tell whether other processes open this same file, and this process has been its member all the time."""
         with self._mutex:
             if not self.member or not self._is_still_open() or not self.is_in_place():
                 return False
-            # Taking it once more tells, and gets it back if nobody has noticed.
+            # Locking it again answers this, and restores a lost lock that no other process has noticed.
             is_locked = all(locks.try_lock(self.member) for locks in self._life_locks())
             in_use, _, incarnation = self._record(self.member)
             return is_locked and bool(in_use) and incarnation == self._incarnation
 
     def header(self) -> LockHeader:
-        """Return the header as it is now, if it is one: the caller looks at `magic` and `version`."""
+        """Return the current header. It may be invalid: the caller checks `magic` and `version`."""
         return LockHeader(*HEADER.unpack(self._read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
     def is_in_place(self) -> bool:
-        """Tell whether the file is the one that others open."""
+        """Tell whether other processes open this same file."""
         try:
             return os.path.samestat(self.tree.status(NAME), self._status)
         except FileNotFoundError:
@@ -170,7 +170,7 @@ class LockFile:
     # --- members
 
     def other_pids(self) -> list[int]:
-        """Return the process ids, as they see them themselves, of the other living members."""
+        """Return the process ids of the other living members, each in its own namespace."""
         with self._mutex:
             return list(self._living(but=self.member))
 
@@ -189,7 +189,7 @@ class LockFile:
         try:
             for locks in self._locks:
                 if not locks.try_lock(INIT) and not poll(partial(locks.try_lock, INIT), deadline):
-                    raise self._refusal("another process has been opening it for 10 s: see whether that is stopped")
+                    raise self._refusal("another process has been opening it for 10 s: check whether it is stopped")
                 taken.append(locks)
             yield
         finally:
@@ -197,7 +197,7 @@ class LockFile:
                 locks.unlock(INIT)
 
     def _make_fit(self) -> bool:
-        """See to it that the header says our kind. False if the file had to be removed: begin anew."""
+        """Make the header name our kind. False if the file had to be removed: the caller starts over."""
         header = self.header()
         if not self._is_empty_or_ours(header):
             raise self._refusal("this is no lock file, and it is not empty: remove it")
@@ -220,7 +220,7 @@ class LockFile:
         return True
 
     def _is_empty_or_ours(self, header: LockHeader) -> bool:
-        """Tell whether it may be written to: somebody may have put another file in its place, or under its name."""
+        """Tell whether we may write to the file: another program may have put a different file under its name."""
         is_ours = header.magic in (MAGIC, _UNFINISHED) or header.seed == SEED  # the seed, if the magic is damaged
         return is_ours or os.fstat(self.descriptor).st_size == 0
 
@@ -228,7 +228,7 @@ class LockFile:
         return os.fstat(self.descriptor).st_nlink > 1
 
     def _fault(self, header: LockHeader) -> str | None:
-        """Return why the living members, if there are any, must be using the file in a way unknown here."""
+        """Return why living members, if any, use the file in a way that this process does not support."""
         if header.magic != MAGIC:
             return "processes use the lock file, but something has overwritten it: end them, and delete it"
         if header.version != VERSION:
@@ -249,29 +249,29 @@ class LockFile:
     def _is_seen_otherwise(self, header: LockHeader) -> bool:
         """Tell whether the header was written to another file of this machine, or to this one through another mount.
 
-        A copy has no users yet. Those behind another mount may be there and not be seen, so the file is not reset but
-        made anew. On a network file system each machine has its own device numbers, and the locks are the server's.
+        A copy has no users yet. Users behind another mount may exist but be invisible, so a new file replaces this one;
+        it is not reset. On a network file system each machine has its own device numbers, and the server keeps locks.
         """
         ours = (self._status.st_dev, self._status.st_ino)
         return not self._is_network and header.boot == boot_id() and (header.device, header.inode) != ours
 
     def _is_anybody_alive(self, header: LockHeader) -> bool:
         if sys.platform != "linux" and header.magic == MAGIC and header.kind != KIND_NUMBERS["files"]:
-            # Their byte locks can't be seen. A copy has no users yet.
+            # This system can't see their byte locks. A copy has no users yet.
             if header.inode == self._status.st_ino:
                 raise self._refusal(
-                    "Linux processes have used it, and this system can't see whether any is left: if none is, delete it"
+                    "Linux processes have used it, and this system can't see whether one still does: if none, delete it"
                 )
             return False
         return any(locks.are_held_elsewhere(1, MEMBERS) for locks in self._locks)
 
     def _reset(self, old: LockHeader) -> None:
         if old.magic == bytes(8):
-            set_mode(self.descriptor, self._mode)  # we have made it
+            set_mode(self.descriptor, self._mode)  # this process created it
         records = self._read(MEMBERS_OFFSET, _LENGTH - MEMBERS_OFFSET).ljust(_LENGTH - MEMBERS_OFFSET, b"\0")
-        # Incarnations go on, whatever they are: they only have to differ.
+        # Incarnations continue from their old values: they only have to differ.
         free = b"".join(MEMBER.pack(0, 0, incarnation) for _, _, incarnation in MEMBER.iter_unpack(records))
-        self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # no header until all is done
+        self._write(0, _UNFINISHED.ljust(HEADER.size, b"\0"))  # the valid header is written last
         self._write(MEMBERS_OFFSET, free)
         new = LockHeader(
             kind=KIND_NUMBERS[self._kind],
@@ -283,7 +283,7 @@ class LockFile:
         self._write(0, HEADER.pack(*new))
 
     def _join(self) -> tuple[int, int]:
-        """Become a member that nobody is. Returns its number and incarnation."""
+        """Become a member with an unused number. Returns its number and incarnation."""
         first = os.getpid() * 0x9E3779B97F4A7C15 >> 32
         for number in range(MEMBERS):
             member = 1 + (first + number) % MEMBERS
@@ -294,7 +294,7 @@ class LockFile:
         raise self._refusal(f"all {MEMBERS} places for processes are taken: wait until some have ended")
 
     def _life_locks(self) -> list[NumberedLocks]:
-        """Return where our LIVE lock lies. Clients of other systems see it only if they share the kind."""
+        """Return the lock sets with our LIVE lock. Clients of other systems see it only if they share the kind."""
         return self._locks if self._kind == "files" else self._locks[:1]
 
     def _is_alive(self, member: int) -> bool:
@@ -321,7 +321,7 @@ class LockFile:
                 content, offset = content[written:], offset + written
 
     def _is_still_open(self) -> bool:
-        """The number of a descriptor may have been closed behind our back, and be another file's by now."""
+        """Check the descriptor: other code may have closed it, and its number may belong to another file now."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), self._status)
         except OSError:
@@ -332,7 +332,7 @@ class LockFile:
 
 
 def boot_id() -> bytes:
-    """Return what the header has of this boot of the machine; empty where that can't be known: then all are one."""
+    """Return the boot id for the header; empty if the system has none: then all boots count as the same."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read(36).ljust(40, b"\0")

@@ -1,9 +1,9 @@
-"""What this process still reads, so that a vacuum leaves it alone.
+"""Pins the commits that this process reads, so that the vacuum keeps them.
 
-Whoever reads a commit, or bases a transaction on it, holds a shared byte lock of the file `locks/pins`: of the byte
-whose number is the seq. One lock a process is enough for each branch, on the lowest. It ends with the process, however
-that ends, and needs no write permission. Where there are no such locks nothing is pinned: what a vacuum removes then is
-an error to its readers, never a missing key.
+A process that reads a commit, or bases a transaction on it, holds a shared byte lock in the file `locks/pins`, on the
+byte whose number is the commit's seq. It needs one lock for each branch, on its lowest seq. The kernel frees the lock
+when the process ends, however it ends. Pinning needs no write permission. On a system without byte locks nothing is
+pinned: a reader of a file that the vacuum has removed gets an error, never a missing key.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from txstore.processes import opening
 if TYPE_CHECKING:
     from txstore._native import local
 
-#: So many bytes are of one branch. Seqs above that count as the last one: then more is kept than need be.
+#: Bytes for each branch. A higher seq counts as the last byte: the vacuum then keeps more than it needs to.
 SPAN = 1 << 40
 _SPANS = 1 << 22
 
 _PAUSE = 0.0001  # seconds
-#: Which seq is locked, if an interrupt came between the two that it takes to say so.
+#: The locked seq, in case an interrupt came between the two steps that record it.
 _UNSURE: Final = -1
 
 
 def span_of(branch: str) -> int:
-    """Return the byte that stands for seq 0 of a branch. Two branches may have one: then each is kept for both."""
+    """Return the byte for seq 0 of a branch. If two branches share a byte, a pin on either keeps commits of both."""
     return 0 if branch == MAIN else (1 + int(branch, 16) % (_SPANS - 1)) * SPAN
 
 
 class _Held(weakref.ref[object]):
-    """One thing that reads a commit."""
+    """A weak reference to an object that reads a commit."""
 
     __slots__ = ("seq",)
 
     seq: int
 
-    # A reference is equal to another of the same thing, and of a thing that is gone only to itself.
+    # Two references to the same living object are equal; a reference to a collected object equals only itself.
     __hash__ = object.__hash__
 
 
 class Pins:
     """The pins of one process on one branch of a repository. Safe in threads, after a fork, and at interrupts.
 
-    `open_file` returns a descriptor of the file, None if there is none to be had, now or ever.
+    `open_file` returns a descriptor of the file, or None if the file can't be opened, now or ever.
     """
 
-    #: Whose turn it is to settle what is pinned, None: nobody's. Not a lock: a finalizer, which may run at any point,
-    #: also in the thread that has the turn, may only try, and whoever tries to take a lock and is interrupted does not
-    #: know whether he has it.
+    #: The thread that is settling the pins, or None. Not a lock, for two reasons. A finalizer may run at any point,
+    #: also in the thread that is settling, so it may only try. And a thread that is interrupted while it takes a lock
+    #: does not know whether it holds the lock.
     _turn: object = None
 
     def __init__(self, open_file: Callable[[], local.Descriptor | None], branch: str = MAIN) -> None:
@@ -65,16 +65,16 @@ class Pins:
         self._descriptor: local.Descriptor | None = None
         self._bytes: ByteLocks | None = None
         self._held: set[_Held] = set()
-        # By a weak reference, that the two make no cycle: a file is open for as long as there are pins.
+        # A weak reference, so that the two make no cycle: the file stays open as long as the pins exist.
         self._release = partial(_release, weakref.ref(self))
-        self._is_settled = True  # nothing has gone since, whatever it was
+        self._is_settled = True  # no pinned object was collected since the last settling
         self._locked: set[int] = set()  # seqs whose bytes may be locked
         self._pinned: int | None = None
-        self.is_child = False  # a fork has closed the file, and nothing was pinned here since
+        self.is_child = False  # a fork closed the file, and this process has pinned nothing since
         processes.watch(self)
 
     def hold(self, thing: object, seq: int) -> None:
-        """Pin a seq for as long as `thing` lives. Then, not before, look whether the commit is still kept."""
+        """Pin a seq as long as `thing` lives. The caller must check after this call that the commit still exists."""
         held = _Held(thing, self._release)
         held.seq = min(seq, SPAN - 1)
         self._held.add(held)
@@ -82,7 +82,7 @@ class Pins:
         self._settle_what_is_gone()
 
     def renew(self) -> None:
-        """Pin in a forked child what its parent had pinned."""
+        """Pin in a forked child the commits that its parent had pinned."""
         if self.is_child:
             self._in_turn(self._settle)
             self.is_child = False
@@ -105,13 +105,13 @@ class Pins:
         lowest = min(ours, default=None)
         locks = self._locks()
         if locks is not None:
-            # The kernel names one of those that are in the way, not the first.
+            # The kernel names one of the conflicting locks, not the lowest.
             while (found := locks.one_held_elsewhere(below if lowest is None else lowest)) is not None:
                 lowest = found
         return lowest
 
     def drop(self, thing: object) -> None:
-        """Pin nothing for a thing any more, though it lives: an error that somebody keeps may hold it."""
+        """Stop pinning for an object that still lives: an exception that the caller keeps may refer to it."""
         for held in list(self._held):
             if held() is thing:
                 self._held.discard(held)
@@ -119,20 +119,20 @@ class Pins:
         self._settle_what_is_gone()
 
     def release(self) -> None:
-        """Something that was held is gone."""
+        """Settle after a pinned object was collected."""
         self._is_settled = False
         self._settle_what_is_gone()
 
     def _settle_what_is_gone(self) -> None:
-        # Never waited for: it may be this very thread that has the turn. Whoever has it looks again afterwards.
+        # Never waits: this same thread may be settling already. The thread that settles checks again afterwards.
         while not self._is_settled and self._in_turn(self._settle, wait=False):
             pass
 
     def _in_turn(self, work: Callable[[], object], *, wait: bool = True) -> bool:
-        """Do something while no other thread does; return whether it was done. Without `wait`, try only."""
+        """Run `work` while no other thread settles; return whether it ran. Without `wait`, only try."""
         me = object()
         try:
-            # One step, and it leaves a mark of whose it was.
+            # One atomic step, which also records the thread.
             while self.__dict__.setdefault("_turn", me) is not me:
                 if not wait:
                     return False
@@ -140,14 +140,14 @@ class Pins:
             work()
             return True
         finally:
-            # An interrupt may come after any call, so there is none before this is done.
+            # An interrupt may come after any call, so no call comes before this.
             if self._turn is me:
                 del self._turn
 
     def _settle(self) -> None:
-        """Forget what is gone, and lock the lowest seq that is left; the caller has the turn."""
+        """Forget collected objects, and lock the lowest seq that is left; REQUIRES: called by `_in_turn`."""
         try:
-            self._is_settled = True  # first: what goes from now on is looked for again
+            self._is_settled = True  # first: an object collected from now on causes another round
             for held in list(self._held):
                 if held() is None:
                     self._held.discard(held)
@@ -169,7 +169,7 @@ class Pins:
                 if not locks.try_lock(lowest, shared=True):
                     return
         except OSError:
-            self._forget_file()  # it was closed behind our back: the next one to be pinned opens it anew
+            self._forget_file()  # other code closed it: the next pin opens it again
             return
         for seq in self._locked - {lowest}:
             locks.unlock(seq)
@@ -178,7 +178,7 @@ class Pins:
 
     def _forget_file(self) -> None:
         if self._descriptor is not None:
-            self._descriptor.detach()  # the number may be another's by now
+            self._descriptor.detach()  # the number may belong to another file now
         self._bytes, self._descriptor, self._pinned = None, None, None
         self._locked.clear()
 
@@ -191,7 +191,7 @@ class Pins:
         return self._bytes
 
     def after_fork_in_child(self) -> None:
-        self.__dict__.pop("_turn", None)  # it was another thread's, which is not in this process
+        self.__dict__.pop("_turn", None)  # a thread of the parent had it, and does not exist in this process
         self._pinned = None
         self._locked.clear()
         self.is_child = True
@@ -202,7 +202,7 @@ class Pins:
 
 
 def _release(of: weakref.ref[Pins], _: weakref.ref[object], is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-    if is_over():  # the modules are gone, and the kernel lets go of all locks
+    if is_over():  # at exit the modules are gone, and the kernel frees all locks
         return
     if (pins := of()) is not None:
         pins.release()

@@ -1,7 +1,7 @@
-"""Which lock slot a key has: the structured hash, as `_native/lock_slots.h` defines it, in Python.
+"""Computes the lock slot of a key: the structured hash that `_native/lock_slots.h` defines, in Python.
 
 Neighbours along the last axis of an array have neighbouring slots, so the chunks of a region make few ranges. The slot
-of a key is therefore the slot of its row, which is remembered, plus its last coordinate.
+of a key is therefore the slot of its row, which is cached, plus its last coordinate.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _REMEMBERED = 1 << 16
 
 
 class SlotHash:
-    """The slots of keys, for a number of slots, which is a power of two, and a seed. Safe in threads."""
+    """Hashes keys to slots, for a number of slots (a power of two) and a seed. Safe in threads."""
 
     def __init__(self, slots: int, seed: int) -> None:
         self._mask = slots - 1
         self._shift = 64 - self._mask.bit_length()
         self._seed = seed
-        self._rows: dict[str, int] = {}  # what stands before the last "/" -> slot of coordinate 0
+        self._rows: dict[str, int] = {}  # key up to the last "/" -> slot of coordinate 0
         self._dotted_rows: dict[str, int] = {}  # the same up to and with the last "."
         self._numbers: dict[str, int] = {}  # last coordinates
 
     def slot_of(self, key: str) -> int:
-        """Return the slot of a key. Raises `UnicodeEncodeError` for one that can't be stored."""
+        """Return the slot of a key. Raises `UnicodeEncodeError` for a key that can't be stored."""
         row, _, last = key.rpartition("/")
         try:
             return (self._rows[row] + self._numbers[last]) & self._mask
@@ -60,7 +60,7 @@ class SlotHash:
             last = last.rpartition(".")[2]
             name = key[: len(key) - len(last)]
         number = _coordinate(last)
-        if number is None or not name:  # "5" and "/5" would be one
+        if number is None or not name:  # "5" and "/5" would get the same slot
             return self._position(key.encode()) >> self._shift
         _remember(self._numbers, last, number)
         slot = rows.get(name)
@@ -70,7 +70,7 @@ class SlotHash:
         return (slot + number) & self._mask
 
     def _position(self, key: bytes) -> int:
-        """Return where a key stands on the circle of 2^64."""
+        """Return the position of a key on the circle of 2^64."""
         coordinates = 0
         for number in range(_COORDINATES):
             rest, text = _split(key[:-1] if number else key)
@@ -91,7 +91,7 @@ def _remember(table: dict[str, int], name: str, value: int) -> None:
 
 
 def _split(key: bytes) -> tuple[bytes, str]:
-    """Return what is up to the last separator, and what follows it."""
+    """Split a key after its last separator."""
     end = max(key.rfind(b"/"), key.rfind(b".")) + 1
     return key[:end], key[end:].decode()
 

@@ -78,7 +78,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One file to copy: so many bytes of it."""
+    """One file to copy, up to a length."""
 
     path: str
     length: int
@@ -142,7 +142,7 @@ class _BackUp:
         self._files = self._bytes = self._total = 0
         self._erasures = self._erased = 0
         self._branches: dict[str, Branch] = {}  # by name
-        self._heads: dict[str, Stored] = {}  # by branch, of those that have commits of their own
+        self._heads: dict[str, Stored] = {}  # by branch, if it has commits of its own
         self._oldest_kept_versions: dict[str, int] = {}  # of all branches
         self._tags: dict[str, bytes] = {}  # what those say that are copied, by their names
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
@@ -319,7 +319,7 @@ class _BackUp:
                 path = pack.path
                 if path in ours or path in packs or self.target.exists(path):
                     continue
-                if end is not None or self.source.exists(path):  # else a vacuum has found that nobody reads it
+                if end is not None or self.source.exists(path):  # else a vacuum has found that no reader needs it
                     packs[path] = end
         older = [self._of_pack(*found) for found in sorted(packs.items())]
         ordered = _in_order(stored, self._needed)

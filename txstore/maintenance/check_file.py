@@ -219,7 +219,7 @@ class Checked:
     values: int = 0
     end: int = packfile.HEAD_SIZE  # of the frames
     is_whole: bool = True  # every frame was found
-    runs: set[tuple[int, int]] = field(default_factory=set)  # offset and length of those that frames hold
+    runs: set[tuple[int, int]] = field(default_factory=set)  # offset and length of the runs that frames hold
     faults: list[Fault] = field(default_factory=list)
 
 

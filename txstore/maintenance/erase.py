@@ -1,9 +1,9 @@
 """Erasing all versions of what lies below some paths: from every commit, of every branch, and every tag, for good.
 
-Order: nothing is changed before all was looked through and nobody is in the way. Then the heads lose it by ordinary
-commits; those who could still read it are waited for once more; a record says what is being erased. From then on it is
-read by nobody, and one file after the other is put in the place of the old one, until a walk through all of them
-finds nothing. Interrupted anywhere, it is done again: what was erased stays so.
+Order: nothing is changed before all was looked through and no reader or writer is in the way. Then the heads lose it by
+ordinary commits; the erasure waits once more for readers of older commits; a record says what is being erased. From
+then on no process reads it, and one file after the other is replaced, until a walk through all of them finds nothing.
+Interrupted anywhere, it is done again: what was erased stays so.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _Erasing:
             if self._has_collected:
                 time.sleep(_LOOK_AGAIN)
             else:
-                gc.collect()  # what nobody uses here any more may still be pinned
+                gc.collect()  # a snapshot without users here may still be pinned
                 self._has_collected = True
 
     def _holders(self) -> Iterator[str]:
@@ -190,7 +190,7 @@ class _Erasing:
             yield from self._while_living(branch, self._holders_of) or ()
 
         if self._storage.is_remote:
-            # Nobody tells on which commit these are. Those that are recorded do.
+            # These do not say which commit they are based on. The recorded ones do.
             for transaction, paths in self._staged().items():
                 if self._storage.are_held(paths):
                     yield f"transaction {transaction.hex()} is open"
@@ -237,7 +237,7 @@ class _Erasing:
         return first
 
     def _staged(self) -> dict[bytes, list[str]]:
-        """Return the packs that are staged, by their transactions, but for those that are recorded."""
+        """Return the packs that are staged, by their transactions, without the recorded ones."""
         recorded = {record.id for record in self._commits.recorded()}
         found: dict[bytes, list[str]] = {}
         for path in self._commits.paths_in(names.STAGING):
@@ -319,7 +319,7 @@ class _Erasing:
 
 
 class _Unchanged:
-    """A commit that changes nothing: a `Plan` of `history.versions`."""
+    """A commit that changes nothing: a `Plan` of `history.publisher`."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots

@@ -14,26 +14,26 @@ from txstore.storage.request_threads import executor
 
 #: Files are fetched in pieces of this length.
 PIECE = 4 << 20
-#: So many pieces, and bytes, are under way or wait for their turn; as many bytes are kept of what had it, which may be
-#: read again: a run lies in the file of a commit.
+#: Pieces, and bytes, that are under way or wait to be read. As many bytes of read pieces are kept, for they may be read
+#: again: a run lies in the file of a commit.
 PIECES, BYTES = 32, 64 << 20
 
 _Piece = tuple[str, int]  # which file, and the number of the piece in it
 
 
 class Fetched:
-    """Reads ranges of files, those that were announced from what was fetched in advance. For one thread."""
+    """Reads ranges of files, announced ones from what was fetched in advance. For one thread."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._sizes: dict[str, int] = {}
         self._expected: deque[_Piece] = deque()
         self._pieces: OrderedDict[_Piece, Future[bytes]] = OrderedDict()  # what was used last comes last
-        self._ahead: dict[_Piece, None] = {}  # those that nobody has read yet, in their order
+        self._ahead: dict[_Piece, None] = {}  # pieces that were not read yet, in their order
         self._bytes = 0  # of all pieces
 
     def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
-        """Announce a file of so many bytes, of which all is read next, or ranges: (offset, length) each."""
+        """Announce a file of `size` bytes, of which all is read next, or ranges: (offset, length) each."""
         if not self._storage.is_remote:
             return
         self._sizes[path] = size

@@ -40,7 +40,7 @@ def were_taken_twice(storage: Storage) -> bool:
 
 
 def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]:
-    """Put the commits of a branch in one line; return those that are lost.
+    """Put the commits of a branch in one line; return the lost ones.
 
     Nothing is done where no process was stopped, and no version has held several commits, as far as can be known.
     Raises `OSError`, also if the server still does not create exclusively.
@@ -94,7 +94,7 @@ class _Line:
     def restore(self) -> None:
         """Put the oldest line in its place, and what does not follow it out of the way.
 
-        Where nobody was stopped, commits may have been made on top of what has taken another's place: these stay.
+        Where no process was stopped, commits may follow one that has taken another's place: these stay.
         """
         versions = self._versions()
         currents = list(self._commits.each(self._read, versions))

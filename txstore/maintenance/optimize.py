@@ -1,10 +1,10 @@
 """Merging small packs and runs into large ones: a commit that changes no content.
 
 The values of the packs that were chosen are copied into new ones. A run says where they lie now, each with the seq that
-it had, so nobody takes it for a change; merged with the runs that it was taken from, it stands in their place. Others
-commit meanwhile, and merge the newest runs as they do: what was copied out of those stays where it was, and has its
+it had, so no reader takes it for a change; merged with the runs that it was taken from, it stands in their place.
+Others commit meanwhile, and merge the newest runs as they do: values of such runs stay where they were, and have their
 turn the next time. The oldest runs, in which almost everything lies, change rarely; where they don't, there are few
-keys, and they can be merged while nobody commits. So there is progress under any stream of commits.
+keys, and they can be merged while no process commits. So there is progress under any stream of commits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACK_LENGTH = 256 << 20
 #: `optimize` copies packs below this length, and those of which less than `LIVE_SHARE` is live.
 SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
-#: So many values of an object store, and so many bytes, are fetched at once.
+#: Values of an object store, and bytes, that are fetched at once.
 FETCHED_AT_ONCE, BYTES_AT_ONCE = 64, 16 << 20
 _PAGE = 4096  # keys
 _FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
@@ -49,7 +49,7 @@ _FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
 _RESERVE = 64 << 10
 
 _ATTEMPTS = 5
-#: Up to so many keys the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
+#: Keys up to which the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
 #: where each commit writes much of what there is, all runs may be new after each.
 MERGED_UNDER_LOCK = 20_000
 
@@ -69,7 +69,7 @@ class PackUse:
         return self.live + self.runs < LIVE_SHARE * (self.length - packfile.HEAD_SIZE)
 
 
-#: Which packs to copy, of those that are in use at a commit.
+#: Which packs to copy, of the packs in use at a commit.
 Choice = Callable[[Mapping[PackName, PackUse]], set[PackName]]
 
 
@@ -253,7 +253,7 @@ class _Copies:
     def _copied(self, head: Snapshot, chosen: set[PackName]) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
         """Copy the values, and yield where they lie, ascending by key."""
         done = 0
-        # Far away, documents go into a pack of their own: whoever opens a group reads many of them, and little else.
+        # Far away, documents go into a pack of their own: opening a group reads many of them, and little else.
         writers: dict[bool, int] = {}
         places: dict[int, int] = {}  # the packs by their numbers in the transaction
         is_far = self._commits.storage.is_remote
@@ -345,7 +345,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that says where copies lie: a `Plan` of `history.versions`, which is tried a few times."""
+    """The commit that says where copies lie: a `Plan` of `history.publisher`, which is tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool

@@ -37,11 +37,11 @@ from txstore.transactions.staged_keys import StagedKeys
 
 #: A header above this length is not searched for the one bit that has changed.
 _HEADER_MOST = 64 << 10
-#: Where the header of a commit whose footer is damaged is looked for: so many bytes before the end.
+#: Where the header of a commit whose footer is damaged is looked for: bytes before the end.
 _TAIL = 1 << 20
 
 
-#: So many places are looked at where a header, or a footer, may be.
+#: Places where a header, or a footer, may be that are looked at.
 _ENDS = 64
 
 _FRAME_OF_REF = {**packfile.FRAME_OF_REF, packfile.REF_ERASED: packfile.FRAME_VALUE | packfile.FRAME_ERASED}
@@ -418,7 +418,7 @@ def _sealed_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
 
 
 def turned_bit(length: int, difference: int) -> int | None:
-    """Return which one bit of so many bytes has turned, if one has; None if not.
+    """Return which one bit of `length` bytes has turned, if one has; None if not.
 
     `difference` is what their checksum is by exclusive or with what it was. That of one bit depends on how many bytes
     follow it alone: no checksum of the bytes has to be computed anew for each of their bits.

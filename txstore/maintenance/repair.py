@@ -54,7 +54,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     moved = _move_wrong_types_away(storage, before, progress)
     for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
         storage.make_directory(directory, durable=False)
-    with storage.lock(names.COMMIT_LOCK):  # nobody commits meanwhile
+    with storage.lock(names.COMMIT_LOCK):  # no process commits meanwhile
         repairer = _Repairer(storage)
         repairs = repairer.run()
     report = verify(open_commits(storage), progress)
@@ -66,7 +66,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
 
 
 def _move_wrong_types_away(storage: Storage, report: Report, progress: Progress | None) -> list[Repair]:
-    """Move links, FIFOs and so on to the quarantine: the names, never what they lead to. Nobody can use them."""
+    """Move links, FIFOs and so on to the quarantine: the names, never their targets. No process can use them."""
     files = Replacer(storage)
     while wrong := [fault.path for fault in report.faults if fault.part == "type"]:
         done = len(files.repairs)
@@ -349,7 +349,7 @@ class _Repairer:
             return
         try:
             merged = {name: rebuild.as_merged(rebuilt.section, name) for name, rebuilt in lost.items()}
-        except ValueError:  # nobody knows which commit it is of
+        except ValueError:  # it does not tell its commit
             return
         stored = _write_runs(commits, head, listed, merged)
         paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
@@ -397,7 +397,7 @@ class _Repairer:
                         self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
-            if any(fault.path == path and fault.part == "head_cache" for fault in faults):
+            if any(fault.path == path and fault.part == "head cache" for fault in faults):
                 commits.make_durable(head, branch)
                 content = commits.head_cache(head, durable=True).encode() if head.header.branch == branch else b""
                 self._files.write_small(path, content, "written anew")
@@ -471,7 +471,7 @@ def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int
 
 
 def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sections: dict[RunName, bytes]) -> Stored:
-    """Commit nothing but another list of runs: `sections` holds those that replace one. Raises `OSError`."""
+    """Commit nothing but another list of runs: `sections` holds the runs that replace one. Raises `OSError`."""
     storage, commit_id = commits.storage, os.urandom(16)
     header, end = head.header, packfile.HEAD_SIZE
     writer = PackWriter(storage, names.staging_path(commit_id, 0), commit_id, header.repository_id)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from txstore.format.shown import html_head, html_table, printable
 
-#: So many ids of commits are told of each fault.
+#: Commit ids that are listed for each fault.
 COMMITS_TOLD = 10
 
 
-#: So many faults and repairs a notebook shows.
+#: Faults and repairs that a notebook shows.
 _SHOWN = 50
 
 
@@ -21,8 +21,8 @@ class Fault:
     `part` says what it is: "format", "guard", "head cache", "tag" and "staging" are small files; "head", "frame",
     "value", "padding", "run", "carried" (headers) and "header" (footer included) are parts of packs; a "ref" leads
     nowhere; a file is "missing", "unreadable", of the wrong "type" (a link, a FIFO, a directory), or an "orphan", which
-    is not in the history; a "link" between commits does not hold; a "stop" says that nobody may commit until a repair
-    has looked which commits follow one another, and a commit that it leaves out is "lost"; a "source" is a file
+    is not in the history; a "link" between commits does not hold; a "stop" says that no process may commit until a
+    repair has found which commits follow one another, and a commit that it leaves out is "lost"; a "source" is a file
     outside, in which values lie, and which has changed; an "erasure" was not done to its end. `commits` are the ids of
     the first of the `commit_count` commits that it touches, the oldest first.
     """

@@ -1,8 +1,9 @@
-"""Folding old commits while new ones are made, for a repository that nobody sweeps.
+"""Expiring and compacting old commits while new ones are made, for a repository that is not vacuumed otherwise.
 
-Every `STEP` commits whoever has made the last one gives up those that are out of date: their live values are copied
-together, the oldest kept version is raised, and their files go. That takes a look at every key, so it waits until what
-was committed since is worth it: what it costs is spread over the commits that are folded, however many keys there are.
+Every `STEP` commits, the process that has made the last one gives up the commits that are out of date: their live
+values are copied together, the oldest kept version is raised, and their files go. That takes a look at every key, so it
+waits until what was committed since is worth it: what it costs is spread over the commits that are folded, however many
+keys there are.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.staging import Staging
 from txstore.transactions.transaction import Transaction
 
-#: So many commits pass between two folds, at least.
+#: Commits between two folds, at least.
 STEP = 64
-#: A fold is worth it when so many commits are out of date for each key at the head, or keys were written in them; and
-#: so many for each that is kept.
+#: A fold is worth it from these ratios on: commits out of date, or keys written in them, for each key at the head; and
+#: commits out of date for each that is kept.
 COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
 
 
@@ -83,7 +84,7 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
             )
             vacuum(commits, snapshots, branch=header.branch, **wanted)
     except (TxStoreError, OSError) as error:
-        # The commit is made. Whoever makes one 64 commits later tries again.
+        # The commit is made. The process that makes one 64 commits later tries again.
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
             warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
 

@@ -126,7 +126,7 @@ class _Surveyor:
                 yield _File(header.name, stored.footer.file_length, stored, frames_end(stored), runs)
 
     def _files_of_compaction_outputs(self) -> Iterator[_File]:
-        """Yield those that commits list. A run in any other one leads to values, and holds none."""
+        """Yield the ones that commits list. A run in any other one leads to values, and holds none."""
         for name, run in self._compaction_outputs.items():
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 size = self._storage.read_tail(name.path, 0)[1]
@@ -197,7 +197,7 @@ class _Surveyor:
         for _, offset, length in (each for each in sections if each.kind == commitfile.SECTION_GROUP_COMMIT):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 content = self._storage.read_range(file.name.path, offset, length)
-                # Keys are in the frames as they are. More may look like one: nobody needs the copy any more.
+                # Keys are in the frames as they are. Other bytes may look like one: no process needs the copy any more.
                 if any(prefix in content for prefix in self._begin):
                     self._change(file).holes.append((offset, length))
 
@@ -220,7 +220,7 @@ class _Surveyor:
         for position, frame in walk_frames(window, end):
             if frame is None:
                 if file.end is None and listed is None and window.is_zero(position, end):
-                    break  # room that nobody has used
+                    break  # unused room
                 raise CorruptionError(path, offset=position, reason="no whole frame is where one should begin")
             length = frame.head_end - position
             self._look_at(file, window, position, frame, copy_at)

@@ -17,7 +17,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.maintenance.report import COMMITS_TOLD, Fault
 from txstore.segments.ranged_packs import open_packs
 
-#: So many commits are looked at for a value of which it is not known where it was written.
+#: Commits that are searched for a value whose commit is not known.
 _LOOKED_AT_MOST = 1000
 
 
@@ -106,7 +106,7 @@ class Tracer:
         return found & self._ids.keys()
 
     def _between(self, spans: set[tuple[str, int, int]]) -> set[Place]:
-        """Return the commits from one version to another: of those that there are, not of all that there could be."""
+        """Return the commits from one version to another: the existing ones, not all that there could be."""
         found: set[Place] = set()
         for branch, first, last in spans:
             versions = self._versions.get(branch, [])

@@ -35,7 +35,7 @@ class ArrayUsage:
     bytes: int = 0
 
 
-#: So many arrays a notebook shows.
+#: Arrays that a notebook shows.
 _SHOWN = 20
 
 
@@ -51,8 +51,8 @@ class Usage:
         What else the commits that are kept need: older values, runs, headers.
     overwritten : int
         In files that kept commits need, values that none of them has: overwritten by the transaction that wrote them,
-        or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. At least
-        so many bytes: of each value that is there, the frame is taken to be as large as it can be.
+        or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. A lower
+        bound: the frame of each existing value is taken to be as large as it can be.
     staged : int
         Transactions that are going on, or that were: below `.staging/`, and what they have uploaded.
     orphan : int

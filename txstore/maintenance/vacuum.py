@@ -1,8 +1,8 @@
 """Deleting what nothing that is kept needs any more. I10: the oldest kept version first, durably; then the files.
 
 A vacuum that raises the oldest kept version is a commit, so that every writer meets it. When that is durable, and the
-file `oldest_kept/<version>` says so too, pins and tags are looked at once more: whoever pins or tags a commit looks for
-the oldest kept version afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is
+file `oldest_kept/<version>` says so too, the vacuum reads pins and tags once more: a process that pins or tags a commit
+reads the oldest kept version afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is
 interrupted, the next one does.
 
 Where there is no room for the two, on a full disk or in a bucket at its quota, what nothing needs already goes first.
@@ -95,7 +95,7 @@ def vacuum(
     older_than: timedelta | datetime | None = None,
     dry_run: bool = False,
 ) -> VacuumReport:
-    """Raise the oldest kept version as far as asked for and as nobody minds; delete. See `Repository.vacuum`."""
+    """Raise the oldest kept version as far as asked for and as pins and tags allow; delete. See `Repository.vacuum`."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
     vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
@@ -130,7 +130,7 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
-    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.versions`."""
+    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.publisher`."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
@@ -326,8 +326,8 @@ class _Vacuum:
         """Find what nothing kept needs, on any branch.
 
         A commit's data packs get their names in `packs/` before it is made, and keep those below `.staging/` until
-        after: whoever looks at `packs/`, then `.staging/`, then the heads has seen one of the three. What is a branch's
-        is listed before the branches: what is there of none has been deleted.
+        after: a process that lists `packs/`, then `.staging/`, then reads the heads has seen one of the three. The
+        files of branches are listed before the branches: files of an unlisted branch belong to a deleted one.
         """
         candidates = list(data_packs(self.commits))
         # `dry_run` has not deleted what it would have.
@@ -350,14 +350,14 @@ class _Vacuum:
             )
             for version in versions:
                 if lowest <= version < kept_from and (found := self.commits.read(branch, version)) is not None:
-                    # Whoever asks for one that is gone pins it until told so: then it may be there in part.
+                    # A reader that asks for a deleted one pins it until it gets the error: then it may exist in part.
                     with contextlib.suppress(MissingPackError):
                         needed.add(found)
             for path in self.commits.paths_in(names.commits_directory(branch)):
                 found_version = names.parse_version(path.rpartition("/")[2])
                 if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
                     continue  # for a repair to see
-                # An orphan that was moved aside: nobody was ever told of it.
+                # An orphan that was moved aside: its commit was never acknowledged.
                 if found_version is None or (found_version < lowest and path not in needed.paths):
                     doomed.append(path)
             raised = self.commits.paths_in(names.oldest_kept_directory(branch))

@@ -46,7 +46,7 @@ from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
 
-#: Of so many missing files one after the other, each is told.
+#: Missing files in a row that are reported one by one.
 _MISSING_TOLD = 1000
 
 S = TypeVar("S")
@@ -182,7 +182,7 @@ class Verifier:
             self._named.add((record.fork.branch, record.fork.version))
 
     def _check_chain(self, branch: str) -> None:
-        """Find the commits that can be read, and report those that can't, and links that do not hold."""
+        """Find the readable commits; report the unreadable ones, and links that do not hold."""
         there = self.commits.versions(branch)  # before the head is looked for: others may be committing
         oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
@@ -292,12 +292,12 @@ class Verifier:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._add_error(error, path, part="head_cache")
+            self._add_error(error, path, part="head cache")
             return
         except encoding.MalformedError as error:
             content = self.storage.read(path)
             if any(content):  # else its writer was killed, or the power lost, before it was written
-                self._add(Fault(path, error.reason, part="head_cache"))
+                self._add(Fault(path, error.reason, part="head cache"))
             return
         if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
             return  # a power loss can leave an older head cache than that of the last vacuum

@@ -138,7 +138,7 @@ class Appended:
 
 
 class _Join:
-    """Puts the chunks of one array together. Those that are written anew are decoded until the end."""
+    """Puts the chunks of one array together. Chunks that are written anew are decoded until the end."""
 
     def __init__(self, array: Appended, base: Hierarchy, ours: Hierarchy, theirs: Hierarchy) -> None:
         self._array = array

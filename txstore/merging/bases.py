@@ -21,7 +21,7 @@ from txstore.merging.moves import Renaming
 from txstore.merging.three_way import three_way
 from txstore.merging.virtual import Virtual, side_of, virtual
 
-#: So many bases are remembered, each with what was put together for it: they are shared by those that are near.
+#: Bases that are remembered, each with what was put together for it: near commits share them.
 _KEPT = 64
 _NO_REACH = Reach({}, frozenset())
 

@@ -1,4 +1,4 @@
-"""What a merge can't settle by itself, for whoever asked for it to look at and to answer."""
+"""What a merge can't settle by itself, for its caller to look at and to answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-#: So many of the conflicts of a merge are shown.
+#: Conflicts of a merge that are shown.
 _SHOWN = 50
 
 

@@ -104,7 +104,7 @@ class Renamed(Hierarchy):
 def recognised(
     base: Hierarchy, view: Hierarchy, before: Mapping[str, Hashable], after: Mapping[str, Hashable]
 ) -> dict[str, str]:
-    """Return the nodes that were moved, and where to; not those that went with one above them.
+    """Return the nodes that were moved, and where to; not the ones that went with a node above them.
 
     `before` are the places in which the values of keys lay that a side has deleted, `after` those of keys that it has
     made: `view` is what it has.

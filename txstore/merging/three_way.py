@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _THREE = ("base", "ours", "theirs")
-#: About so many bytes of one side are decoded at a time.
+#: Bytes of one side, about, that are decoded at a time.
 _PAGE = 4 << 20
 
 

@@ -42,7 +42,7 @@ Row = tuple[Any, ArraySpec, Any, Any, bool]
 
 #: A batch of fewer bytes is done on zarr's loop: it takes less time than to hand it to a thread.
 _SMALL = 256 << 10
-#: Of not more chunks than this, those that are far away are asked for on zarr's loop.
+#: Up to this number of chunks, the remote ones are requested on zarr's loop.
 _FEW = 16
 #: What one thread is given at least, in bytes.
 _SHARE = 256 << 10
@@ -263,7 +263,7 @@ class TxCodecPipeline(CodecPipeline):
         return array if type(array) is np.ndarray and array.dtype == self.layout.dtype else None
 
     def _work(self, count: int, array: AnyArray) -> int:
-        """Return about how many bytes are decoded to read so many chunks, or a part of them, to an array."""
+        """Return about how many bytes are decoded to read `count` chunks, or a part of them, to an array."""
         assert self.layout is not None
         return array.nbytes if self.layout.inner is not None else count * self.layout.size
 
@@ -274,7 +274,7 @@ class TxCodecPipeline(CodecPipeline):
 
 
 def _threads(work: int) -> int:
-    """Return on how many threads so many bytes are decoded or encoded."""
+    """Return on how many threads `work` bytes are decoded or encoded."""
     most = work // _SHARE
     if most < 2:
         return 1
@@ -297,14 +297,14 @@ def _processors() -> int:
 
 
 def zarr_default() -> str:
-    """Return what `codec_pipeline.path` is where nobody has configured it."""
+    """Return what `codec_pipeline.path` is by default."""
     defaults: dict[str, Any] = zarr.config.defaults[0]
     path: str = defaults["codec_pipeline"]["path"]
     return path
 
 
 def _ordinary_class() -> type[CodecPipeline]:
-    """Return zarr's own pipeline: what everybody has where nobody has configured another."""
+    """Return zarr's own pipeline: its default where no other is configured."""
     cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, zarr_default().rpartition(".")[2])
     return cls
 

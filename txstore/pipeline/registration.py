@@ -15,7 +15,7 @@ _NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
 
 
 def register() -> None:
-    """Make the pipeline known to zarr, and its default if nobody has configured another."""
+    """Make the pipeline known to zarr, and its default unless another is configured."""
     register_pipeline(TxCodecPipeline)
     wanted = os.environ.get("TXSTORE_PIPELINE", "on").lower() not in ("off", "0", "false", "no")
     if wanted and zarr.config.get(_SETTING) == zarr_default():

@@ -1,9 +1,8 @@
-"""Compaction outputs: runs that were merged while nobody waited for it, each in a pack of its own, which a commit
-installs.
+"""Compaction outputs: runs that a background thread has merged, each in a pack of its own, which a commit installs.
 
-A small commit leaves large runs to whoever has time to spare. That is a thread of a process that commits again and
-again: it merges them, and the process's next commit lists the pack, and its run in the place of those that it was
-merged of, if they still stand side by side then. Else somebody else has merged them, and the pack goes.
+A small commit does not merge large runs. A thread of a process that commits again and again merges them, and the
+process's next commit lists the pack, and its run in place of the runs that went into it, if they still stand side by
+side then. Otherwise another process has merged them, and the pack is deleted.
 
 I10: the pack has a name below `.staging/` before it has one in `packs/`, and keeps it until the commit is made. Others
 leave it alone for as long as it may be installed: where a kernel tells who lives, since this process holds it; anywhere
@@ -36,13 +35,14 @@ from txstore.storage.remote import RemoteStorage
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Of so many commits of a branch one looks for runs to be merged: that of one process, where many commit by turns.
+#: One commit in this many looks for runs to merge: a commit of one process, where many processes commit by turns.
 STEP = 16
-#: Seconds for which a pack may be installed where nobody sees who lives, and for which one waits for a branch that this
-#: process commits to no more: far less than what is staged is kept for, by any storage.
+#: Seconds for which a pack may be installed where no process sees which others live, and for which one waits for a
+#: branch that this process does not commit to any more: far less than any storage keeps staged data for.
 INSTALLED_FOR = leases.KEPT / 2
 
-#: The disk has to have room for so many times the runs: no commit is to fail for want of what nobody waits for.
+#: Multiples of the runs' size that the disk must have free: background work must not make a commit fail for want of
+#: space.
 _LEFT_FREE = 8
 #: Opens some runs of a commit.
 OpenRuns = Callable[[Sequence[RunName]], Runs]
@@ -76,7 +76,7 @@ class CompactionOutput:
         except BaseException:
             self.drop()
             raise
-        if storage.ranges is not None:  # whoever opens it next is this process
+        if storage.ranges is not None:  # this process is the next to open it
             tail = bytes(memoryview(content)[-TAIL:])
             storage.cache.keep(name.id, offset + length - len(tail), tail)
 
@@ -135,7 +135,7 @@ class CompactionOutputs:
     """
 
     def __init__(self, storage: Storage, at_once: int) -> None:
-        """`at_once`: so many bytes of runs small commits merge themselves."""
+        """`at_once`: bytes of runs that small commits merge themselves."""
         self._storage = storage
         self._at_once = at_once
         self._merges: dict[str, _RunMerge] = {}  # by branch
@@ -152,7 +152,7 @@ class CompactionOutputs:
     # --- before and while a commit is made
 
     def left(self, branch: str, runs: Sequence[RunName]) -> Sequence[RunName]:
-        """Return which runs of a commit the next one may merge itself: those that are newer than what a thread does."""
+        """Return which runs of a commit the next one may merge itself: the ones newer than what a thread merges."""
         with self._lock:
             merge = self._merges.get(branch)
         at = None if merge is None else find_runs(merge.inputs, runs)
@@ -180,7 +180,7 @@ class CompactionOutputs:
                 if is_known and not is_installed:
                     merge.is_taken = False
                     return
-                # It is never free in between: if this is interrupted, nobody drops what a commit lists.
+                # It is never free in between: if this is interrupted, no thread drops a pack that a commit lists.
                 self._unsettled.append(pack)
                 del self._merges[branch]
             if not is_known or pack not in self._unsettled:
@@ -239,7 +239,7 @@ class CompactionOutputs:
     def _pop_useless(self, branch: str, runs: Sequence[RunName]) -> list[CompactionOutput]:
         """Return packs that no commit will install any more, and forget them; the caller holds the lock.
 
-        `runs` are those of the newest commit of a branch. To the others nobody may ever commit again here.
+        `runs` are those of the newest commit of a branch. This process may never commit to the others again.
         """
         useless = []
         for each, merge in list(self._merges.items()):
@@ -247,7 +247,7 @@ class CompactionOutputs:
             if pack is None:
                 continue
             if merge.is_taken:
-                if is_gone:  # whoever has taken it is about to settle it, or was interrupted
+                if is_gone:  # the commit that has taken it is about to settle it, or was interrupted
                     self._unsettled.append(pack)
                     del self._merges[each]
             elif is_gone or (pack.is_old if each != branch else not pack.may_be_installed):
@@ -258,7 +258,7 @@ class CompactionOutputs:
     def _merge(self, stored: Stored, merge: _RunMerge, open_runs: list[OpenRuns]) -> None:
         branch, pack = stored.header.branch, None
         try:
-            # Nobody waits for it: if it fails, a later commit begins anew.
+            # No commit waits for it: if it fails, a later commit begins anew.
             with contextlib.suppress(OSError, TxStoreError, RuntimeError):
                 # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
                 runs = open_runs.pop()(merge.inputs)
@@ -280,7 +280,7 @@ _in_use: weakref.WeakSet[CompactionOutputs] = weakref.WeakSet()
 
 
 def _drop_all(storage: Storage, merges: dict[str, _RunMerge]) -> None:
-    """Drop what waits, when nobody has the repository any more: called by a finalizer."""
+    """Drop what waits, when the repository object is gone: called by a finalizer."""
     while merges:
         merge = merges.popitem()[1]
         if merge.pack is not None and not merge.is_taken:

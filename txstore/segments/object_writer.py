@@ -5,7 +5,7 @@ that follow are collected in packs of `OBJECT_SIZE`, which are numbered from 1 a
 a time, so that memory is bounded. Together they are one pack of which each has a part: sequences go on from one to the
 next, and an offset says in its upper bits in which of them it is (`packfile.split_offset`).
 
-Nobody sees a pack that no commit refers to, so each has its last name from the beginning.
+No reader sees a pack that no commit refers to, so each has its final name from the beginning.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 #: A pack is uploaded when the next frame would make it larger than this.
 OBJECT_SIZE = 32 << 20
-#: A value of this length ends its pack, which is uploaded at once. Where no room is left to copy it to, whoever appends
-#: it waits, and it is sent from where they have it.
+#: A value of this length ends its pack, which is uploaded at once. Where no room is left for a copy, the
+#: caller waits, and the value is sent from the caller's memory.
 LONG = 8 << 20
 #: What a commit's own file holds of values, at most; and what it may still hold of them when another commit was faster:
 #: the file is sent again then.
@@ -167,8 +167,8 @@ class ObjectWriter:
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
 
-        There is room for the upload of the full one, taken here: whoever has to wait for that lets all others wait, or
-        each of them would fill a pack meanwhile.
+        The room for the upload of the full pack is taken here, under the lock: while one thread waits for room all
+        others wait, or each of them would fill a pack meanwhile.
         """
         last = self._packs[-1] if self._is_filling else None
         if last is not None and last.end + length <= OBJECT_SIZE:
@@ -236,7 +236,7 @@ class ObjectWriter:
             if pack.is_uploaded:
                 return
             with self._stores:
-                # Without the lock where it is full: whoever has that may wait for just this upload.
+                # Without the lock where it is full: the thread that has the lock may wait for just this upload.
                 if self._packs[-1] is pack:
                     with self._lock:
                         if self._packs[-1] is pack:
@@ -350,7 +350,10 @@ class ObjectWriter:
         return self._own_file.close() or self._lease is not None
 
     def release(self) -> None:
-        """Let others see that this process stages no more: what was committed is referred to. Nobody waits for that."""
+        """Let others see that this process stages no more: what was committed is referred to.
+
+        No caller waits for that.
+        """
         if self.close(deletes=False):
             self._storage.forget_staged(self.path)  # of packs that were copied, it is in no version
             background_cleanup.do_later(self._storage, partial(self._storage.delete, self.path))  # with the lease
@@ -366,7 +369,7 @@ class ObjectWriter:
         if self._process != os.getpid():
             return
         self._error = self._error or OSError("the transaction was rolled back")
-        wait(list(self._uploads))  # what is under way would be found by nobody
+        wait(list(self._uploads))  # no process would find an upload that ends later
         for pack in list(self._packs):
             with pack.uploading:
                 pack.is_uploaded = True
@@ -383,7 +386,7 @@ class _Aside(NamedTuple):
 
 
 class _Room:
-    """Uploads that are under way: so many, and so many bytes. Safe in threads."""
+    """The uploads that are under way: their number and bytes are bounded. Safe in threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -488,7 +491,7 @@ class _Pack:
                 self._last = offset, kept.data
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
-        """Write the object; the caller holds `uploading`, and nobody appends. Raises `OSError`."""
+        """Write the object; the caller holds `uploading`, and no thread appends. Raises `OSError`."""
         # Others look for what there is before it is committed.
         directory = [packfile.encode_directory(self._heads, self.end)] if is_published else []
         storage.objects.put(self.path, [self._content, *self._tail(), *directory])

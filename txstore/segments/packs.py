@@ -27,7 +27,7 @@ _STEP_SMALLEST, _STEP_LARGEST = 4 << 20, 64 << 20
 #: The kernel is asked to start writing behind us in steps, so that the sync of a large commit finds little to do.
 _WRITEBACK_STEP = 8 << 20
 
-#: Maps that a process keeps at once besides those that somebody uses, of all its repositories. The kernel allows it
+#: Maps without users that a process keeps at once, of all its repositories. The kernel allows it
 #: 65,530 by default, for all that it maps.
 MAX_MAPS = 16_384
 
@@ -191,7 +191,8 @@ class PackWriter:
                     full = self._retire_buffer(start, end - start)
                 self._fill_buffer(start, frame, offset, view, end)
         if full is not None:
-            # Not under the lock: whoever waits for it would wait for the disk, and then for the interpreter's lock.
+            # Not under the lock: a thread that waits for it would wait for the disk, and then for the interpreter's
+            # lock.
             self._write_retired(full)
         if directly:
             padding = _ZEROS[: offset - start - len(frame)], _ZEROS[: end - offset - length]
@@ -301,7 +302,7 @@ class PackWriter:
                 self._spare.append(buffer)
 
     def _flush(self) -> None:
-        """Write the buffer to the file; the caller holds the lock, and nobody appends."""
+        """Write the buffer to the file; the caller holds the lock, and no thread appends."""
         start, end = self._buffer_start, self._buffer_end
         if end > start:
             self._allocate(end)
@@ -522,7 +523,7 @@ class Kept(dict[Key, Opened]):
 
 
 #: What is in all `Kept` of the process, the oldest first. No lock: each step is one that other threads see whole, and
-#: a finalizer, which may come here at any point, waits for nobody.
+#: a finalizer, which may come here at any point, waits for no thread.
 _order: deque[tuple[weakref.ref[Kept[Any, Any]], Any]] = deque()
 
 
@@ -551,8 +552,9 @@ def _forget_what_was_inherited() -> None:
 class Packs:
     """The packs of one repository that are mapped, each as long as anybody has it. No descriptor is held.
 
-    Whoever reads through a pack keeps it: a run the file that it lies in, a snapshot what its runs have led to (see
-    `Kept`), a view what it shows. Nobody else does: what a vacuum has deleted takes space as long as it is mapped.
+    A reader of a pack keeps it open: a run keeps the file that it lies in, a snapshot the packs that its runs have led
+    to (see `Kept`), a view what it shows. Nothing else does: a file that a vacuum has deleted takes space as long as it
+    is mapped.
     """
 
     is_ranged = False
@@ -560,7 +562,7 @@ class Packs:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._open: dict[bytes, weakref.ref[OpenPack]] = {}
-        self._swept_at = _SWEPT_FROM  # with so many, those that are gone are looked for
+        self._swept_at = _SWEPT_FROM  # number of entries at which dead ones are swept
 
     def get(self, name: PackName, missing: Missing | None = None) -> OpenPack:
         found = self._open.get(name.id)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: Packs whose streams are followed. What is behind one is found again, a little slower.
 MAX_READERS = 4096
-#: A value above this length is not kept in memory: whoever reads it has it, and it would drive out hundreds of others.
+#: A value above this length is not cached in memory: its reader has it, and it would drive out hundreds of others.
 _LARGE = 1 << 20
 
 
@@ -51,8 +51,8 @@ UNDER_WAY = 16
 AWAITED = 64
 #: So long, in seconds, others wait for what a coroutine fetches: its event loop may have been stopped.
 PATIENCE = 2.0
-#: So much on both sides of a document is fetched along: whoever asks for one asks for those of its neighbours next. Of
-#: a pack that a second document is asked for, more: there are many, and not only those of a small commit.
+#: Bytes on both sides of a document that are fetched along: a reader of one document reads its neighbours next. From a
+#: pack that a second document is read from, more: it holds many, not only the documents of a small commit.
 BESIDE, BESIDE_LARGEST = 32 << 10, 128 << 10
 #: Windows that are fetched in the background, of all packs, at once.
 AHEAD = 8
@@ -89,7 +89,7 @@ class _Request:
 
 
 class _Fetch:
-    """Ranges that are under way, ascending. Whoever wants what lies in them waits for it."""
+    """Ranges that are under way, ascending. A thread that wants bytes in them waits for them."""
 
     __slots__ = ("_futures", "_is_done", "_patience", "pieces", "ranges")
 
@@ -211,13 +211,14 @@ class PackReader:
             contents = [await requests[0]] if len(requests) == 1 else await asyncio.gather(*requests)
             found = [memoryview(content) for content in contents if content is not None]
             if len(found) == len(requests):
-                with contextlib.suppress(TxStoreError):  # whoever asks again is told
+                with contextlib.suppress(TxStoreError):  # the next request raises it
                     fetch.pieces = self._keep(list(zip(fetch.ranges, found, strict=True)), wanted)
         finally:
             self._end(fetch)
 
     def read_into(self, offset: int, place: npt.NDArray[np.uint8]) -> None:
-        """Read a long range to where it is wanted, as far as the pack goes; nobody else gets it, unless it is on disk.
+        """Read a long range to where it is wanted, as far as the pack goes; other readers get it only from the disk
+        cache.
 
         Raises `FileNotFoundError`.
         """
@@ -318,7 +319,7 @@ class PackReader:
         reads = [[self._start(*wanted) for wanted in request.ranges] for request in requests]
         missing = {(read.begin, read.end) for each in reads for read in each if read.begin < read.end}
         wide = {(each.begin, each.end) for at, request in enumerate(requests) if request.is_wide for each in reads[at]}
-        # Whoever asks for so much at a time has planned ahead itself: what is fetched along, it asks for meanwhile.
+        # A reader that asks for so much at a time plans ahead itself: it would ask meanwhile for what is fetched along.
         alone = {(each.begin, each.end) for each_of in reads if _length(each_of) >= WINDOW_LARGEST for each in each_of}
         pieces = self._pieces(missing, wide, alone) if missing else []
         for request, each in zip(requests, reads, strict=True):
@@ -357,7 +358,8 @@ class PackReader:
         return max(begin - beside, 0), stop if self._size is None else max(end, min(stop, self._size))
 
     def _found_elsewhere(self, missing: Set[Range]) -> tuple[dict[Range, _Fetch], dict[Range, memoryview]]:
-        """Return which of the ranges other threads fetch, and those that one has fetched since the cache was asked.
+        """Return the ranges that other threads are fetching, and the ones that they have fetched since the cache was
+        asked.
 
         The caller holds the lock. A fetch leaves the list after the cache has what it brought, so none is missed.
         """
@@ -384,7 +386,7 @@ class PackReader:
             fetch.done()
 
     def _read_on(self, position: int) -> None:
-        """Fetch in the background what follows, for whoever has come to the last window that was read ahead."""
+        """Fetch the next window in the background, for a reader that has come to the last one that was read ahead."""
         with self._lock:
             ranges = self._ahead.go_on(position, self._size)
             fetch = self._planned(ranges) if ranges else None
@@ -395,7 +397,7 @@ class PackReader:
                 self._read_ahead(fetch)
 
     def _read_ahead(self, fetch: _Fetch) -> None:
-        with contextlib.suppress(OSError, TxStoreError):  # whoever wants it asks for it, and is told
+        with contextlib.suppress(OSError, TxStoreError):  # a reader that wants it asks again, and gets the error
             self._fetched(fetch, ())
 
     def _start(self, offset: int, length: int) -> _Read:
@@ -429,7 +431,7 @@ class PackReader:
             return [memoryview(self._ranges.get_range(self._path, *each)) for each in wanted]
         try:
             return [memoryview(content) for content in self._ranges.get_ranges(self._path, wanted)]
-        except CutShortError:  # then what there is, so that whoever reads it says what is damaged
+        except CutShortError:  # then the bytes that exist, so that the reader says what is damaged
             return [memoryview(self._ranges.get_range(self._path, *each)) for each in wanted]
 
     def _get_long(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -471,7 +473,7 @@ class PackReader:
 
 
 def _go_on(future: asyncio.Future[None]) -> None:
-    if not future.done():  # whoever awaited it may have been cancelled
+    if not future.done():  # the task that awaited it may have been cancelled
         future.set_result(None)
 
 

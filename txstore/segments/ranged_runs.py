@@ -233,7 +233,7 @@ class LazyRuns(Runs):
         try:
             found = index.lookup(self._runs, key)
         except ValueError:
-            return None  # whoever has time for it asks again, and is told
+            return None  # a caller that can wait asks again, and gets the error
         if found is None or found[1] != packfile.REF_PACK:
             return None
         run, _, _, number, offset, length, checksum = found
@@ -263,7 +263,7 @@ class LazyRuns(Runs):
         try:
             wanted = self._wanted(index.locate(self._runs, encoded))
         except ValueError:
-            return None  # whoever has time for it asks again, and is told
+            return None  # a caller that can wait asks again, and gets the error
         if wanted.later:
             return None
         readers = [(_ranged(self._packs, name).reader, wanted.ranges(name)) for name in wanted.rows]

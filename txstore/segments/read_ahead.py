@@ -69,7 +69,7 @@ class ReadAhead:
         return begin <= position < end
 
     def go_on(self, position: int, size: int | None) -> list[Range]:
-        """Return the window that follows the one which a position lies in, if nobody has asked for it before."""
+        """Return the window that follows the one which a position lies in, if it was not asked for before."""
         begin, end = self._due
         stream = next((stream for stream in self._streams if stream.end == end), None)
         if not begin <= position < end or stream is None:

@@ -26,12 +26,12 @@ from txstore.storage.spool import spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
-#: Of so many runs more than there should be, a commit that brings little leaves the large ones to whoever has time to
-#: spare. With each one more it merges twice as much; up to here, so that it stays a number.
+#: Runs above the usual number that a small commit tolerates: it leaves the large ones to a background thread. With each
+#: run more it merges twice as much, up to the second number.
 _SPARED, _DOUBLED_MOST = 8, 40
-#: So many bytes of runs whoever has time to spare merges at once, at most: they may be in memory, with what comes out.
+#: Bytes of runs that a background thread merges at once, at most: they may be in memory, with the result.
 _MERGED_ASIDE = 64 << 20
-#: So many bytes of the blocks of each run are looked through at a time for what has changed.
+#: Bytes of the blocks of each run that are searched at a time for changes.
 _CHANGES_WINDOW = 64 << 10
 
 
@@ -86,8 +86,8 @@ class Located(NamedTuple):
     """Where many values lie: for each the number of a buffer, an offset, a length and a CRC-32C.
 
     The number is `MISSING` if there is no value, and `ELSEWHERE` if it has to be asked for by itself. It is `LATER` if
-    it has to be fetched and is long: whoever knows where it is wanted reads it to there, by its row. Else it is asked
-    for by itself.
+    it has to be fetched and is long: the caller, who knows its destination, reads it to there, by its row. Else it is
+    asked for by itself.
     """
 
     buffers: list[Mapped]
@@ -116,7 +116,7 @@ class OpenRun:
     """A run, opened where it lies, and what was decoded of its table of packs."""
 
     is_light = True
-    """Whether it may be kept open when nobody reads it: it takes little space on the disk when its file is deleted."""
+    """Whether it may be kept open without readers: it takes little space on the disk when its file is deleted."""
 
     def __init__(self, name: RunName, packs: PackSource) -> None:
         self.file = placed(name)
@@ -246,7 +246,7 @@ class Runs:
         return self.foreign(key, Found._make(found)) if kind == packfile.REF_FOREIGN else None
 
     def at_hand(self, key: bytes) -> memoryview | None:
-        """Return a value that nobody has to wait for. None says nothing: it may be there, and elsewhere."""
+        """Return a value that can be had without waiting. None says nothing: the value may exist, and lie elsewhere."""
         return None
 
     def locate(self, keys: Sequence[str]) -> Located:
@@ -418,14 +418,14 @@ class Runs:
 
 
 def plan_merge(names: Sequence[RunName], at_once: int, brought: int) -> Sequence[RunName]:
-    """Return which runs of a commit, side by side, whoever commits next merges into one; none: nothing.
+    """Return which runs of a commit, side by side, the next commit merges into one; none: nothing.
 
     A run is taken along while it has at most twice the entries of those before it together, so what comes out has half
     as many again as any that went in: the number of times that one entry is copied is logarithmic.
 
-    Large runs are left to those who have time to spare (`plan_aside`). Of whoever brings much itself, `brought` bytes,
-    half as many again are hardly noticed. Whoever brings little merges `at_once` bytes. It merges more only if nobody
-    has time to spare, where each process ends when it has committed: twice as much with each run more than `_SPARED`
+    Large runs are left to a background thread (`plan_aside`). A large commit, of `brought` bytes, merges half as many
+    again, which is hardly noticed. A small one merges `at_once` bytes. It merges more only where no process has such a
+    thread, since each ends when it has committed: twice as much with each run more than `_SPARED`
     that should not be there. So the number of those is logarithmic, too: of all bytes there are by `at_once`.
     """
     doubled = min(max(_overdue(names) - _SPARED, 0), _DOUBLED_MOST)
@@ -433,7 +433,7 @@ def plan_merge(names: Sequence[RunName], at_once: int, brought: int) -> Sequence
 
 
 def plan_aside(names: Sequence[RunName], at_once: int) -> Sequence[RunName]:
-    """Return which runs of a commit are to be merged by whoever has time to spare; none: nothing.
+    """Return which runs of a commit a background thread should merge; none: nothing.
 
     The newest are left to the commits that follow, of other processes, too, which merge `at_once` bytes: they would
     merge these first.
@@ -444,7 +444,7 @@ def plan_aside(names: Sequence[RunName], at_once: int) -> Sequence[RunName]:
 
 
 def _side_by_side(names: Sequence[RunName], room: int) -> Sequence[RunName]:
-    """Return the newest runs that are to be merged together and have at most so many bytes."""
+    """Return the newest runs that are to be merged together and have at most `room` bytes."""
     for first in range(len(names) - 1):
         count = _fitting(names[first:], room)
         if count > 1:
@@ -458,7 +458,7 @@ def _overdue(names: Sequence[RunName]) -> int:
 
 
 def _fitting(names: Sequence[RunName], room: int) -> int:
-    """Return how many of these runs, from the first one on, are merged together if there is room for so many bytes."""
+    """Return how many of these runs, from the first one on, are merged together if there is room for `room` bytes."""
     count = total = length = 0
     for name in names:
         weight = max(name.entries, 1)

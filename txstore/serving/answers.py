@@ -1,4 +1,4 @@
-"""Answers over HTTP: what every one of them says, JSON, and errors as JSON."""
+"""Sends HTTP answers: the headers that all of them have, JSON, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-#: What an id leads to stays; what a name leads to is asked for each time, and answered by its tag alone.
+#: The content behind an id never changes. The content behind a name may: a client asks each time, and compares tags.
 IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
 
-#: No browser takes what a repository holds for a page of ours, whatever it is.
+#: A browser never runs repository content as a page of this server, whatever the content is.
 _NOTHING = b"default-src 'none'; sandbox"
 _AS_TOLD = (b"x-content-type-options", b"nosniff")
-#: What each answer says that is not sent by `answer`.
+#: Headers of each answer that `answer` does not send.
 PROTECTED: Headers = (_AS_TOLD, (b"content-security-policy", _NOTHING))
-#: From so many bytes on JSON is compressed.
+#: Bytes: JSON of at least this length is compressed.
 _COMPRESSED_FROM = 1 << 10
 
-#: Of each error its status; of any other, 500. Whatever reads Zarr takes 404 for a chunk that was never written, and
-#: TensorStore also 204, 304 and 412: below `/at/` only a key that a commit does not have is answered so.
+#: The status for each error; 500 for any other. Zarr readers take 404 for a chunk that was never written, and
+#: TensorStore also 204, 304 and 412. So below `/at/` the server sends these only for a key that the commit lacks.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
     (CommitNotFoundError, 410),
     (CodecRefusedError, 400),
     (SnapshotExpiredError, 410),
     (ErasedError, 410),
     (RepositoryNotFoundError, 503),
-    (NodeNotFoundError, 404),  # of the API: what reads keys raises none
+    (NodeNotFoundError, 404),  # raised by the API only: reading keys never raises it
     (KeyFormatError, 400),
     (SourceError, 502),
 )
@@ -65,7 +65,7 @@ class Failure(Exception):
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what is answered to whoever has met an error. What others say, who may name secrets, is left out."""
+    """Return the answer for an error. Leave out messages of other libraries, which may contain secrets."""
     if isinstance(error, Failure):
         return error
     kind = type(error).__name__
@@ -73,7 +73,7 @@ def failure_of(error: Exception) -> Failure:
         status = next((status for each, status in _STATUS if isinstance(error, each)), 500)
         told = error.args[0] if isinstance(error, KeyError) and error.args else error
         return Failure(status, kind, str(told))
-    return Failure(500, kind, "the server could not answer this: its own output says why")
+    return Failure(500, kind, "the server could not answer this: see its log")
 
 
 async def answer_failure(scope: Scope, send: Send, failure: Failure) -> None:
@@ -96,7 +96,7 @@ async def answer(
     more: bool = False,
     policy: bytes = _NOTHING,
 ) -> None:
-    """Send an answer, or its beginning: `more` follows then, `length` bytes in all. `policy` is what it may do."""
+    """Send an answer, or its start if `more` follows, `length` bytes in all. `policy` is its security policy."""
     about = [*headers, _AS_TOLD, (b"content-security-policy", policy)]
     if kind is not None:
         about.append((b"content-type", kind))
@@ -124,19 +124,19 @@ async def answer_compressed(
 
 
 def path_of(scope: Scope) -> bytes:
-    """Return the path of a request as it was sent, which not every server tells."""
+    """Return the path of a request as the client sent it. Not every ASGI server passes it on."""
     sent: bytes | None = scope.get("raw_path")
     return quote(scope["path"]).encode() if sent is None else sent
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when whoever has asked has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
-    """Return the headers of a request. Of one that comes twice, the last."""
+    """Return the headers of a request. If a header comes twice, the last one counts."""
     return dict(scope["headers"])
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application: a page, a JSON API and plain Zarr over one repository, for reading only."""
+"""The ASGI application: serves a page, a JSON API and plain Zarr of one repository, read-only."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from txstore.storage.request_threads import executor
 
 _log = logging.getLogger("txstore.serving")
 
-#: Questions that are answered at once, each in a thread; the others wait for their turn, without one.
+#: Questions answered at the same time, each in a thread; further ones wait without a thread.
 _THREADS = 8
-#: Pictures that are made at once, in threads and processes of their own: each may take much time and memory.
+#: Pictures made at the same time, in separate threads and processes: each may take much time and memory.
 _PICTURES = 2
-#: Seconds between two looks for what nobody reads any more.
+#: Seconds between two checks for idle snapshots and processes.
 _TIDYING = 10.0
 
 
@@ -60,12 +60,12 @@ def application(
     ----------
     repository : Repository
     token : str, optional
-        What whoever asks has to know: `?token=` once in a browser, `Authorization: Bearer`, or `/t/TOKEN` before the
-        rest of the path. The browser keeps a cookie that only this process knows. None: everybody may ask.
+        The secret that a client must send: `?token=` once in a browser, `Authorization: Bearer`, or `/t/TOKEN` before
+        the rest of the path. The browser keeps a cookie that only this process knows. None: any client may read.
     hosts : collection of str
-        What this server is called by, in the `Host` of requests, besides "localhost" and addresses; "*": anything.
+        Names of this server that the `Host` of a request may have, besides "localhost" and addresses; "*": any.
     origins : collection of str
-        Origins of pages elsewhere that may read, such as "https://neuroglancer-demo.appspot.com"; "*": all.
+        Origins of other sites' pages that may read, such as "https://neuroglancer-demo.appspot.com"; "*": all.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class Application:
         )
 
     def close(self) -> None:
-        """End what would go on for ever, so that a server that waits for it can stop. On the server's event loop."""
+        """End the endless event streams, so that the server can stop. Call it on the server's event loop."""
         self._events.close()
         self._pictures.decoders.let_go(idle=0)
 
@@ -138,7 +138,7 @@ class Application:
                 place = scope["path"].removeprefix(scope.get("root_path") or "")  # which may have the token in it
                 _log.error("%s %s", scope["method"], place, exc_info=error)
             if sending.has_begun:
-                raise  # the connection ends: whoever reads sees that not all has come
+                raise  # the connection ends: the client sees that the answer is incomplete
             await answer_failure(scope, sending, failure)
         finally:
             self._tidy_later()
@@ -159,7 +159,7 @@ class Application:
             await _no_such_place()
 
     def _tidy_later(self) -> None:
-        """Let go of what nobody reads any more in some seconds, also if no other request comes."""
+        """Release idle snapshots and processes in some seconds, even if no other request comes."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer[0] is not loop:
             self._timer = loop, loop.call_later(_TIDYING, self._tidy)
@@ -187,9 +187,9 @@ class _Sending:
 
 
 class _Question:
-    """A place of the API: asks a function in a thread, with what stands in the path and, by these names, the query.
+    """An endpoint of the API: calls a function in a thread, with the parts of the path and the named query arguments.
 
-    What is long has threads of its own, and is told to `stop` when the client has left.
+    A long question has separate threads, and its `stop` is set when the client disconnects.
     """
 
     def __init__(self, function: Callable[..., Any], names: Collection[str], *, is_long: bool = False) -> None:
@@ -202,7 +202,7 @@ class _Question:
         try:
             query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=32)
         except ValueError as error:
-            raise Failure(400, "WrongArgument", f"the query makes no sense: {error}") from error
+            raise Failure(400, "WrongArgument", f"the query is invalid: {error}") from error
         for name in self._names:
             if name in query:
                 given[_ARGUMENTS.get(name, name)] = _number(query[name][-1]) if name == "limit" else query[name][-1]
@@ -218,7 +218,7 @@ class _Question:
         finally:
             gone.cancel()
             if not asked.done():
-                asked.cancel()  # nobody waits for it any more: if it has not begun, it doesn't
+                asked.cancel()  # the client has left: a call that has not begun never begins
                 stop.set()
         if asked.cancelled():
             return
@@ -230,18 +230,18 @@ class _Question:
             await answer_json(scope, send, told)
 
 
-#: What is called otherwise in Python.
+#: Query arguments that have another name in Python.
 _ARGUMENTS = {"from": "start"}
 
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Failure(400, "WrongArgument", f"{text[:40]!r} is no number")
+        raise Failure(400, "WrongArgument", f"{text[:40]!r} is not a number")
     return int(text)
 
 
 async def _no_such_place(*_: object) -> None:
-    # Not 404: to what reads Zarr by a URL that is no longer right, it would be a chunk that is missing.
+    # Not 404: a Zarr reader with an outdated URL would take it for a missing chunk.
     raise Failure(
         400, "NotFound", "there is nothing here: the page is at /, plain Zarr at /at/, JSON at /api/repository"
     )

@@ -1,4 +1,4 @@
-"""Connections of the server, which are given up if no whole request comes: nobody holds them for nothing."""
+"""Connections that the server closes if no complete request arrives, so that idle clients can't hold them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-#: Seconds that the head of a request may take from its first byte on, or from the connection on; and its bytes.
+#: Seconds that the head of a request may take, from its first byte or from the connection; and its most bytes.
 HEAD_SECONDS, HEAD_BYTES = 20.0, 1 << 16
 
 
 class BoundedConnection(HttpToolsProtocol):
     """A connection that ends if the head of a request takes too long, or is too long.
 
-    uvicorn waits for both without an end. What comes behind an answer, such as the rest of a body that nobody reads,
-    counts as the head of the next request.
+    uvicorn limits neither. Bytes that follow an answer, such as the rest of an unread body, count as the head of the
+    next request.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

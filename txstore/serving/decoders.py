@@ -1,4 +1,4 @@
-"""The processes that decode for pictures (`codecs/apart.py`): begun when needed, ended with a request."""
+"""The processes that decode chunks for pictures (`codecs/apart.py`): started on demand, ended with a request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from txstore import processes
 from txstore.serving.answers import Failure
 
-#: What one picture may take: bytes of memory, besides those of an idle process, and seconds.
+#: Limits for one picture: bytes of memory, beyond those of an idle process, and seconds.
 MEMORY, SECONDS = 1 << 30, 30.0
-#: Bytes of one answer, of which most are numbers of a picture.
+#: Bytes of one answer, which is mostly the numbers of a picture.
 _ANSWER = 16 << 20
-#: Seconds that an idle process is kept.
+#: Seconds before an idle process is ended.
 _KEPT = 30.0
 
 #: Returns a part of a value, or all of it; None if there is no such key.
@@ -29,7 +29,7 @@ Fetch = Callable[[str, slice | None], memoryview | None]
 
 
 class Stop:
-    """Ends what is done for a request when nobody waits for it any more. Safe in threads."""
+    """Ends the work for a request when its client has left. Safe in threads."""
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()
@@ -44,7 +44,7 @@ class Stop:
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have `end` called when this is set: at once, or before the block is left, and not after that."""
+        """Call `end` when this is set: at once, or while the block runs, and never after the block."""
         with self._lock:
             self._end = end
             if self.is_set:
@@ -57,7 +57,7 @@ class Stop:
 
 
 class _EndedError(Exception):
-    """The process has ended before it has answered."""
+    """The process ended before it answered."""
 
 
 class _Decoder:
@@ -65,7 +65,7 @@ class _Decoder:
         self.is_new = True
         self.has_begun = False
         self._connection, theirs = Pipe()
-        # It imports the modules that this process would. Its libraries make no threads, each with memory of its own.
+        # It finds the same modules as this process. Its libraries start no threads, because each takes memory.
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-m", "txstore.codecs.apart", str(theirs.fileno()), str(MEMORY), str(SECONDS)]
@@ -77,7 +77,7 @@ class _Decoder:
         self.end = weakref.finalize(self, _end, os.getpid(), self.process, self._connection)
 
     def ask(self, question: Mapping[str, Any], fetch: Fetch) -> tuple[dict[str, Any], bytes]:
-        """Return the answer, and give the values that are asked for until it comes."""
+        """Return the answer. Until it comes, supply the values that the process asks for."""
         self.has_begun = False
         self._send(_encoded(question))
         while "key" in (told := json.loads(self._receive())):
@@ -103,7 +103,7 @@ class _Decoder:
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection) -> None:
-    if os.getpid() == owner:  # and not a process that was forked from it
+    if os.getpid() == owner:  # not in a forked child
         process.kill()
         process.wait()
     connection.close()
@@ -115,7 +115,7 @@ class _Idle(NamedTuple):
 
 
 class Decoders:
-    """As many processes as threads call `ask` at once; one that is idle is used again. Safe in threads."""
+    """One process for each thread inside `ask`; idle processes are used again. Safe in threads."""
 
     def __init__(self) -> None:
         self._idle: list[_Idle] = []
@@ -124,9 +124,9 @@ class Decoders:
     def ask(
         self, path: str, zarr_format: int, taken: list[Any], fetch: Fetch, stop: Stop
     ) -> tuple[dict[str, Any], bytes]:
-        """Return what is told of a part of an array, and its numbers. Raises `Failure`, or what `fetch` does.
+        """Return the description of a part of an array, and its numbers. Raises `Failure`, and the errors of `fetch`.
 
-        `taken` has for each axis a number, or where a slice begins and ends, and its step.
+        `taken` has for each axis an index, or the start, stop and step of a slice.
         """
         decoder = self._take()
         try:
@@ -134,7 +134,7 @@ class Decoders:
                 told, body = decoder.ask({"path": path, "zarr_format": zarr_format, "taken": taken}, fetch)
         except _EndedError:
             decoder.end()
-            if not (decoder.is_new or decoder.has_begun or stop.is_set):  # it had ended while it was idle
+            if not (decoder.is_new or decoder.has_begun or stop.is_set):  # the process had ended while it was idle
                 return self.ask(path, zarr_format, taken, fetch, stop)
             raise _failure_of(decoder.process.returncode, path) from None
         except BaseException:
@@ -142,7 +142,7 @@ class Decoders:
             raise
         if stop.is_set or "failed" in told:
             decoder.end()
-            raise _refusal(told.get("failed", "it was given up"), path)
+            raise _refusal(told.get("failed", "the request was stopped"), path)
         with self._lock:
             self._idle.append(_Idle(decoder, time.monotonic()))
         return told, body
@@ -158,7 +158,7 @@ class Decoders:
             decoder.end()
 
     def let_go(self, *, idle: float = _KEPT) -> bool:
-        """End the processes that were idle for some seconds. Return whether others are left."""
+        """End the processes that have been idle for `idle` seconds. Return whether others are left."""
         before = time.monotonic() - idle
         with self._lock:
             old = [each for each in self._idle if each.since <= before]
@@ -175,11 +175,11 @@ def _encoded(told: Any) -> bytes:
 
 def _failure_of(code: int, path: str) -> Failure:
     if code == -signal.SIGALRM:
-        return Failure(413, "TooLarge", f"{path!r} takes more than {SECONDS:g} s to be decoded: select a part of it")
-    return Failure(413, "TooLarge", f"the process that decoded {path!r} has ended, perhaps for want of memory")
+        return Failure(413, "TooLarge", f"{path!r} takes more than {SECONDS:g} s to decode: select a part of it")
+    return Failure(413, "TooLarge", f"the process that decoded {path!r} has ended, perhaps for lack of memory")
 
 
 def _refusal(reason: str, path: str) -> Failure:
     if reason == "memory":
-        return Failure(413, "TooLarge", f"{path!r} needs more than {MEMORY >> 20} MiB of memory to be decoded")
+        return Failure(413, "TooLarge", f"{path!r} needs more than {MEMORY >> 20} MiB of memory to decode")
     return Failure(400, "NoPicture", f"{path!r} can't be decoded: {reason}")

@@ -1,4 +1,4 @@
-"""Commits as they come, told to all who listen: server-sent events. One look at the repository serves all of them."""
+"""Sends new commits to all listening pages as server-sent events. One poll of the repository serves all listeners."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from txstore.storage.request_threads import in_thread
 
 _log = logging.getLogger("txstore.serving")
 
-#: Seconds between two looks for new commits, on a disk and where each look is a request; and between two signs of life.
+#: Seconds between two polls for commits: on a disk, and on storage that needs a request; and between two keep-alives.
 _PAUSE, _PAUSE_OF_REQUESTS, _HEARTBEAT = 0.5, 3.0, 15.0
-#: Listeners at once, of all clients and of one; and events that one may be behind: more, and it begins anew.
+#: Most listeners: of all clients, and of one; most unsent events of a listener: one that has more must reconnect.
 _LISTENERS, _OF_ONE_CLIENT, _BEHIND = 256, 16, 1024
-#: How much of an IPv6 address is that of a network: one machine has all addresses in it.
+#: Length of the network part of an IPv6 address: one machine may have every address in its network.
 _NETWORK_BITS = 64
-#: Commits of a branch that are told one by one: of more, the page asks for the list.
+#: Most commits of a branch that are sent one by one: if there are more, the page asks for the list.
 _TOLD = 100
 
 _END = None
@@ -32,13 +32,13 @@ _LATER = [(b"retry-after", b"30")]
 
 
 class Events:
-    """Who listens, and the task that looks for commits while anybody does. For one event loop at a time."""
+    """The listeners, and the task that polls for commits while there are any. For one event loop at a time."""
 
     def __init__(self, repository: Served) -> None:
         self._repository = repository
         self._pause = _PAUSE if repository.engine.storage.ranges is None else _PAUSE_OF_REQUESTS
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
-        self._clients: Counter[str] = Counter()  # how many streams each has, those included that are about to begin
+        self._clients: Counter[str] = Counter()  # number of streams of each client, including starting ones
         self._looking: asyncio.Task[None] | None = None
         self._heads: dict[str, Stored] = {}
         self._is_closed = False
@@ -46,16 +46,16 @@ class Events:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = client_of(scope)
         if self._clients[client] >= _OF_ONE_CLIENT:
-            told = f"this client has {_OF_ONE_CLIENT} streams of events already, and gets no more: close a page"
+            told = f"this client already has {_OF_ONE_CLIENT} event streams, which is the most: close a page"
             raise Failure(429, "TooMany", told, _LATER)
         if self._clients.total() >= _LISTENERS:
-            told = f"{_LISTENERS} pages listen for events already, and there are no more streams: try later"
+            told = f"{_LISTENERS} pages already listen for events, which is the most: try again later"
             raise Failure(503, "TooMany", told, _LATER)
         self._clients[client] += 1
         try:
             await self._stream(scope, receive, send)
         finally:
-            self._clients -= Counter([client])  # and forget a client that has none
+            self._clients -= Counter([client])  # drops a client that has none left
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await in_thread(self._find)
@@ -90,7 +90,7 @@ class Events:
                 piece = b": still here\n\n"
 
     def close(self) -> None:
-        """End the streams, those that are about to begin too, so that a server that waits for them can stop."""
+        """End all streams, also those about to begin, so that the server can stop."""
         self._is_closed = True
         for queue in list(self._listeners):
             _put(queue, _END)
@@ -132,7 +132,7 @@ class Events:
         return {name: stored for name, stored in heads.items() if stored is not None}
 
     def _new(self) -> tuple[list[bytes], dict[str, Stored]]:
-        """Return events for what is new, and the heads."""
+        """Return events for new commits, and the heads."""
         commits = self._repository.engine.commits
         heads = self._find()
         known = {stored.header.id for stored in self._heads.values()}
@@ -140,7 +140,7 @@ class Events:
         for name, head in heads.items():
             own = commits.branches.id_of(name)
             line = islice(commits.ancestors(head), _TOLD)
-            # Those that a new branch begins behind have been told of theirs.
+            # The commits before the start of a new branch were sent for the branch that they belong to.
             new = [*takewhile(partial(_is_new, branch=own, known=known), line)]
             ids = [stored.header.id.hex() for stored in reversed(new)]
             told += [_event("commit", {"id": each, "branch": name}, each) for each in ids]
@@ -150,7 +150,7 @@ class Events:
 
 
 def client_of(scope: Scope) -> str:
-    """Return who asks: an address, or of IPv6 its network. Empty where the server doesn't tell."""
+    """Return the client's address, or for IPv6 its network. Empty if the server does not pass it on."""
     host, *_ = scope.get("client") or ("",)
     try:
         address = ip_address(host)
@@ -178,7 +178,7 @@ def _event(kind: str, told: Any, event_id: str = "") -> bytes:
 def _put(queue: asyncio.Queue[bytes | None], event: bytes | None) -> None:
     try:
         queue.put_nowait(event)
-    except asyncio.QueueFull:  # it doesn't read: it ends, and the page begins anew
+    except asyncio.QueueFull:  # the client does not read: its stream ends, and the page reconnects
         while not queue.empty():
             queue.get_nowait()
         queue.put_nowait(_END)

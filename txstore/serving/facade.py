@@ -1,4 +1,4 @@
-"""What serving needs of a repository: `txstore.Repository`, which lies above."""
+"""The interface of a repository that serving needs: `txstore.Repository`, a layer above, has it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Served(Protocol):
-    """One opened repository; see `txstore.Repository`, which says what each of these does."""
+    """One opened repository; `txstore.Repository` documents the methods."""
 
     engine: Engine
 

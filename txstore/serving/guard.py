@@ -1,8 +1,9 @@
-"""Who may ask: methods, `Host`, `Origin` and the token are looked at before anything else is.
+"""Admits requests: the server checks the method, `Host`, `Origin` and the token before anything else.
 
-A page elsewhere can make a browser send requests here. It may give a name of its own to this address (DNS rebinding):
-so `Host` has to be one that is known. It may ask from its own origin: so `Origin` has to be this one, or one that was
-allowed. Addresses are no names: whoever says the one that was connected to has not been misled.
+A page of another site can make a browser send requests here. The site may point its own name at this address (DNS
+rebinding), so `Host` must be a known name. The page may ask from its own origin, so `Origin` must be this server's or
+an allowed one. An address needs no check against a list: a client that names the address it connected to was not
+misled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from txstore.serving.answers import Failure, Headers, Scope, Send, answer, heade
 METHODS = ("GET", "HEAD", "OPTIONS")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
-#: Names of which it is remembered that they are good.
+#: Most host names that are cached as admitted.
 _HOSTS = 64
 
 _EXPOSED = (
@@ -34,33 +35,33 @@ class Guard:
     Parameters
     ----------
     token : str, optional
-        What whoever asks has to know. It is not empty.
+        The secret that a client must send. It is not empty.
     hosts : collection of str
-        Names that this server is called by, besides those of this machine for itself; "*": any.
+        Names of this server, besides the machine's own names for itself; "*": any.
     origins : collection of str
-        Of pages elsewhere that may read; "*": all.
+        Origins of other sites' pages that may read; "*": all.
     """
 
     def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
         if token == "":
-            raise ValueError("the token is empty, which everybody knows")
+            raise ValueError("the token is empty, so any client would know it")
         self._token = token
         self.has_token = token is not None
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}
-        # What is kept in a browser is of this process alone, and does not tell the token: other programs of the user
-        # may read the cookies, and servers on other ports get them.
+        # The cookie is valid for this process only, and does not contain the token: other programs of the user can
+        # read cookies, and the browser sends them to servers on other ports.
         self._cookie = f"txstore-{secrets.token_hex(6)}"
         self._session = hmac.digest(secrets.token_bytes(32), (token or "").encode(), "sha256").hex()
 
     async def check(self, scope: Scope, send: Send) -> Headers | None:
-        """Return the headers that the answer has to have, None if the request is answered. Raises `Failure`."""
+        """Return the headers that the answer must have; None if the request is answered already. Raises `Failure`."""
         given = headers_of(scope)
         host = self._check_host(scope)
         headers = self._check_origin(scope, given.get(b"origin"), host)
         if scope["method"] not in METHODS:
-            raise Failure(405, "MethodNotAllowed", "this is for reading: GET and HEAD", [*headers, _ALLOWED])
+            raise Failure(405, "MethodNotAllowed", "this server is read-only: use GET or HEAD", [*headers, _ALLOWED])
         if scope["method"] == "OPTIONS":
             await answer(scope, send, 204, [*headers, *_preflight(given)])
             return None
@@ -80,14 +81,14 @@ class Guard:
         return host
 
     def _host_of(self, named: bytes, here: str) -> str:
-        """Return what a request calls this server; `here` is the address that it came to. Raises `Failure`."""
+        """Return the name that a request gives this server; `here` is the address it came to. Raises `Failure`."""
         host = named.decode("latin-1").lower()
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
             name = None
         if not name or not (ANY in self._hosts or name in self._hosts or (name == here and _is_ip(name))):
-            told = f"this server is not called {host!r}: if it is to be, start it with --allow-host {name or 'NAME'}"
+            told = f"this server is not called {host!r}: to allow that, start it with --allow-host {name or 'NAME'}"
             raise Failure(421, "HostRefused", told)
         return host
 
@@ -106,7 +107,7 @@ class Guard:
     async def _knows_token(self, scope: Scope, send: Send, given: Mapping[bytes, bytes], headers: Headers) -> bool:
         """Return whether a request has the token; answer one that has it in its query. Raises `Failure`.
 
-        Programs that are given a URL and nothing else have it in the path: `/t/TOKEN` before the rest.
+        Programs that take only a URL send it in the path: `/t/TOKEN` before the rest.
         """
         root = scope.get("root_path") or ""
         segments = path_of(scope)[len(root) :].decode("latin-1").split("/", 3)
@@ -132,9 +133,10 @@ class Guard:
     async def _remember(self, scope: Scope, send: Send, query: list[tuple[str, str]], headers: Headers) -> None:
         """Answer with a cookie, and the same address without the token: it must not stay in a history or a link."""
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # Only what follows the last slash: a path that begins with two would lead to another host.
+        # Only the part after the last slash: a path that begins with two slashes would lead to another host.
         place = path_of(scope).rpartition(b"/")[2].decode("latin-1")
-        # Lax: who follows a link of another page, such as a notebook, comes with the cookie; what it embeds does not.
+        # Lax: the browser sends the cookie when a user follows a link of another page, such as a notebook, but not for
+        # resources that the page embeds.
         cookie = f"{self._cookie}={self._session}; Path={scope.get('root_path') or '/'}; HttpOnly; SameSite=Lax"
         about = [
             *headers,

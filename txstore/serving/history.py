@@ -1,4 +1,4 @@
-"""What is told of the history: commits of all branches, newest first, and what differs between two of them."""
+"""Answers about the history: the commits of all branches, newest first, and the differences between two commits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txstore.serving.answers import Failure
 from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
 
-#: Commits in one answer, unless less is asked for.
+#: Most commits in one answer.
 _COMMITS, _MOST_COMMITS = 100, 1000
-#: Seconds after which the search for commits that have changed a path goes on in another answer.
+#: Seconds that one answer may search for commits that changed a path; the next answer continues the search.
 _SEARCHING = 2.0
-#: Nodes, and regions of each, that a comparison tells of.
+#: Most nodes in a comparison, and most regions of each.
 _NODES, _REGIONS = 1000, 256
 _PLACE = re.compile(r"([0-9a-z]+):([0-9]{1,18})")
 
@@ -37,7 +37,7 @@ class History:
         self._origins = sorted(origins)
 
     def about(self) -> dict[str, Any]:
-        """Return what there is to know of the repository as a whole."""
+        """Describe the repository as a whole."""
         url = self._repository.url
         told: dict[str, Any] = {
             "url": url,
@@ -66,10 +66,10 @@ class History:
     def commits(
         self, start: str | None = None, before: str | None = None, path: str = "", limit: int = _COMMITS
     ) -> dict[str, Any]:
-        """Return commits, newest first: of all branches, or of the line that a name leads to.
+        """Return commits, newest first: of all branches, or the ancestors of a named commit.
 
-        `before` is the `next` of the answer before. With `path`, only those that have changed something below it; such
-        an answer may have fewer of them than there are, and a `next`.
+        `before` is the `next` of the previous answer. With `path`, return only commits that changed something below it;
+        such an answer may be incomplete, with a `next`.
         """
         limit = max(1, min(limit, _MOST_COMMITS))
         heads = self._heads()
@@ -91,7 +91,7 @@ class History:
         return {"commits": told, "next": walk.next}
 
     def commit(self, ref: str) -> dict[str, Any]:
-        """Return a commit, and what it has changed of its parent: null if that is not kept."""
+        """Return a commit and its changes against its parent: null if the parent is no longer kept."""
         stored = self._positions.stored(ref)
         told = {"commit": self._told(stored, self._called(self._heads())), "changed": None, "truncated": False}
         try:
@@ -101,7 +101,7 @@ class History:
         return told | {"changed": [_changed(node) for node in nodes[:_NODES]], "truncated": len(nodes) > _NODES}
 
     def diff(self, ref: str, other: str) -> dict[str, Any]:
-        """Return what differs between two commits, node by node."""
+        """Return the differences between two commits, node by node."""
         first, second = self._positions.stored(ref), self._positions.stored(other)
         called = self._called(self._heads())
         found = self._repository.diff(first.commit, second.commit)
@@ -127,7 +127,7 @@ class History:
         return {name: stored for name, stored in found.items() if stored is not None}
 
     def _called(self, heads: Mapping[str, Stored]) -> dict[bytes, dict[str, list[str]]]:
-        """Return the branches that commits are the newest of, and their tags, by id."""
+        """Return, by commit id, the branches whose newest commit it is, and its tags."""
         called: dict[bytes, dict[str, list[str]]] = {}
         for name, stored in heads.items():
             called.setdefault(stored.header.id, {"branches": [], "tags": []})["branches"].append(name)
@@ -155,10 +155,10 @@ class History:
     def _at(self, place: str) -> Stored:
         match = _PLACE.fullmatch(place)
         if match is None or not names.is_branch_id(match[1]):
-            raise Failure(400, "WrongArgument", "before= is what `next` of the answer before says")
+            raise Failure(400, "WrongArgument", "before= must be the `next` of the previous answer")
         stored = self._engine.commits.read(match[1], int(match[2]))
         if stored is None:
-            raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: begin anew")
+            raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: omit before=")
         return stored
 
     def _has_changed(self, stored: Stored, path: str) -> bool:
@@ -166,14 +166,14 @@ class History:
         try:
             parent = commits.parent(stored)
             if parent is None and stored.header.parent_id != encoding.NO_ID:
-                return False  # it is not kept, so what has changed is not known
+                return False  # the parent is not kept, so the changes are unknown
             return next(changed(snapshots.of(parent), snapshots.of(stored), path), None) is not None
         except SnapshotExpiredError:
             return False
 
 
 class _Walk:
-    """Yields commits and those that they have come from, each once, the newest first: a parent is older."""
+    """Yields commits and their ancestors, each once, the newest first: a parent is older than its child."""
 
     def __init__(self, commits: Any, begin: Any) -> None:
         self._commits = commits
@@ -209,13 +209,13 @@ class _Walk:
 
     @property
     def next(self) -> str | None:
-        """Where the walk goes on, in words for the next question; None: it has ended."""
+        """The place where the walk continues, as the next request names it; None: it has ended."""
         places = (self._found[each].header for _, _, each in self._ahead)
         return ",".join(f"{header.branch}:{header.version}" for header in places) or None
 
 
 def _changed(node: NodeDiff) -> dict[str, Any]:
-    """Return what a commit has done to a node, in numbers."""
+    """Return the changes of a commit to a node, in numbers."""
     return {
         "path": node.path,
         "change": node.change,

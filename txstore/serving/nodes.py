@@ -1,4 +1,4 @@
-"""What is told of arrays and groups: the members of a group, all of one node, and who has written which chunk."""
+"""Answers about arrays and groups: the members of a group, one node in full, and the commit that wrote each chunk."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Members of a group in one answer, unless less is asked for; and up to how many members of a member are counted.
+#: Most members of a group in one answer; and the number up to which the members of a member are counted.
 _MEMBERS, _COUNTED = 1000, 1000
-#: Cells of a map of chunks in one answer, and chunks that one is made of.
+#: Most cells in a map of chunks, and most chunks that a map covers.
 _CELLS, _CHUNKS = 1 << 16, 1 << 24
-#: Nodes, and maps of chunks, of which is kept what it took a walk through all their keys to know.
+#: Most nodes, and most maps of chunks, whose figures are cached: each took a walk through all keys of the node.
 _NODES, _MAPS = 1024, 4
 
 
@@ -44,7 +44,7 @@ class Nodes:
         self._maps = _Kept[_Map](_MAPS)
 
     def members(self, ref: str, path: str = "", after: str = "", limit: int = _MEMBERS) -> dict[str, Any]:
-        """Return the members of a group, by name: those behind `after`, so many of them."""
+        """Return at most `limit` members of a group, by name, starting after the name `after`."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
         described = _existing(snapshot, path)
@@ -57,7 +57,7 @@ class Nodes:
         return {"commit": _id(snapshot), "nodes": told, "next": found[limit - 1].name if len(found) > limit else None}
 
     def node(self, ref: str, path: str = "", stored: str = "yes") -> dict[str, Any]:
-        """Return all that is known of a node. `stored="no"` leaves out what takes a walk through all of its keys."""
+        """Return all facts about a node. `stored="no"` leaves out facts that need a walk through all of its keys."""
         snapshot = self._positions.snapshot(ref)
         path = path.strip("/")
         described = _existing(snapshot, path)
@@ -77,12 +77,12 @@ class Nodes:
         }
 
     def chunks(self, ref: str, path: str = "", start: str | None = None, shape: str | None = None) -> dict[str, Any]:
-        """Return which commit has written each chunk of a part of an array's grid.
+        """Return the commit that wrote each chunk in a part of an array's grid.
 
-        A cell is several chunks where there are too many: as many along each axis as `step` says. It is of the commit
-        that has written one of them last. -1: nothing is stored there.
+        If there are too many chunks, a cell covers several: `step` chunks along each axis. The cell then names the last
+        commit that wrote one of them. -1: no chunk is stored there.
         """
-        import numpy as np  # late: the command line doesn't wait for it
+        import numpy as np  # imported late, to start the command line faster
 
         stored = self._positions.stored(ref)
         path = path.strip("/")
@@ -96,7 +96,7 @@ class Nodes:
         while math.prod(-(-n // s) for n, s in zip(cells.shape, step, strict=True)) > _CELLS:
             longest = max(range(cells.ndim), key=lambda axis: -(-cells.shape[axis] // step[axis]))
             step[longest] *= 2
-        # The newest commit has the lowest number: nothing stored has to be above all of them.
+        # The newest commit has the lowest number, so "no chunk" must be above all numbers.
         last = np.where(cells < 0, len(found.commits), cells)
         for axis, by in enumerate(step):
             if by > 1:
@@ -129,9 +129,9 @@ class Nodes:
         try:
             count = math.prod(axis.count for axis in described.grid().axes)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Failure(400, "NoMap", f"the document of {path!r} makes no sense: {error}") from error
+            raise Failure(400, "NoMap", f"the metadata document of {path!r} is invalid: {error}") from error
         if count > _CHUNKS:
-            raise Failure(413, "TooLarge", f"{path!r} has {count:,} chunks: a map of more than {_CHUNKS:,} is not made")
+            raise Failure(413, "TooLarge", f"{path!r} has {count:,} chunks: a map covers at most {_CHUNKS:,}")
         blame = self._repository.blame(path, stored.commit)
         if blame.chunks is None:
             raise NodeNotFoundError(path, "array", "group")
@@ -139,14 +139,14 @@ class Nodes:
 
 
 class _Map(NamedTuple):
-    """Which commit has written each chunk of an array, as `Blame` has it, in half the space."""
+    """The commit that wrote each chunk of an array, like `Blame`, in half the memory."""
 
     commits: list[Commit | None]
     chunks: npt.NDArray[np.int32]
 
 
 class _Kept(OrderedDict[tuple[str, str], T]):
-    """What was found out of nodes at commits, which don't change; what was not asked for longest goes first."""
+    """A cache of facts about nodes at commits, which don't change. It drops the least recently used first."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Kept(OrderedDict[tuple[str, str], T]):
 
 
 def _existing(snapshot: Snapshot, path: str) -> Described | None:
-    """Return what is at a path; None of a group without a document. Raises `NodeNotFoundError`."""
+    """Return the node at a path; None for a group without a document. Raises `NodeNotFoundError`."""
     described = describe(snapshot.get_view, path)
     if described is None and path and not snapshot.has_keys_below(path):
         raise NodeNotFoundError(path)
@@ -200,7 +200,7 @@ def _told(snapshot: Snapshot, member: Member) -> dict[str, Any]:
 
 
 def _measured(snapshot: Snapshot, path: str, described: Described | None) -> dict[str, Any]:
-    """Return how many bytes and chunks are stored at and below a path."""
+    """Return the number of bytes and chunks stored at and below a path."""
     prefix = directory_prefix(path)
     stop = after_prefix(prefix)
     is_array = described is not None and described.kind == "array"
@@ -218,13 +218,13 @@ def _measured(snapshot: Snapshot, path: str, described: Described | None) -> dic
         return told
     try:
         total = math.prod(axis.count for axis in described.grid().axes)
-    except (ValueError, TypeError, KeyError, AttributeError):  # a document that makes no sense
+    except (ValueError, TypeError, KeyError, AttributeError):  # an invalid metadata document
         total = None
     return told | {"chunks_stored": {"present": present, "total": total}}
 
 
 def _is_about(constraint: Mapping[str, Any], path: str) -> bool:
-    """Tell whether a constraint names a node, or one below it."""
+    """Tell whether a constraint names a node, or a node below it."""
     named = [each for value in constraint.values() for each in (value if isinstance(value, list) else [value])]
     prefix = directory_prefix(path)
     return any(isinstance(each, str) and (each.strip("/") == path or each.startswith(prefix)) for each in named)

@@ -1,4 +1,4 @@
-"""What a part of an array looks like: numbers for a picture, or texts, decoded here where a browser can't do it."""
+"""Reads a part of an array for display, as numbers for a picture or as texts, if the browser can't decode it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
 from txstore.store import TxStore
 
-#: Points along each of two axes, and along one that is alone.
+#: Most points along each of two axes, and along a single axis.
 _POINTS, _POINTS_OF_LINE = 512, 4096
-#: What is decoded for one picture: so many chunks, and bytes.
+#: Most chunks, and most bytes, that are decoded for one picture.
 _CHUNKS, _BYTES = 4096, 256 << 20
-#: Chunks along an axis: zarr goes through all of them, whatever the step.
+#: Most chunks along an axis: zarr iterates over all of them, at any step.
 _PASSED = 1 << 18
-#: Of what is no numbers: so many values are told.
+#: Most values in an answer of texts, for arrays that do not hold numbers.
 _TEXTS = 200
 
 
@@ -32,7 +32,7 @@ class Picture(NamedTuple):
 
 
 class Pictures:
-    """Reads arrays, by processes that may decode what anybody has written. Safe in threads."""
+    """Reads arrays in separate processes, so that hostile chunks can't harm the server. Safe in threads."""
 
     def __init__(self, repository: Served, positions: Positions) -> None:
         self._engine = repository.engine
@@ -40,12 +40,12 @@ class Pictures:
         self.decoders = Decoders()
 
     def read(self, ref: str, path: str = "", selection: str = "", *, stop: Stop) -> Picture | dict[str, Any]:
-        """Return little-endian float32 of a selection, with steps where it has too many points, and what it is.
+        """Return a selection as little-endian float32, with its shape, and with steps if it has too many points.
 
-        Of what is no numbers, return the first values as texts: `{"shape": ..., "values": [...]}`.
+        For an array that does not hold numbers, return the first values as texts: `{"shape": ..., "values": [...]}`.
 
-        `selection` is one item for each axis, with commas between them: a number, or `start:stop`, or `:` for all of
-        it; one or two axes are left, or none.
+        `selection` has one item for each axis, separated by commas: an index, `start:stop`, or `:` for the whole axis;
+        at most two axes may be ranges.
         """
         import numpy as np
         import zarr
@@ -69,7 +69,7 @@ class Pictures:
         spans = _spans(selection, array.shape)
         kept = [axis for axis, span in enumerate(spans) if isinstance(span, range)]
         if len(kept) > 2:
-            raise Failure(400, "WrongArgument", "a picture has two axes at most: give numbers for the others")
+            raise Failure(400, "WrongArgument", "a picture has at most two axes: give an index for each other axis")
         chunks = getattr(array, "chunks", None) or array.shape
         if not is_numeric:
             spans = _first_of(spans, kept)
@@ -97,7 +97,7 @@ class Pictures:
 
 
 def _spans(selection: str, shape: tuple[int, ...]) -> list[range | int]:
-    """Return what is selected of each axis. By default the last two whole, and the first of the others."""
+    """Return the selection along each axis. By default all of the last two axes, and index 0 of the others."""
     items = selection.split(",") if selection else ["0"] * (len(shape) - 2) + [":"] * min(2, len(shape))
     if len(items) != len(shape):
         raise Failure(400, "WrongArgument", f"selection= has {len(items)} items, and the array {len(shape)} axes")
@@ -107,7 +107,7 @@ def _spans(selection: str, shape: tuple[int, ...]) -> list[range | int]:
 def _span(item: str, extent: int) -> range | int:
     start, colon, stop = item.partition(":")
     if not all(not part or (part.isascii() and part.isdecimal() and len(part) < 19) for part in (start, stop)):
-        raise Failure(400, "WrongArgument", f"{item[:40]!r} is no number, and no start:stop")
+        raise Failure(400, "WrongArgument", f"{item[:40]!r} is neither an index nor start:stop")
     if colon:
         end = min(int(stop), extent) if stop else extent
         return range(min(int(start or 0), end), end)
@@ -117,7 +117,7 @@ def _span(item: str, extent: int) -> range | int:
 
 
 def _first_of(spans: list[range | int], kept: list[int]) -> list[range | int]:
-    """Return the first part of a selection, so much of it as is told of texts."""
+    """Return the first part of a selection, with as many values as an answer of texts may have."""
     found, left = [*spans], _TEXTS
     for axis in reversed(kept):
         span = found[axis]
@@ -136,10 +136,10 @@ def _fetch(snapshot: Snapshot) -> Fetch:
 
 
 def _steps(spans: list[range | int], kept: list[int], chunks: tuple[int, ...], itemsize: int, most: int) -> list[int]:
-    """Return the steps with which few enough chunks are read. Raises `Failure` if one alone is too large."""
+    """Return steps that limit the number of chunks read. Raises `Failure` if a single chunk is too large."""
     size = math.prod(chunks) * itemsize
     if size > _BYTES:
-        raise Failure(413, "TooLarge", f"a chunk has {size:,} bytes: it is not decoded for a picture")
+        raise Failure(413, "TooLarge", f"a chunk has {size:,} bytes: that is too large for a picture")
     for span, chunk in zip(spans, chunks, strict=True):
         if isinstance(span, range) and len(span) // max(chunk, 1) > _PASSED:
             raise Failure(413, "TooLarge", f"there are more than {_PASSED:,} chunks along an axis: select a part of it")

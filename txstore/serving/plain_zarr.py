@@ -1,7 +1,7 @@
-"""`/at/<commit, tag or branch>/<key>`: one commit as plain Zarr, for whatever reads Zarr over HTTP.
+"""`/at/<commit, tag or branch>/<key>`: one commit as plain Zarr, for any program that reads Zarr over HTTP.
 
-On a disk, small values are read where the requests are answered: a look-up and a checksum take less than a trip to a
-thread. What makes requests itself, or is large, is read in a thread.
+The event loop itself reads small values from a disk: a look-up and a checksum take less time than a switch to a thread.
+A thread reads large values, and values from storage that needs requests.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from txstore.serving.positions import Positions, is_id
 from txstore.serving.ranges import UnsatisfiableError, matches, wanted
 from txstore.storage.request_threads import in_thread
 
-#: From so many bytes on a value is read in a thread: so long the others wait for a small one.
+#: Bytes: a thread reads a value of at least this length, so that other requests do not wait for it.
 _IN_THREAD = 1 << 20
-#: So many bytes of an answer are given to the connection at a time, which waits until they are sent.
+#: Bytes of an answer that are passed to the connection at once; it waits until they are sent.
 _PIECE = 1 << 18
-#: So many bytes are asked of a server at a time; one request has as many in memory.
+#: Bytes that are fetched from remote storage at once; each request has as many in memory.
 _FETCHED = 1 << 22
-#: Bytes of consolidated metadata that are kept.
+#: Bytes of consolidated metadata in the cache.
 _DOCUMENTS = 32 << 20
 
 
@@ -52,13 +52,13 @@ class PlainZarr:
 
     def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
         self._positions = positions
-        # What lies between must not give to others what was given to whoever has the token.
+        # A proxy must not give one client an answer that another client got with the token.
         self._kept_by = b"private, " if has_token else b"public, "
         self._is_remote = repository.engine.storage.ranges is not None
         self._consolidated = _Consolidated()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
-        """`path` is what follows `/at/`, as it was sent."""
+        """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
         snapshot = self._positions.kept(ref)
         if snapshot is None and self._is_remote:
@@ -75,7 +75,7 @@ class PlainZarr:
         await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_remote=self._is_remote)
 
     async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
-        """Return a document with consolidated metadata, and its tag; None if the key is that of something else."""
+        """Return a document with consolidated metadata, and its tag; None if the key is not such a document."""
         path, _, name = key.rpartition("/")
         if name not in ("zarr.json", ZMETADATA):
             return None
@@ -141,7 +141,7 @@ async def _send_value(
         await answer(scope, send, status, about, bytes(_there(view, key, len(span))), kind=kind)
         return
     pieces = _fetched(snapshot, key, found, span, length) if fetched else _mapped(snapshot, key, span, length)
-    first = await anext(pieces)  # what goes wrong at once is told before anything is sent
+    first = await anext(pieces)  # an error at the start is reported before the answer begins
     await answer(scope, send, status, about, first, kind=kind, length=len(span), more=len(first) < len(span))
     if len(first) == len(span):
         return
@@ -150,7 +150,7 @@ async def _send_value(
     try:
         async for piece in pieces:
             if gone.done():
-                return  # nobody reads on: nothing more is fetched
+                return  # the client has left: fetch nothing more
             done += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
     finally:
@@ -167,16 +167,17 @@ async def _mapped(snapshot: Snapshot, key: str, span: range, length: int) -> Asy
     elif length < _IN_THREAD:
         view = snapshot.get_view(key)
     else:
-        view = await in_thread(snapshot.get_view, key)  # it compares the checksum of all of it
+        view = await in_thread(snapshot.get_view, key)  # checks the checksum of the whole value
     view = _there(view, key, len(span))
     for start in range(0, len(view), _PIECE):
         yield bytes(view[start : start + _PIECE])
 
 
 async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncIterator[bytes]:
-    """Yield a value that has to be asked for elsewhere, or a part of it, piece by piece.
+    """Yield a value from remote storage, or a part of it, piece by piece.
 
-    The checksum of a long one is compared behind its last piece: if it is wrong, the connection ends before that.
+    For a long value the checksum is complete only at the last piece: if it is wrong, the connection ends before that
+    piece is sent.
     """
     is_whole = len(span) == length
     if is_whole and length <= _FETCHED:
@@ -193,7 +194,7 @@ async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, leng
 
 
 def _there(view: memoryview | None, key: str, length: int) -> memoryview:
-    """A snapshot doesn't lose a key, and a value doesn't change its length."""
+    """Check a view: a snapshot never loses a key, and a value never changes its length."""
     if view is None or len(view) != length:
         raise CorruptionError(key, key=key, reason="the value is not as long as its entry says")
     return view
@@ -206,26 +207,26 @@ def _there_is(length: int | None, key: str) -> int:
 
 
 def _is_at(snapshot: Snapshot, commit_id: str) -> bool:
-    """Tell whether this is the commit's id, and no tag that looks like one."""
+    """Tell whether this is the commit's id, not a tag that looks like one."""
     return snapshot.stored is not None and snapshot.stored.header.id.hex() == commit_id
 
 
 def _parsed(path: bytes) -> tuple[str, str]:
     """Return the commit and the key that a path names. Raises `Failure`, and `KeyFormatError`.
 
-    A key that no commit can have is a mistake of the client: it is not told that the key is missing.
+    A key that no commit can have is a mistake of the client, so the answer is not "missing key".
     """
     first, _, rest = path.partition(b"/")
     try:
-        if b"%" not in path and is_id(ref := first.decode()):  # as most are: nothing is encoded
+        if b"%" not in path and is_id(ref := first.decode()):  # the common case: nothing is encoded
             key = rest.decode("ascii")
             encode_key(key)
             return ref, key
         ref = check_name("commit", unquote_to_bytes(first).decode())
-        # A slash that was encoded is no separator, and no key has another.
+        # An encoded slash is not a separator, and a key contains no other kind.
         segments = [unquote_to_bytes(each).decode() for each in rest.split(b"/")]
         if any("/" in each or "\0" in each for each in segments):
-            raise KeyFormatError("a key has no segment with '/' or a zero byte")
+            raise KeyFormatError("a segment of a key can't contain '/' or a zero byte")
         key = "/".join(segments)
         encode_key(key)
     except UnicodeDecodeError:
@@ -236,18 +237,18 @@ def _parsed(path: bytes) -> tuple[str, str]:
 def _look_up(snapshot: Snapshot, key: str) -> Found | None:
     found = snapshot.lookup(key)
     if found is None:
-        snapshot.size_of(key)  # raises if it was erased
+        snapshot.size_of(key)  # raises if the value was erased
     return found
 
 
 def _tag(snapshot: Snapshot, found: Found) -> bytes:
-    """Return what no other value has: where this one lies. Packs are immutable, and their ids random."""
+    """Return a tag that no other value has: its place. Packs are immutable, and their ids are random."""
     pack = snapshot.runs.pack_name(found.run, found.pack)
     return f'"{pack.id.hex()}-{found.offset:x}-{found.checksum:08x}"'.encode()
 
 
 def _part(given: Mapping[bytes, bytes], tag: bytes, length: int) -> range | int | None:
-    """Return what of a value is to be sent: a range, None for all of it; or the status of an answer without it."""
+    """Return the part of a value to send: a range, None for all; or the status of an answer without content."""
     if matches(given.get(b"if-none-match"), tag):
         return 304
     if given.get(b"if-range", tag) != tag:
@@ -263,7 +264,7 @@ def _refused(status: int, about: list[tuple[bytes, bytes]], length: int) -> list
 
 
 class _Consolidated:
-    """Documents of groups with those of all nodes below: HTTP can't list. Safe in threads."""
+    """Group documents that contain the documents of all nodes below: HTTP can't list. Safe in threads."""
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()
@@ -271,7 +272,7 @@ class _Consolidated:
         self._size = 0
 
     def get(self, snapshot: Snapshot, path: str, name: str) -> tuple[bytes, bytes] | None:
-        """Return a document and its tag; None if there is no group of this format at a path."""
+        """Return a document and its tag; None if no group of this format is at a path."""
         commit_id = "" if snapshot.commit is None else snapshot.commit.id
         place = commit_id, path, name
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which commit a URL names, and the snapshots of those that are being read."""
+"""Finds the commit that a URL names, and keeps the snapshots that clients are reading."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from txstore.serving.facade import Served
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
-#: Snapshots that are kept at once, and for how many seconds after they were read last: each holds its commit, and what
-#: comes after it, against a vacuum.
+#: Most snapshots kept at once, and seconds after the last read until one is released: a snapshot pins its commit and
+#: all later ones against the vacuum.
 _SNAPSHOTS, _IDLE = 64, 30.0
-#: Commits of which it is remembered where they are: to find one by its id takes a walk through the history.
+#: Most commits whose position is cached: finding a commit by its id takes a walk through the history.
 _PLACES = 1 << 14
 
 
@@ -32,7 +32,7 @@ class Positions:
         self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
 
     def kept(self, ref: str) -> Snapshot | None:
-        """Return the snapshot that the id of a commit names, if it is at hand."""
+        """Return the cached snapshot for a commit's id, if any."""
         found = self._snapshots.get(ref)
         if found is None:
             return None
@@ -40,7 +40,7 @@ class Positions:
         return found[0]
 
     def snapshot(self, ref: str) -> Snapshot:
-        """Return what a commit's id (or its first digits), a tag or a branch names. Raises what `stored` does."""
+        """Return the snapshot for a commit's id (or its first digits), a tag or a branch. Raises as `stored` does."""
         return self.kept(ref) or self.of(self.stored(ref))
 
     def of(self, stored: Stored) -> Snapshot:
@@ -52,7 +52,7 @@ class Positions:
         return found
 
     def stored(self, ref: str) -> Stored:
-        """Raises `CommitNotFoundError`, `SnapshotExpiredError`, `RepositoryNotFoundError`."""
+        """Find a commit. Raises `CommitNotFoundError`, `SnapshotExpiredError`, `RepositoryNotFoundError`."""
         commits = self._engine.commits
         if not self._engine.exists():
             raise RepositoryNotFoundError(self._engine.url)
@@ -71,14 +71,14 @@ class Positions:
         return stored
 
     def note(self, stored: Stored) -> None:
-        """Remember where a commit is that somebody may ask for by its id."""
+        """Remember the place of a commit that a client may request by its id."""
         with self._lock:
             self._places[stored.header.id.hex()] = stored.header.branch, stored.header.version
             while len(self._places) > _PLACES:
                 self._places.popitem(last=False)
 
     def let_go(self, *, idle: float = _IDLE) -> bool:
-        """Let go of the snapshots that nobody has read for some seconds. Return whether others are left."""
+        """Release the snapshots that no client has read for `idle` seconds. Return whether others are left."""
         before = time.monotonic() - idle
         with self._lock:
             while self._snapshots and next(iter(self._snapshots.values()))[1] <= before:
@@ -94,5 +94,5 @@ class Positions:
 
 
 def is_id(ref: str) -> bool:
-    """Tell whether this is a commit's whole id, which names the same for ever."""
+    """Tell whether this is a full commit id, which always names the same commit."""
     return _ID.fullmatch(ref) is not None

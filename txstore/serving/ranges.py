@@ -1,19 +1,19 @@
-"""What a request says of which bytes it wants: `Range`, `If-Range` and `If-None-Match`. No I/O."""
+"""Parses the headers that select bytes: `Range`, `If-Range` and `If-None-Match`. No I/O."""
 
 from __future__ import annotations
 
 import re
 
-#: More digits than that are no offset in anything; Python refuses to count some thousands of them.
+#: At most 18 digits: no offset has more, and Python refuses to parse thousands of digits.
 _RANGE = re.compile(rb"bytes=[ \t]*([0-9]{0,18})[0-9]*[ \t]*-[ \t]*([0-9]{0,18})([0-9]*)[ \t]*")
 
 
 class UnsatisfiableError(ValueError):
-    """No byte of what there is lies in the range."""
+    """The range contains no byte of the value."""
 
 
 def wanted(header: bytes | None, length: int) -> range | None:
-    """Return the bytes that a `Range` header asks for; None: all of them, as where it makes no sense or has several.
+    """Return the bytes that a `Range` header asks for; None: all, also if it is invalid or has several ranges.
 
     Raises `UnsatisfiableError`.
     """
@@ -29,14 +29,14 @@ def wanted(header: bytes | None, length: int) -> range | None:
     start = int(first)
     stop = length if beyond or not last else min(int(last) + 1, length)
     if last and not beyond and int(last) < start:
-        return None  # this is no range: as if there were none
+        return None  # an invalid header counts as none
     if start >= length:
         raise UnsatisfiableError
     return range(start, stop)
 
 
 def matches(header: bytes | None, tag: bytes) -> bool:
-    """Tell whether an `If-None-Match` header names what there is."""
+    """Tell whether an `If-None-Match` header names the current tag."""
     if header is None:
         return False
     return header.strip() == b"*" or any(each.strip().removeprefix(b"W/") == tag for each in header.split(b","))

@@ -1,4 +1,4 @@
-"""A server for one repository: the application on a socket of this machine, in this thread or in one of its own."""
+"""A server for one repository: runs the application on a local socket, in this thread or a separate one."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from txstore.serving.application import Application, application
 from txstore.serving.connections import BoundedConnection
 from txstore.serving.facade import Served
 
-#: Seconds that answers which are under way may take when the server is to stop; and that they may still take when
-#: nobody gets them any more.
+#: Seconds that the server waits for running answers when it stops; and seconds that it then waits for answers whose
+#: connections it has closed.
 _ENDING, _CLEANING = 5, 5
-#: Seconds that an idle connection is kept; connections that wait to be accepted.
+#: Seconds before an idle connection is closed; most connections that wait to be accepted.
 _KEPT, _BACKLOG = 30, 2048
-#: Connections, and what else is open, at once.
+#: Most connections, and most other open descriptors.
 _DESCRIPTORS = 1 << 16
-#: Bytes of memory that it may always have; on large machines half of theirs.
+#: Bytes of memory that the server may always use; on a large machine it may use half of the memory.
 _MEMORY = 4 << 30
 
 _ALL = ("0.0.0.0", "::")
 
 
 class Server(uvicorn.Server):
-    """Serves a repository until it is told to stop, by a signal or by `close`.
+    """Serves a repository until a signal or `close` stops it.
 
     Parameters
     ----------
     host : str
-        What it listens on.
+        The name or address that it listens on.
     port : int
-        0: one that is free.
+        0: any free port.
     has_token : bool
-        Whether requests need a token, which is made here. On this machine, too: other users of it can reach the port.
+        Whether requests need a token, which the server makes. Local requests too: other users of the machine can reach
+        the port.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class Server(uvicorn.Server):
 
     @property
     def address(self) -> str:
-        """Where the page is, as a browser is given it: with the token, if any, for which it gets a cookie."""
+        """The address of the page for a browser: with the token, if any, which the server replaces by a cookie."""
         return self._root if self.token is None else f"{self._root}?token={self.token}"
 
     @property
     def base(self) -> str:
-        """Where all is, with the token, if any, in the path: programs read plain Zarr below `at/` there."""
+        """The base URL, with the token, if any, in the path: programs read plain Zarr below `at/`."""
         return self._root if self.token is None else f"{self._root}t/{self.token}/"
 
     @property
@@ -84,14 +85,14 @@ class Server(uvicorn.Server):
         return f"http://{shown}:{self.port}/"
 
     def serve_here(self) -> None:
-        """Serve in this thread, until a signal comes. The process is taken to be there for this."""
+        """Serve in this thread until a signal comes. Assumes that the process does nothing else."""
         _allow_connections()
         _limit_memory()
-        with contextlib.suppress(KeyboardInterrupt):  # a clean end by the signal, which is raised again behind it
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn stops cleanly, then raises the signal again
             self.run(sockets=[self._socket])
 
     def start(self) -> None:
-        """Serve in a thread of its own, until `close`."""
+        """Serve in a separate thread until `close`."""
         self._thread = threading.Thread(
             target=self.run, kwargs={"sockets": [self._socket]}, name="txstore server", daemon=True
         )
@@ -101,10 +102,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
         if self._thread is not None:
             self._thread.join()
-        self._socket.close()  # what has begun to serve has closed it
+        self._socket.close()  # a server that has started has closed it already
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._application.close()  # streams of events would be waited for
+        self._application.close()  # otherwise uvicorn would wait for the event streams
         ending = asyncio.get_running_loop().call_later(_ENDING, self._hang_up)
         try:
             await super().shutdown(sockets)
@@ -112,23 +113,23 @@ class Server(uvicorn.Server):
             ending.cancel()
 
     def _hang_up(self) -> None:
-        """Leave those that have not read their answers: uvicorn would cancel these, and report each as an error."""
+        """Drop clients that have not read their answers: uvicorn would cancel these and log each as an error."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, BoundedConnection)
             connection.transport.abort()
 
 
 def _allow_connections() -> None:
-    """Let the process have as many descriptors as it may: the usual limit is one for programs that call `select`."""
+    """Raise the descriptor limit to its maximum: the usual limit is low for the sake of programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # a system that has a lower one of its own
+        with contextlib.suppress(OSError, ValueError):  # the system may have a lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _limit_memory() -> None:
-    """Have what would need all memory fail, and not the process: a small chunk may decode to any size.
+    """Limit memory, so that a huge allocation fails, not the process: a small chunk may decode to any size.
 
     Mapped files don't count.
     """
@@ -140,7 +141,7 @@ def _limit_memory() -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket on which connections wait from now on: the address can be told before the server runs."""
+    """Return a listening socket. Connections wait on it, so the address can be printed before the server runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -150,6 +151,6 @@ def _listening(host: str, port: int) -> socket.socket:
         found.setblocking(False)
     except OSError as error:
         found.close()
-        told = f"{host}, port {port}: {error.strerror}; port 0 is one that is free"
+        told = f"{host}, port {port}: {error.strerror}; port 0 picks a free port"
         raise type(error)(error.errno, told) from error
     return found

@@ -1,4 +1,4 @@
-"""The page in a notebook: a server of this process, and a frame that shows it."""
+"""Shows the page in a notebook: a server in this process, and a frame with its page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from txstore.serving.server import Server
 class Shown:
     """A page that is being shown: `Repository.show`. A context manager; `close()` ends its server.
 
-    `url` has the server's token in its path: a browser gives no cookies to what another page frames, and a program that
-    reads `{url}at/<commit>` has none. Whoever is given the URL can read the repository as long as the server runs.
+    `url` has the server's token in its path, because a browser sends no cookies for a page inside another page's frame,
+    and a program that reads `{url}at/<commit>` has none. Any client that knows the URL can read the repository as long
+    as the server runs.
     """
 
     def __init__(self, server: Server, height: int) -> None:

@@ -1,4 +1,4 @@
-"""The files of the page: what lies in `page/`, and nothing else."""
+"""Serves the files of the page: those in `page/`, and no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {
     ".txt": b"text/plain; charset=utf-8",
 }
 
-#: Nothing of another host; no script, style or image in the page itself. Notebooks of this machine embed it.
+#: The page loads nothing from another host, and has no inline script, style or image. Local notebooks may embed it.
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; "
@@ -28,7 +28,7 @@ _POLICY = (
 
 
 class StaticFiles:
-    """Answers with files, which are asked for by names that were found in the folder: no path is made of a request."""
+    """Answers with files, by names that were found in the folder: a request never becomes a path."""
 
     async def __call__(self, scope: Scope, send: Send, name: str) -> None:
         there = {path.relative_to(_FOLDER).as_posix(): path for path in _FOLDER.rglob("*") if path.suffix in _KINDS}

@@ -1,4 +1,4 @@
-"""What is told of work that goes on: open transactions and who stages what, locks and who holds them; and of bytes."""
+"""Answers about current work: open transactions with their participants, locks with their holders; and stored bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
 from txstore.transactions.participants.listed import OpenTransaction, Watch
 
-#: Arrays and groups that are named of each process, the most staged first; and of each holder.
+#: Most arrays and groups named for each process, the most staged first; and for each holder of locks.
 _NODES = 100
-#: Keys of which it is looked whether they are locked: a lock is that of a slot, and does not say of which key.
+#: Most keys that are checked for locks: a lock belongs to a slot, and does not name its key.
 _KEYS = 1 << 18
 
 
 class Work:
-    """Answers questions about what processes do now. Safe in threads."""
+    """Answers questions about the current work of processes. Safe in threads."""
 
     def __init__(self, repository: Served, positions: Positions) -> None:
         self._engine = repository.engine
@@ -44,30 +44,30 @@ class Work:
         }
 
     def transactions(self) -> dict[str, Any]:
-        """Return the open transactions, and who stages what into each."""
+        """Return the open transactions, and the staged keys of each participating process."""
         if not self._engine.exists():
             return {"transactions": [], "visible": True}
         try:
             with self._lock:
                 found = list(self._watch.transactions())
-        except PermissionError:  # it is none of the business of who may only read
+        except PermissionError:  # a user who may only read the repository can't see this
             return {"transactions": [], "visible": False}
         if not found:
             self._engine.commits.identity.check_there()
         return {"transactions": [_told(each) for each in found], "visible": True}
 
     def locks(self) -> dict[str, Any]:
-        """Return who holds locks, on what, as far as that can be told; and who commits just now."""
-        nobody: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
+        """Return the holders of locks, with their arrays if known; and the process that commits now."""
+        unlocked: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
         if not self._engine.exists() or self._engine.storage.is_remote:
-            return nobody
+            return unlocked
         try:
             directory = self._engine.storage.lock_directory()
             found = find_holders(directory)
         except LocksUnavailableError:
-            return nobody
+            return unlocked
         except PermissionError:
-            return nobody | {"visible": False}
+            return unlocked | {"visible": False}
         nodes = self._nodes(found)
         if not found.holders:
             self._engine.commits.identity.check_there()
@@ -79,7 +79,7 @@ class Work:
         }
 
     def _nodes(self, found: Holders) -> dict[int, str]:
-        """Return of slots that are held which node may be locked there."""
+        """Return for each held slot a node whose keys may be locked there."""
         wanted = {slot for holder in found.holders for slot in holder.slots or ()}
         if not wanted or found.hashed is None:
             return {}
@@ -98,7 +98,7 @@ class Work:
 
 
 def _keys_of_arrays(snapshot: Hierarchy, path: str = "") -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield each array with the keys that it may have."""
+    """Yield each array with its possible keys."""
     described = describe(snapshot.get_view, path)
     if described is None or described.kind == "group":
         for member in members(snapshot, path):
@@ -107,7 +107,7 @@ def _keys_of_arrays(snapshot: Hierarchy, path: str = "") -> Iterator[tuple[str, 
         yield path, iter([described.key, document_key(path, ".zattrs")])
         try:
             grid = described.grid()
-        except (ValueError, TypeError, KeyError, AttributeError):  # a document that makes no sense
+        except (ValueError, TypeError, KeyError, AttributeError):  # an invalid metadata document
             return
         yield path, grid.keys(grid.everything())
 

@@ -6,7 +6,7 @@ steps:
 
 - *closing*: operations that were not inside wait, and those inside go on until they end. Calls go through, since the
   threads of zarr's fused pipeline do not know which operation they work for.
-- *closed*: nobody is inside, and everybody waits.
+- *closed*: no operation is inside, and all wait.
 
 When the gate opens, the operations that wait are let in before it can be shut again. A thread never waits for zarr's
 loop with a lock that is needed there: what the loop's thread takes, it takes for a few instructions.
@@ -120,7 +120,7 @@ class Gate:
             self.calls.add(me)
 
     def tell(self) -> None:
-        """Have whoever waits look again."""
+        """Have all waiting threads look again."""
         with self._lock:
             self._changed.notify_all()
 
@@ -201,7 +201,7 @@ class Gate:
         """Let no operation of a block go on when that is left; return whether none does, and none of its threads.
 
         There are some if its thread was interrupted: zarr's loop and threads go on with what they were at. They are
-        refused the store from now on, and, if one `waits`, have some time to come to an end. Those that have not begun
+        refused the store from now on, and, if one `waits`, have some time to come to an end. Tasks that have not begun
         do not begin.
         """
         # Another thread can't take it out of the context of its own, where all that follows would be refused.
@@ -242,11 +242,11 @@ class Gate:
                 try:
                     self._open()
                 except BaseException:
-                    self._open()  # an interrupt: nobody would let those in who wait
+                    self._open()  # an interrupt: no other thread would let the waiting ones in
                     raise
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait until nobody is inside, then close the gate. Returns whether that came about in time.
+        """Wait until no operation is inside, then close the gate. Returns whether that came about in time.
 
         `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, which can't wait for itself, it
         closes at once.
@@ -262,7 +262,7 @@ class Gate:
             if not operations.finish_codec_threads(max(0.0, deadline - time.monotonic())):
                 return False
             self._is_pool_late = False
-        # Those who waited for the last commit call before the next.
+        # Operations that waited for the last commit make their calls before the next.
         if not self._wait_for(lambda: not self._queue, deadline):
             return False
         self.is_closed = True

@@ -23,8 +23,8 @@ class LeftBehind(NamedTuple):
 def left_behind(changed: Collection[str], known: Collection[str], before: Get, after: Get) -> Iterator[LeftBehind]:
     """Yield the arrays that did not grow with others of their group. No I/O but what `before` and `after` do.
 
-    `changed` are keys of documents that the transaction has set, `known` all those that array objects hold. xarray
-    opens all arrays of a group to append to it.
+    `changed` are keys of documents that the transaction has set, `known` all keys of documents that array objects hold.
+    xarray opens all arrays of a group to append to it.
     """
     told: set[str] = set()
     for path in sorted({node_of_document(key) for key in changed}):

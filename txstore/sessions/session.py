@@ -182,7 +182,7 @@ class Session:
         self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
         self.gate = Gate(self._writes)
-        self._lock = processes.new_rlock()  # of the transaction that is open. Nobody waits for zarr's loop with it
+        self._lock = processes.new_rlock()  # of the transaction that is open. No thread waits for zarr's loop with it
         operations.expect()
         processes.watch(self)
         processes.watch_before(self)
@@ -463,7 +463,7 @@ class Session:
     @_call
     def exists(self, key: str) -> bool:
         exists = key in self.transaction
-        if not exists and is_document(key):  # whoever looks before creating a node does not rely on one that was there
+        if not exists and is_document(key):  # a caller that looks before it creates a node does not rely on an old one
             self._forget_unread(key, of_node=True)
             if key in self._overtaken:
                 self._hold(key, self.transaction.present(key), self.transaction)
@@ -540,7 +540,7 @@ class Session:
     def delete_dir(self, path: str) -> None:
         transaction = self.transaction
         transaction.delete_dir(path)
-        # Whoever clears a node means to replace it, whatever it has become.
+        # A caller that clears a node means to replace it, whatever it has become.
         prefix = directory_prefix(path)
         for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
             self._hold(key, transaction.present(key), transaction)
@@ -669,7 +669,7 @@ class Session:
                     keys.update(key for key in list(self._handed_out) if key.startswith(changed))
             for key in keys:
                 self._look_at_locked(key, transaction)
-            self._learned = stop  # last: nobody goes on meanwhile
+            self._learned = stop  # last: no thread goes on meanwhile
 
     def _look_at_locked(self, key: str, transaction: Transaction) -> None:
         """Note how a document differs from what array objects hold; `_move` does so of what was committed."""

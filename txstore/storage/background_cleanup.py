@@ -1,4 +1,4 @@
-"""Requests that nobody waits for: a thread of their own makes them, one after the other.
+"""Background clean-up: requests that no caller waits for. A thread of their own makes them, one after the other.
 
 Some must not be made where they come up. The garbage collector calls a finalizer in any thread at any point: in that of
 an event loop, which no request may hold up, and in which some libraries refuse to make one; or in a thread that holds a

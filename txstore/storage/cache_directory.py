@@ -3,10 +3,10 @@
 One file for each piece, `<xx>/<pack>/<offset>-<length>` in hexadecimal, says itself what it is and has a checksum: it
 is written under another name, renamed, and never synced, so after a power loss it may be anything. What is damaged
 counts as missing, and is deleted; what one process deletes while another is about to read it is missing, too. Files
-with other names are left alone: nobody knows whose they are.
+with other names are left alone: they may be anyone's.
 
 The directory is this user's alone: what stands in it is handed out as what the server sent. Others may neither own nor
-write it, links in it are not followed (`tree`), and what is kept nobody else may read.
+write it, links in it are not followed (`tree`), and other users may not read what is kept.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class CacheDirectory:
         with self._lock:
             self._written += size
             is_due = self._written > self.limit * _WRITTEN_SHARE
-        # Whoever comes while another thread is at it goes on: it has counted what it writes for the next time.
+        # While another thread evicts, this one goes on: it has counted what it writes for the next time.
         if is_due and self._evicting.acquire(blocking=False):
             try:
                 with self._lock:
@@ -297,7 +297,7 @@ def _at(pieces: Sequence[_Piece], begin: int, end: int) -> _Piece | None:
 
 
 def _with(pieces: Sequence[_Piece], piece: _Piece) -> tuple[_Piece, ...]:
-    """Return pieces with one more, which lies within none, and without those that lie within it."""
+    """Return pieces with one more, which lies within none, and without the pieces that lie within it."""
     begin = end = bisect_left(pieces, piece)
     while end < len(pieces) and pieces[end].offset + pieces[end].length <= piece.offset + piece.length:
         end += 1
@@ -305,7 +305,7 @@ def _with(pieces: Sequence[_Piece], piece: _Piece) -> tuple[_Piece, ...]:
 
 
 def _outermost(pieces: list[_Piece]) -> tuple[_Piece, ...]:
-    """Sort pieces; leave out those that lie within another."""
+    """Sort pieces; leave out any that lies within another."""
     found: list[_Piece] = []
     for piece in sorted(pieces, key=lambda piece: (piece.offset, -piece.length)):
         if not found or piece.offset + piece.length > found[-1].offset + found[-1].length:

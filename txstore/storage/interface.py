@@ -1,6 +1,6 @@
 """What a repository needs of the medium that it lies on. Paths are relative to its root, with `/` between segments.
 
-What is no regular file, or lies behind a symbolic link, is opened by nobody: `WrongFileTypeError`, an `OSError`, too.
+No method opens what is no regular file, or lies behind a symbolic link: it raises `WrongFileTypeError`, an `OSError`.
 
 `Storage` is the small protocol that everything above is written against; tests inject faults by wrapping it. Errors of
 the system come out as `OSError` with the file's name; nothing above needs to know more than the subclasses of it.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
 
-#: What opening a file raises that is not there. Whoever opens what has to be there catches all of them (I4): zarr and
-#: fsspec would take each for a missing key.
+#: What opening a missing file raises. A caller that opens what must exist catches all of them (I4): zarr and fsspec
+#: would take each for a missing key.
 GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -156,10 +156,10 @@ class Storage(Protocol):
         """Return which of some staged files living processes hold: for sure, and be it that it takes a while."""
 
     def is_abandoned(self, path: str) -> bool:
-        """Tell whether what whoever held a file has staged may be deleted; FileNotFoundError if it does not exist."""
+        """Tell whether a staged file has lost its owner, and may be deleted; FileNotFoundError if it does not exist."""
 
     def reclaim(self, path: str) -> bool:
-        """Delete a staged file that nobody holds; return False if somebody does, or if it does not exist."""
+        """Delete a staged file that no process holds; return False if one does, or if it does not exist."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if the target exists."""
@@ -177,7 +177,9 @@ class Storage(Protocol):
         """Move a file in one step, in the place of the target if there is one."""
 
     def replace_blanked(self, source: str, target: str, blanks: Sequence[tuple[int, int]]) -> None:
-        """As `replace`, durably; ranges, (offset, length), of what was there are zeros then for whoever has it open."""
+        """As `replace`, durably; ranges, (offset, length), of the old file are zeros then for every process that has it
+        open.
+        """
 
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
         """Create a small file with this content, in one step; FileExistsError if it exists."""
@@ -218,8 +220,8 @@ class Storage(Protocol):
 
         If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
 
-        With `in_line`, whoever had a turn before may still stand in the line that is returned, and the caller may, too.
-        None: here there are no lines. Otherwise all who stood in line have left it.
+        With `in_line`, committers that had a turn before may still stand in the line that is returned, and the caller
+        may, too. None: this storage has no lines. Without `in_line`, all committers in line have left it.
         """
 
     def lock_directory(self) -> str:

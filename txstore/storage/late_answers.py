@@ -22,7 +22,7 @@ from txstore.storage.objects.interface import ObjectStore
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Seconds, and so many times what the last answers have taken: then the creator looks, and again after as long.
+#: Seconds, and multiples of the time of the last answers: then the creator looks, and again after as long.
 PATIENCE, ROUND_TRIPS = 1.5, 8
 
 
@@ -33,7 +33,7 @@ class _Answer(NamedTuple):
 
 
 class LateAnswers:
-    """The requests of one repository that create what nobody else creates."""
+    """The requests of one repository that create an object exclusively."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects

@@ -1,8 +1,8 @@
 """Who lives, on a medium that has no kernel to tell: small objects that their owners write anew again and again.
 
-A lease is an object beside what it is about. Whoever holds it renews it every `BEAT` seconds. After `TERM` seconds
-without, by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has
-stored is deleted after `KEPT` seconds at the earliest. Whoever could not renew its own for half as long is told that it
+A lease is an object beside what it is about. Its holder renews it every `BEAT` seconds. After `TERM` seconds without,
+by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has stored is
+deleted after `KEPT` seconds at the earliest. A holder that could not renew its lease for half as long is told that it
 has lost it. A lease says so when what it is about may be referred to by a commit: only who looks through all that is
 kept may delete that.
 """
@@ -128,7 +128,7 @@ class Leases:
             self._held.discard(lease)
 
     def delete(self, path: str) -> None:
-        """Delete the lease on a path that nobody holds any more."""
+        """Delete the lease on a path that no process holds any more."""
         self._objects.delete([path + _SUFFIX])
 
     def _beat(self) -> None:

@@ -1,11 +1,11 @@
-"""A line of those who have had their turn at a file (`turns`) and are not done: each waits for the one ahead of it.
+"""A line of committers that have had their turn at a file (`turns`) and are not done: each waits for the one ahead.
 
-So that what takes long, and needs no turn, is done by many at once, and ends in the order of their turns. A place in
-the line is a byte of the file, locked until whoever stands there leaves, or dies, however it dies. Places are given
-under the turn, each behind the last one; where nobody stands, the first is given anew.
+So committers do long work that needs no turn at the same time, syncs for example, and end in the order of their turns.
+A place in the line is a byte of the file, locked until its holder leaves or dies. Places are given under the turn, each
+behind the last one; if the line is empty, from the first place on.
 
-What the last one says of itself lies in the file, and so does who it is. Both are only looked at while the byte of that
-place is locked: what somebody has left there who is gone leads nobody astray.
+The file also holds who the last one is, and what it says of its commit. Readers look at both only while the byte of
+that place is locked, so entries of processes that are gone mislead no reader.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if sys.platform == "linux":
 
 #: The byte of the first place, and how many there are.
 _FIRST, _MOST = 1 << 32, 1 << 40
-#: Where the file says which place was given last, and where, of so many places, who stands there and what it says.
+#: Offsets: the place that was given last, and the entries of the last places, in a ring of the third number.
 _LAST, _ENTRIES, _KEPT = 1024, 2048, 64
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<IQH")  # checksum of what follows, place, length of what is said
 _SAID = 128
 _ENTRY = _SAID + turns.ABOUT_SIZE
-#: So many bytes can be said.
+#: Bytes that an entry can hold.
 MOST_SAID = _SAID - _HEAD.size
 
 
@@ -42,7 +42,7 @@ class Line:
         self._ahead: int | None = None  # the place that is waited for before this one
 
     def last(self) -> bytes | None:
-        """Return what the last in line says, behind whom `stand` will be then; None: nobody stands there any more.
+        """Return what the last in line says, behind whom `stand` will be then; None: the line is empty by now.
 
         Who does not say anything is waited for. Raises `CommitTimeoutError`.
         """
@@ -58,7 +58,7 @@ class Line:
         return None
 
     def drain(self) -> None:
-        """Wait until nobody stands in line. Raises `CommitTimeoutError`."""
+        """Wait until the line is empty. Raises `CommitTimeoutError`."""
         self._ahead = None
         self._wait_for(0, _MOST)
 
@@ -92,7 +92,7 @@ class Line:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, freed)
 
     def _taken(self, place: int, length: int) -> int | None:
-        """Return one of so many places where somebody else stands, None if there is none."""
+        """Return one of `length` places that another committer holds, None if there is none."""
         asked = turns.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
         kind, _, start = struct.unpack_from("hhq", fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else max(start - _FIRST, place)

@@ -55,7 +55,7 @@ class LocalStorage:
 
     @property
     def _has_lines(self) -> bool:
-        """Whether those who commit may stand in line: the kernel tells them of one another, and of no one else."""
+        """Whether committers may stand in line: the kernel tells them of one another, and of no other machine."""
         return sys.platform == "linux" and self.lock_excludes_all
 
     # --- reading
@@ -204,11 +204,11 @@ class LocalStorage:
                 contextlib.suppress(FileNotFoundError, PermissionError),
                 self._tree.open(path, os.O_RDWR) as descriptor,
             ):
-                if _hold(descriptor):  # so that whoever has just created it, and does not hold it yet, notices
+                if _hold(descriptor):  # so that its creator, which may not hold it yet, notices
                     self._tree.delete(path)
                     return True
         except WrongFileTypeError:
-            # If it is a directory, it was to become one of the repository; whoever lives makes another.
+            # If it is a directory, it was to become one of the repository; a living process makes another.
             with contextlib.suppress(OSError):
                 self._tree.delete_directory(path)
                 return True
@@ -400,7 +400,7 @@ class _Turn:
 
 
 _U64 = (1 << 64) - 1
-#: So many zeros are written at once.
+#: Zeros that are written at once.
 _BLANKED = 1 << 20
 _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 #: How often, and how long in seconds, a file with two names is looked at until it is not taken for one in the making.

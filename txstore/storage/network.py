@@ -16,7 +16,7 @@ from txstore.storage.interface import Mapped
 from txstore.storage.local import LocalStorage
 from txstore.storage.pack_cache import PackCache
 
-#: Seconds after which a staged file that nobody seems to hold is taken for abandoned.
+#: Seconds after which a staged file that no process seems to hold is taken for abandoned.
 _ABANDONED = 3600.0
 
 
@@ -58,8 +58,8 @@ class NetworkStorage(LocalStorage):
         return 0
 
     def is_abandoned(self, path: str) -> bool:
-        # Not every such file system shares its locks between machines (sshfs does not): what seems to be held by nobody
-        # may be another machine's, unless nobody has written it for long (I10: by the server's clock).
+        # Not every such file system shares its locks between machines (sshfs does not): what no process seems to
+        # hold may be another machine's, unless it was not written for long (I10: by the server's clock).
         age = self.now() - self._tree.status(path).st_mtime
         return age > _ABANDONED and super().is_abandoned(path)
 

@@ -125,7 +125,7 @@ class PackCache:
         return joined(parts) if sum(map(len, parts)) == length else None
 
     def at_hand(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:
-        """Return a range of a pack if it is in one piece in memory, so that nobody waits for it."""
+        """Return a range of a pack if it is in one piece in memory, so that the caller need not wait."""
         found = self._memory.find(pack_id, offset)
         if found is None:
             return None

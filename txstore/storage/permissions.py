@@ -4,9 +4,9 @@ What is created takes the permission bits of the root, whatever the umask of the
 2775 gives directories of mode 2775 and files of mode 664, which belong to its group because of the 2000. Under a root
 that only its owner may write, the umask decides, as everywhere else.
 
-Whoever may open a file may lock it, and make all wait that want to write. So those who may not write the root have no
-permission for what is locked: lock files, and all below `.staging/`. But for `locks/pins`: there readers say what they
-read, by locks that nobody waits for.
+A user who may open a file may lock it, and make all writers wait. So users who may not write the root have no
+permission for files that are locked: lock files, and all below `.staging/`. The exception is `locks/pins`: there
+readers say what they read, by locks that no process waits for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sharing:
 
     @property
     def writers(self) -> int:
-        """The permission bits of those who may write the root."""
+        """The permission bits of the users who may write the root."""
         return of_writers(self._bits()) or 0o700
 
     def share_file(self, descriptor: int, at_most: int) -> None:

@@ -72,7 +72,7 @@ class RemoteStorage:
         self._staged: dict[str, StagedObject] = {}  # by this process
         self._lock = processes.new_lock()
         self._turns: dict[str, threading.Lock] = {}
-        self._asked: _Proof | None = None  # whose answer nobody has waited for
+        self._asked: _Proof | None = None  # whose answer no caller has waited for yet
         self._proved: _Proof | None = None  # the last whose answer was that the server does
         self._check_lock = processes.new_lock()
         self.lock_timeout: float | None = None
@@ -125,7 +125,7 @@ class RemoteStorage:
 
         It has to be known at first, since files may have been copied to another server; when something is in doubt; and
         when the server has begun to keep versions, since some ignore conditions in such a bucket. Then an `OSError`
-        says why it could not be asked. Otherwise the server is asked again by whoever comes next.
+        says why it could not be asked. Otherwise the next caller asks the server again.
         """
         with self._check_lock:
             begun, asked, self._asked = self.objects.versions_begun, self._asked, None
@@ -146,7 +146,7 @@ class RemoteStorage:
                 self._proved = asked
 
     def renew_check(self) -> None:
-        """Begin to ask again, if that was long ago: whoever creates something meanwhile waits for both answers."""
+        """Begin to ask again, if that was long ago: a caller that creates an object waits for both answers."""
         with self._check_lock:
             last = self._asked or self._proved
             if self._proved is not None and last is not None and last.is_old and self.objects.is_remote:
@@ -306,7 +306,7 @@ class RemoteStorage:
         """There are none."""
 
     def watch(self, path: str) -> int:
-        raise OSError("an object store tells nobody what was created: look again from time to time")
+        raise OSError("an object store does not tell what was created: look again from time to time")
 
     def boot(self) -> int:
         return 0

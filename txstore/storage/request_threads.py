@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 
-#: So many requests of one process are under way at once: more than zarr asks for at a time.
+#: Requests of one process that are under way at once: more than zarr asks for at a time.
 THREADS = 64
-#: So many are for whoever goes through much: short ones, of which the wait is the cost.
+#: Requests in advance, for callers that go through much: short ones, whose cost is the wait.
 IN_ADVANCE = 128
-#: So many single requests, which wait for nothing else, are under way for those who ask for many at once.
+#: Single requests, which wait for nothing else, that are under way for callers that ask for many at once.
 REQUESTS = 64
 
 _executors: dict[tuple[int, str], ThreadPoolExecutor] = {}
@@ -33,7 +33,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
     """Yield the results of calls in the order of their arguments. Requests are few at a time, in threads of their own.
 
-    Those that event loops wait with may be calling this.
+    Threads that event loops wait with may be calling this.
     """
     arguments = list(arguments)
     if len(arguments) < 2:
@@ -47,7 +47,7 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
         yield from results
 
 
-#: So many calls are under way at first, for whoever looks at a few results only, and so many more with each of them.
+#: Calls that are under way at first, for a caller that looks at a few results only, and more with each of them.
 _FIRST = 16
 
 

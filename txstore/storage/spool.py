@@ -78,5 +78,5 @@ class _Spool:
         file, self._file = self._file, None
         if file is not None and self._storage is not None:
             file.close()
-            with contextlib.suppress(OSError):  # the next one to look for what nobody holds deletes it
+            with contextlib.suppress(OSError):  # the next process that looks for abandoned files deletes it
                 self._storage.delete(self._path)

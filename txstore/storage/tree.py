@@ -1,9 +1,10 @@
 """All that lies below one directory, reached without following a symbolic link.
 
-Whoever may write a repository may put anything in it, such as a link to another user's home in the place of `.staging`,
-or a FIFO in that of a commit. So whatever is opened, made, moved or deleted below its root goes through here: by the
-descriptor of a directory that was opened without following links, and only directories and regular files are opened
-(`_native/open_below.h`). What is there instead is a `WrongFileTypeError`, at once. The way *to* the root is the user's.
+A user who may write a repository may put anything in it, such as a link to another user's home in the place of
+`.staging`, or a FIFO in that of a commit. So whatever is opened, made, moved or deleted below its root goes through
+here: by the descriptor of a directory that was opened without following links, and only directories and regular files
+are opened (`_native/open_below.h`). What is there instead is a `WrongFileTypeError`, at once. The way *to* the root is
+the user's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from txstore._native import local
 from txstore.errors import WrongFileTypeError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-#: To look at what is there, or pass through it, whoever may read it.
+#: To look at a file, or pass through a directory, also without permission to read it.
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY)
 _LOOK_AT_IT = _LOOK | os.O_NOFOLLOW
 _PASS_THROUGH = _LOOK | os.O_DIRECTORY

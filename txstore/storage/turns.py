@@ -1,10 +1,10 @@
-"""Taking turns by a file: kernel locks on its bytes, which end with their holder, and what is said to those who wait.
+"""Taking turns by a file: kernel locks on its bytes, which end with their holder, and what waiting processes are told.
 
 Of the file's bytes, one is locked by whose turn it is, one by who is the next: locks of the open file description, so
 that threads take turns, too. The kernel does not say whose such a lock is, so its holder writes that behind them.
 
-A process that stands still keeps its turn. Whoever waits longer than `WARN_AFTER` is told for whom, and waits no longer
-than it was asked to.
+A process that is stopped keeps its turn. One that waits longer than `WARN_AFTER` is told for which process, and waits
+no longer than it was asked to.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Wait:
         self._timeout = timeout
         self._begun = time.monotonic()
         self._is_warned = False
-        self.holder = holder  # quick: nobody else is told anything while it runs
+        self.holder = holder  # quick: no other thread is told anything while it runs
 
     @property
     def left(self) -> float | None:
@@ -79,7 +79,7 @@ class Wait:
             f"{self._url}: waiting for {self._what}, which {holder} has. If that is stopped or hangs, end it, and this "
             "goes on; commit_timeout= limits such waits"
         )
-        with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nobody would catch it in this thread
+        with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: this thread has no handler for it
             warnings.warn(told, CommitWaitWarning, stacklevel=2)
 
     def over(self) -> CommitTimeoutError:
@@ -198,7 +198,7 @@ if sys.platform == "linux":
     class _Waiter:
         """A thread that waits for a lock, since nothing ends a wait in the kernel but the lock, or a signal.
 
-        Whoever gives up leaves it behind: it gives the lock back when it has got it.
+        A caller that times out leaves it behind: it gives the lock back when it has got it.
         """
 
         _left_behind: ClassVar[set[_Waiter]] = set()
@@ -261,7 +261,7 @@ if sys.platform == "linux":
             self._left_behind.discard(self)
 
     def whose_turn(descriptor: int) -> str | None:
-        """Return who has the turn at a file, as the file says it; None: nobody. It may be open for reading only."""
+        """Return who has the turn at a file, as the file says it; None: no process. It may be open for reading only."""
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, TURN)
         return None if struct.unpack_from("h", found)[0] == fcntl.F_UNLCK else _holder(descriptor)
 
@@ -271,7 +271,7 @@ if sys.platform == "linux":
             try:
                 found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock)
                 kind: int = struct.unpack_from("h", found)[0]
-                if kind == fcntl.F_RDLCK:  # which nobody of ours takes
+                if kind == fcntl.F_RDLCK:  # which no process of ours takes
                     return "a program that only reads"
                 if kind != fcntl.F_UNLCK:
                     return told(os.pread(descriptor, ABOUT_SIZE, offset))
@@ -286,7 +286,7 @@ else:
         url: str,
         path: str,
         timeout: float | None,
-        prepare: Callable[[], object] | None,  # noqa: ARG001 - nobody knows that it is the next
+        prepare: Callable[[], object] | None,  # noqa: ARG001 - no process knows that it is the next
     ) -> None:
         lock_file(descriptor, Wait(url, path, timeout, lambda: told(os.pread(descriptor, ABOUT_SIZE, _ABOUT_TURN))))
         _tell(descriptor, _ABOUT_TURN)
@@ -328,7 +328,7 @@ def _poll(is_locked: Callable[[], bool], timeout: float) -> bool:
 def _tell(descriptor: int, offset: int) -> None:
     try:
         os.pwrite(descriptor, about(), offset)
-    except OSError:  # a full disk: then nobody is told
+    except OSError:  # a full disk: then the others are not told
         return
 
 

@@ -39,7 +39,7 @@ def check_description(message: str | None, properties: Mapping[str, Any] | None)
     if length > MAX_DESCRIPTION:
         raise ValueError(
             f"message and properties of a commit have {length} bytes together, and at most {MAX_DESCRIPTION} are "
-            "possible: whoever opens it reads them. Put what is larger into attributes, or an array"
+            "possible: every process that opens it reads them. Put larger data into attributes, or an array"
         )
 
 

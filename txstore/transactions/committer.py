@@ -1,4 +1,4 @@
-"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.versions`)."""
+"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.publisher`)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Peek, Staging
 
-#: So many paths are remembered at which there is no node.
+#: Paths without a node that are remembered.
 _ABSENT = 4096
-#: So many staged keys are remembered while conflicts are looked for: each question goes through all of them.
+#: Staged keys that are remembered while conflicts are looked for: each question goes through all of them.
 _FEW = 1024
 #: Seconds in which others commit little.
 _MOMENT = 0.05
-#: So many transactions of a process look for the head while their last packs are uploaded.
+#: Transactions of a process that look for the head at once while their last packs are uploaded.
 _LOOKS = 8
 
 
@@ -54,7 +54,7 @@ class _Merged(NamedTuple):
 
 
 class Committer:
-    """One attempt to commit what one transaction has staged. A `Plan` of `history.versions`."""
+    """One attempt to commit what one transaction has staged. A `Plan` of `history.publisher`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
-        # A merge looks for what is below the head; and where nobody takes turns, the version itself says who was
+        # A merge looks for what is below the head; and where there are no turns, the version itself says who was
         # faster.
         self._in_line = in_line and commits.takes_turns and staging.other_parent is None
         self.own: Section | None = None
@@ -152,8 +152,8 @@ class Committer:
         if self.changes_nothing and not self._is_wanted:
             return None
 
-        # 2. Conflicts with all that is known by now, and broken constraints, are found before anybody waits for us:
-        #    unless there is so little to look at that nobody does.
+        # 2. Conflicts with all that is known by now, and broken constraints, are found before others wait for
+        #    this commit, unless there is so little to look at that they hardly wait.
         if self.commits.takes_turns and not self._is_fresh():
             self._keep_constraints(self.catch_up())
 
@@ -253,7 +253,7 @@ class Committer:
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:
-        """Return where a document lies once more, if it is better read from there: whoever opens a group reads many."""
+        """Return where a document lies once more, if it is better read from there: opening a group reads many."""
         if key not in self.together and not link.participant and link.kind == packfile.FRAME_VALUE:
             document = self.publisher.writer.document(link.offset)
             if document is not None:
@@ -289,7 +289,7 @@ class Committer:
                 if is_document(key) and (content := self.staging.below(key)) is not None:
                     documents[key] = bytes(content)
         for reflink in self.staging.reflinks:
-            # As if all below had been deleted, and the node been made: of the keys below nobody else may have made one.
+            # As if all below had been deleted, and the node been made: no other commit may have made a key below it.
             for name in DOCUMENT_NAMES:
                 key = reflink.to + name
                 if key not in documents and (content := self.staging.below(key)) is not None:
@@ -393,7 +393,7 @@ class Committer:
         seq, other = head.seq + 1, self.staging.other_parent
         sections, runs, packs = [], list(head.run_names), list[DataPack]()
         if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
-            # Its inputs still stand side by side: nobody else has merged them meanwhile.
+            # Its inputs still stand side by side: no other process has merged them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
         aside = self.aside
@@ -428,12 +428,13 @@ class Committer:
         if is_more or any(staging.prefixes):
             return False
         writes = self.writes or self._writes()
-        # A key that was deleted, and was not there, would not be seen by those who choose what goes together.
+        # The leader of a group commit would not see a deleted key that did not exist.
         return not (any(True for _ in writes.deleted) or any(writes.reads))
 
 
 class _Keys(Iterable[str]):
-    """The keys that a transaction sets, or those that it deletes. They are looked for each time: there may be millions.
+    """The keys that a transaction sets, or the ones that it deletes. They are looked for each time: there may be
+    millions.
 
     `unchanged` are staged, and left out; `more` are not staged, and set all the same.
     """

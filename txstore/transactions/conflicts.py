@@ -59,11 +59,11 @@ from txstore.transactions.reads import NOTHING_READ, Reads
 
 #: What becomes of keys that a transaction has staged, and others have changed; None: the key is deleted.
 Settled: TypeAlias = Mapping[str, bytes | None]
-#: Settles that: given a base, what is staged over it, the keys that are staged, those that are changed by that, and the
-#: head. Raises `ConflictError`.
+#: Settles that: given a base, what is staged over it, the keys that are staged, the keys that it changes, and the head.
+#: Raises `ConflictError`.
 Settle: TypeAlias = Callable[[Snapshot, Hierarchy, Collection[str], Iterable[KeyChange], Snapshot], Settled]
 
-#: A conflict names at most so many keys.
+#: Keys that a conflict names at most.
 MAX_NAMED = 100
 
 

@@ -102,8 +102,8 @@ class TransactionLocks:
     ) -> tuple[Self, Snapshot]:
         """Lock what `lock` covers on the newest commit; return the locks and the snapshot to base a transaction on.
 
-        The snapshot was taken when all the locks were held, and they are what `lock` covers on it, or more: nobody who
-        takes locks changes that before they are released. `timeout` is in seconds, None for ever, 0 to try.
+        The snapshot was taken when all the locks were held, and they are what `lock` covers on it, or more: no process
+        that takes locks changes that before they are released. `timeout` is in seconds, None for ever, 0 to try.
 
         Raises `LockTimeoutError`, and whatever `keys_to_lock` raises; nothing is held then.
         """
@@ -134,7 +134,7 @@ class TransactionLocks:
         return None if self._owner is None else self._owner.parked
 
     def acquire(self, keys: Sequence[str], timeout: float | None = None, siblings: Sequence[int] = ()) -> Sequence[str]:
-        """Lock keys, all or none. Returns those that are dirty: their last owner died holding them.
+        """Lock keys, all or none. Returns the dirty ones: their last owner died holding them.
 
         `timeout` is in seconds, None for ever, 0 to try. What is parked under one of the words `siblings` may be taken.
         Raises `LockTimeoutError`; `TransactionStateError` after `close`.
@@ -249,7 +249,7 @@ def _ended() -> TransactionStateError:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Return when a wait of so many seconds from now is over; None: never."""
+    """Return when a wait of `timeout` seconds from now is over; None: never."""
     return None if timeout is None else time.monotonic() + timeout
 
 

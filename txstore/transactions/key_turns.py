@@ -1,7 +1,7 @@
 """Turns at keys: the threads of one process that write the same key do so one after the other.
 
-Who writes a part of a value reads it, changes it and stages it. Another thread's write must not come in between. To
-change it may take long, and call anything: whoever does so excludes nobody from other keys.
+A thread that writes a part of a value reads it, changes it and stages it. Another thread's write must not come in
+between. To change it may take long, and call anything: it keeps no thread from other keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeyTurns:
         self._changing: set[str] = set()  # keys whose values are being changed; each is guarded by its lock
 
     def at(self, key: str) -> threading.Lock:
-        """Return the lock of a key. Whoever has it calls `wait` before anything is staged."""
+        """Return the lock of a key. Its holder calls `wait` before anything is staged."""
         return self._locks[hash(key) % _LOCKS]
 
     def wait(self, key: str) -> None:
@@ -37,7 +37,10 @@ class KeyTurns:
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
-        """Let nobody else write the key meanwhile. The caller holds no lock: what it waits for may stage other keys."""
+        """Keep all other threads from writing the key meanwhile.
+
+        The caller holds no lock: what it waits for may stage other keys.
+        """
         is_ours = False
         try:
             with self.at(key):

@@ -3,8 +3,8 @@
 A reflink is a few words in memory, however many keys it has. Single keys can be taken from a snapshot, too. All of them
 become refs when the transaction commits.
 
-Until then, a vacuum may not know of them: where it does not see who reads, or where a branch or a tag is deleted. So
-whoever commits leaves a record of what they are taken from, as it is there of what a transaction is based on.
+Until then, a vacuum may not know of them: where it does not see the readers, or where a branch or a tag is deleted. So
+the committer writes a record of what they are taken from, as there is one of what a transaction is based on.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Reflinks:
 class HeldSources:
     """Commits that a vacuum leaves alone while refs to what they have become those of another commit (I10).
 
-    Whoever holds them looks afterwards whether they are kept: then a vacuum either was seen, or sees this.
+    Their holder looks afterwards whether they are kept: then a vacuum either was seen, or sees this.
     """
 
     def __init__(self, commits: Commits, sources: Iterable[Stored]) -> None:
@@ -207,6 +207,6 @@ class HeldSources:
     def release(self) -> None:
         while self._held:
             path, held = self._held.popitem()
-            with contextlib.suppress(OSError):  # it is nobody's then, and the next vacuum deletes it
+            with contextlib.suppress(OSError):  # then it has no owner, and the next vacuum deletes it
                 self._storage.delete(path)
             held.close()

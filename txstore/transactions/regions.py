@@ -9,7 +9,7 @@
 | `METADATA`                | the documents                                                                  |
 | `Whole`                   | the documents and every chunk; of a group: also of all that is below it        |
 
-Whoever changes an array's shape holds its documents, so chunks beyond the present end need no lock of their own.
+A process that changes an array's shape holds its documents, so chunks beyond the present end need no lock of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstore.format.mapping import Hierarchy
 if TYPE_CHECKING:
     from txstore.format.grids import Grid
 
-#: So many keys are locked by one call at most. How many chunks an array has is what its document says.
+#: Keys that one call locks at most. An array has as many chunks as its document says.
 MAX_KEYS = 1 << 18
 
 #: What `lock=` takes: paths, each locked with all that is below it, or a dictionary from path to region.
@@ -149,7 +149,7 @@ def _covered(view: Hierarchy, node: _Node, region: Any) -> Iterator[str]:
 
 
 def _below(view: Hierarchy, top: _Node) -> Iterator[str]:
-    nodes = [iter([top])]  # those that are left, at each depth: there may be thousands
+    nodes = [iter([top])]  # nodes left at each depth: there may be thousands
     while nodes:
         node = next(nodes[-1], None)
         if node is None:

@@ -31,8 +31,8 @@ from txstore.transactions.participants.chains import (
 )
 from txstore.transactions.sealed_keys import REF, SealedKeys
 
-#: With so many refs in memory, those are sealed of which nothing else is known. To look up a sealed one in Python
-#: takes longer than to stage it.
+#: Refs in memory from which on the plain ones are sealed. To look up a sealed one in Python takes longer than to stage
+#: it.
 SEALED_FROM = 1 << 15 if index.IMPLEMENTATION == "c" else 1 << 20
 
 
@@ -88,7 +88,8 @@ class StagedKeys:
     def _ref(self, key: str) -> bytes | None:
         """Return the ref of a key, sealed or not, without the lock.
 
-        Whoever has it puts into `_sealed` first what is to be gone from `_refs`, and hides there what was below it.
+        Its holder adds to `_sealed` what it will remove from `_refs`, before it removes it, and hides there what was
+        below.
         """
         while True:
             sealed = self._sealed
@@ -112,7 +113,7 @@ class StagedKeys:
         return next((link.region for link in reversed(links) if link.participant == self.me), _NOTHING)
 
     def ends(self, key: str) -> list[Link]:
-        """Return the frames of others on a key that nobody has seen who wrote it, if there are layers."""
+        """Return the frames of others on a key that no later writer of it has seen, if there are layers."""
         if not self.layers(key) or key in self._outdated:
             return []
         with self._lock:
@@ -121,7 +122,7 @@ class StagedKeys:
             return [link for link in links if link.participant != self.me and link.place not in seen]
 
     def know_of_deletions(self, key: str) -> bool:
-        """Tell whether those who wrote what is left of a key knew of all deletions of prefixes above it."""
+        """Tell whether the writers of what is left of a key knew of all deletions of prefixes above it."""
         with self._lock:
             prefixes = self._prefixes_above(key)
             return not prefixes or know_of(self._links.get(key, []), prefixes)
@@ -425,8 +426,9 @@ class StagedKeys:
     ) -> list[str]:
         """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7).
 
-        `lost` are participants whose part is whole up to a frame only. Those of them in `given_up` live, and may do it
-        again: nobody else's work may stand on what they gave up. `among` are keys that broke before, with fewer lost.
+        `lost` are participants whose part is whole up to a frame only. The ones in `given_up` live, and may do it
+        again: the work of no other participant may build on what they gave up. `among` are keys that broke before, with
+        fewer lost.
         """
         broken = []
         with self._lock:

@@ -68,7 +68,7 @@ from txstore.transactions.staged_keys import StagedKeys
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-NOBODY = -1  # the number of a process that has not staged anything in somebody else's transaction
+NOT_STAGING = -1  # the number of a process that has not staged anything in another process's transaction
 
 #: Documents that array objects hold, of each the frame that they know; None: the base's.
 Held = dict[str, Link | None]
@@ -113,9 +113,9 @@ class Staging(Hierarchy):
     """The view of a transaction in one process. Safe in threads, and after a fork.
 
     The process that began the transaction is participant 0, and its pack becomes the commit file. Others join: children
-    that inherit the transaction or are sent it, and, if it has a name, whoever gives that name; there, nobody is
-    participant 0. A process that joins sees what was staged when it joined, and, when `follow_others` is called, what
-    its siblings have staged since; the one that began the transaction sees all of it at any time.
+    that inherit the transaction or are sent it, and, if it has a name, processes that give that name; there, no process
+    is participant 0. A process that joins sees what was staged when it joined, and, when `follow_others` is called,
+    what its siblings have staged since; the one that began the transaction sees all of it at any time.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Staging(Hierarchy):
         self._thread = ""  # the name of the one that became a participant
         self._blocks: set[object] = set()  # of these, who is in a `with` block
         self._enders: set[object] = set()  # calls that are about to end it
-        self.staged = StagedKeys(0 if shared is None else NOBODY, commits.storage)
+        self.staged = StagedKeys(0 if shared is None else NOT_STAGING, commits.storage)
         self.reflinks = Reflinks()  # what was moved or copied without copying values
         self.sources: HeldSources | None = None  # what these are taken from, while it is being committed
         self._commits = commits
@@ -221,7 +221,7 @@ class Staging(Hierarchy):
         return located
 
     def peek(self, key: str) -> memoryview | None:
-        """Return a value of which nobody will know: as it is by now, and no write relies on it."""
+        """Return a value without noting the read: as it is by now, and no write relies on it."""
         self._look_at_others()
         link = self.staged.get(key)
         if link is not None:
@@ -788,7 +788,7 @@ class Staging(Hierarchy):
                 known: Held = {key: link for key, link in self.staged.items() if is_document(key)}
                 self._shared = SharedTransaction.find(self._commits, self.id)
                 self.is_owner = False
-                self.staged = StagedKeys(NOBODY, self.storage)
+                self.staged = StagedKeys(NOT_STAGING, self.storage)
                 self._siblings = Siblings(self.staged, self._marks, self._read_log)
                 self._staged_at = self._sealed_at = self._kept_at = self._done_at = -1
                 self._is_half = False
@@ -815,7 +815,9 @@ class Staging(Hierarchy):
         return seen
 
     def has_seen(self, seen: Mapping[int, int]) -> bool:
-        """Tell whether this process sees at least what another does, as far as that counts for those who join now."""
+        """Tell whether this process sees at least what another does, as far as that counts for a process that joins
+        now.
+        """
         return not self._inherited and (self.is_owner or not self._siblings.behind(seen))
 
     def see(self, seen: Mapping[int, int]) -> None:
@@ -938,7 +940,7 @@ class Staging(Hierarchy):
     # --- the commit
 
     def close_parts(self, *, allow_lost: bool = False) -> None:
-        """Let nobody stage any more, and settle whose frames count.
+        """Stop all staging, and settle whose frames count.
 
         Raises `ParticipantLostError` (I8) and `ConflictError` (I7); call `reopen_parts` when no commit is made.
         """
@@ -995,7 +997,7 @@ class Staging(Hierarchy):
         return False
 
     def close_to_all(self) -> None:
-        """Let nobody stage any more into a transaction with a name. Raises `TransactionStateError` if it has ended."""
+        """Stop all staging into a transaction with a name. Raises `TransactionStateError` if it has ended."""
         if self._shared is not None:
             self._shared.seal()
 
@@ -1021,8 +1023,8 @@ class Staging(Hierarchy):
     def others_at_work(self) -> list[str]:
         """Return which other participants in this process may be half-way.
 
-        A process is at work as long as it lives. In this one more is known: who is in no `with` block, and has staged
-        nothing since its last seal, holds up nobody; a notebook keeps such stores for ever.
+        A process is at work as long as it lives. In this process more is known: a store that is in no `with` block, and
+        has staged nothing since its last seal, holds up no commit; a notebook keeps such stores for ever.
         """
         others = [other for other in self._in_this_process() if other is not self and other._is_at_work]
         return [f"thread {other._thread!r} of this process" for other in others]
@@ -1058,7 +1060,7 @@ class Staging(Hierarchy):
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Let nobody else of this process enter while a `with` block runs, which looks who is at work, and ends it."""
+        """Keep all other threads out while a `with` block looks who is at work, and ends the transaction."""
         call = object()
         try:
             self._enders.add(call)
@@ -1154,7 +1156,7 @@ class Staging(Hierarchy):
         writers = [writer for writer in (self._writer, self._commit_writer) if writer is not None]
         if self._shared is not None:
             with contextlib.suppress(OSError, TransactionStateError):
-                self._shared.seal()  # so that nobody who writes later believes that it counts
+                self._shared.seal()  # so that no later writer believes that its work counts
                 self._shared.end()
                 self._shared.free_name()
                 self._shared.delete_packs()
@@ -1205,7 +1207,7 @@ class Staging(Hierarchy):
             if self._done_at >= max(self._staged_at, self._sealed_at) or not self._may_seal:
                 return
             if not self.is_named and self.storage.is_remote and not self.is_open():
-                return  # a pack with nothing but this seal would be found by nobody
+                return  # no process would find a pack with nothing but this seal
             self._kept_at = self._done_at = self._seal(packfile.SEEN_NOTHING)
             self._is_half = False
 
@@ -1259,7 +1261,7 @@ class Staging(Hierarchy):
         """Say that what this process has staged since it last was done does not count, in a transaction without a name.
 
         It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
-        or read here: whoever joins anew is another participant.
+        or read here: a process that joins again is another participant.
         """
         self.has_failed = True
         if self.is_owner or self.is_named or self._inherited or self._is_over or self._writer is None:
@@ -1354,4 +1356,4 @@ def _seal_all() -> None:
                 else:
                     staging.seal()
             if staging.storage.is_remote:
-                staging.close()  # nobody else says of it on an object store that it has ended
+                staging.close()  # on an object store no other process tells that it has ended

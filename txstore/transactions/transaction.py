@@ -335,7 +335,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def move(self, source: str, destination: str) -> None:
         """Move an array or group, with all below it: refs are written at the commit, no value is read or copied.
 
-        To others it is a deletion and a creation: whoever writes below either path meanwhile is in conflict.
+        To others it is a deletion and a creation: a transaction that writes below either path meanwhile is in conflict.
 
         Raises `NodeNotFoundError` if there is nothing, or no group to move it to; `ValueError` for the root, for a
         destination that exists or lies inside; `TransactionStateError` in a transaction of several processes.
@@ -537,7 +537,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self
 
     def enter(self) -> None:
-        """Let nobody else of this process end a transaction with a name before this one does, or leaves it.
+        """Keep other threads from ending a transaction with a name before this one ends or leaves it.
 
         Raises `TransactionStateError` if it has ended, or is being ended.
         """
@@ -645,7 +645,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._staging.begin_operation(operation)
 
     def end_operation(self, operation: object, has_failed: bool) -> None:
-        """Note that an operation has ended: unless it has failed, what it has staged counts, whoever dies then.
+        """Note that an operation has ended: unless it has failed, what it has staged counts, even if its process dies
+        then.
 
         Raises `OSError`, which fails the transaction.
         """
@@ -780,7 +781,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return [key for key, entry in found if entry is not None and entry.seq > self.base.seq]
 
     def unlock(self, turns: list[Turn]) -> None:
-        """Let siblings of this transaction, and other threads, have the locks; nobody else has them before its end."""
+        """Let siblings of this transaction, and other threads, have the locks; others get them only at its end."""
         while turns:
             if turns[-1].locks is self._locks:  # else they are of the process that this one was forked from
                 turns[-1].locks.end_turn(turns[-1], self._staging.owners_locks())
@@ -863,7 +864,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             )
 
     def _close_to_all(self, how: str) -> None:
-        """Let nobody stage any more. Raises `TransactionStateError` if another has ended it, or joined meanwhile."""
+        """Stop all staging. Raises `TransactionStateError` if another process has ended it, or joined meanwhile."""
         self._staging.close_to_all()
         try:
             self._check_alone(how)
@@ -919,7 +920,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                     )
                 self.state, self._is_committing, is_begun = "committing", True, True
             self._staging.close_parts(allow_lost=allow_lost)
-            self._check_alone("committed")  # again: now nobody can join any more
+            self._check_alone("committed")  # again: now no process can join any more
             # A merge is a commit, be it of no change.
             if self.staged_count or is_wanted or self._staging.other_parent is not None:
                 arguments = self._commits, self._snapshots, self._staging, self._locks, told or "", is_wanted

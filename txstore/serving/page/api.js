@@ -1,4 +1,4 @@
-// What the page asks of its server. All addresses are relative, so that the application may lie below any prefix.
+// The page's requests to its server. All addresses are relative, so the application may be mounted below any prefix.
 
 const NAMES_KEPT = 200;
 
@@ -31,7 +31,7 @@ async function answered(path, signal) {
   try {
     told = (await response.json()).error;
   } catch {
-    // an error that is no JSON: the status says enough
+    // the error is not JSON: the status is enough
   }
   throw new ServerError(response.status, told);
 }
@@ -53,7 +53,7 @@ export const api = {
   commits: (parameters, signal) => ask(`api/commits${query(parameters)}`, signal),
   commit: (ref, signal) => ask(`api/commit/${at(ref)}`, signal),
   tree: (ref, parameters, signal) => ask(`api/tree/${at(ref)}${query(parameters)}`, signal),
-  /** Without what is stored, which takes as long as it has chunks: `measured` tells that. */
+  /** Without the stored bytes and chunks, whose counting takes time per chunk: `measured` returns them. */
   node: (ref, path, signal) => ask(`api/node/${below(ref, path)}?stored=no`, signal),
   measured: (ref, path, signal) => ask(`api/node/${below(ref, path)}`, signal),
   chunks: (ref, path, parameters, signal) => ask(`api/chunks/${below(ref, path)}${query(parameters)}`, signal),
@@ -77,7 +77,7 @@ export async function commitOf(id, signal) {
   return commits.get(id);
 }
 
-/** Follow the repository. `on` is told of commits, of "heads" that have moved, and of "live" or "lost". */
+/** Follow the repository. Calls `on` for commits, for "heads" that have moved, and for "live" or "lost". */
 export function follow(on) {
   const events = new EventSource(address("api/events"));
   events.addEventListener("open", () => on("live"));

@@ -1,4 +1,4 @@
-// Reading arrays: through zarrita from plain Zarr over HTTP, chunk by chunk; or, rendered small, from the server.
+// Reads arrays: chunk by chunk through zarrita, from plain Zarr over HTTP; or as a small picture from the server.
 
 import { api, zarrAddress } from "./api.js";
 import { EVERYTHING, part } from "./words.js";
@@ -9,9 +9,9 @@ export const MANY_BYTES = 16 << 20;
 const MOST_CHUNKS = 20_000;
 const MOST_BYTES = 512 << 20;
 const MOST_ALONG = 1 << 17; // chunks along an axis, of a picture that the server makes
-const ALONE = 4; // chunks of a shard that are asked for one by one
+const ALONE = 4; // most chunks of a shard that are requested one by one
 
-// --- requests, of which no more than so many are under way
+// --- requests, at most AT_ONCE at the same time
 
 let running = 0;
 const queue = [];
@@ -28,12 +28,12 @@ function release() {
 }
 
 /**
- * A store of zarrita: the keys below one address. zarrita hands the options of a call on as they are: `found` in them
- * says afterwards whether the value of the chunk was there. (The index of a shard is none.)
+ * A store of zarrita: the keys below one address. zarrita passes the options of a call on unchanged: `found` in them
+ * tells afterwards whether the chunk had a value. (The index of a shard does not count as one.)
  */
 class Below {
   bytes = 0;
-  #whole = null; // shards that were fetched whole, by key; null: ranges of them are asked for
+  #whole = null; // shards that were fetched whole, by key; null: the store requests ranges of them
 
   /** Fetch each shard once and whole: most of its chunks are wanted. */
   readWhole() {
@@ -78,7 +78,7 @@ class Below {
 
 let zarrita = null;
 
-/** Open an array at a commit. Raises where zarrita does not know what it is made of. */
+/** Open an array at a commit. Raises if zarrita does not support its data type or codecs. */
 export async function openArray(commit, node, signal) {
   zarrita ??= Promise.all([import("./vendor/zarrita.js"), import("./codecs.js")]);
   const [{ open, root }] = await zarrita;
@@ -114,7 +114,7 @@ export function firstSelection({ shape, chunks }) {
 export const pythonSelection = (selection, shape) =>
   selection.map((each, i) => (Array.isArray(each) ? (each[0] === 0 && each[1] === shape[i] ? ":" : `${each[0]}:${each[1]}`) : each)).join(", ");
 
-/** How many chunks a selection touches, and what they hold. */
+/** The number of chunks that a selection touches, and of their bytes. */
 export function cost(node, selection) {
   const lengths = node.chunks ?? node.shape;
   let chunks = 1;
@@ -149,7 +149,7 @@ function* chunksOf(selection, lengths, at = []) {
   for (let place = Math.floor(start / lengths[i]); place * lengths[i] < stop; place++) yield* chunksOf(selection, lengths, [...at, place]);
 }
 
-/** Copy what is selected of a chunk to where it belongs. Returns that place: for each kept dimension [start, stop]. */
+/** Copy the selected part of a chunk to its place. Returns the place: for each kept dimension [start, stop]. */
 function copyChunk(chunk, at, lengths, selection, shape, out, convert) {
   const { data, stride } = chunk;
   const get = typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
@@ -212,7 +212,7 @@ export async function readThere(commit, node, selection, signal) {
   }
   const numbers = (name, mark = ",") => (response.headers.get(name) || "").split(mark).filter(Boolean).map(Number);
   const values = new Float32Array(await response.arrayBuffer());
-  const [missingChunks = null, looked = chunks] = numbers("X-Missing-Chunks", "/"); // of those that were looked at
+  const [missingChunks = null, looked = chunks] = numbers("X-Missing-Chunks", "/"); // `looked`: the number of chunks that the server checked
   return {
     values, shape: numbers("X-Shape"), step: numbers("X-Step"), missing: [], missingChunks, looked,
     chunks, bytes: values.byteLength, isNumeric: true, by: "server",

@@ -1,5 +1,5 @@
-// Blosc, LZ4, Zstandard, gzip and zlib for zarrita, whose own decoders of the first three are WebAssembly of more than a
-// megabyte, and none of whose decoders knows an end: what was written to decode to gigabytes would take these.
+// Blosc, LZ4, Zstandard, gzip and zlib for zarrita. Its own decoders of the first three are more than a megabyte of
+// WebAssembly, and none of its decoders has a limit: a hostile chunk could decode to gigabytes.
 // Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; RFC 8878; BloscLZ is a descendant of FastLZ.
 
 import { registry, unzlib, unzstd } from "./vendor/zarrita.js";
@@ -8,10 +8,10 @@ const MAX_SPLITS = 16;
 const MIN_SPLIT = 128;
 const BLOSCLZ_FAR = 8191;
 const ZSTD_MAGIC = 0xfd2fb528;
-const ZSTD_BLOCK = 128 << 10; // what a block decodes to at most
+const ZSTD_BLOCK = 128 << 10; // most bytes that a block decodes to
 const FED = 8 << 10; // bytes that DecompressionStream is given at a time: it hands on all that these decode to
 const SLACK = 64 << 10;
-const VARIABLE = 64 << 20; // what a chunk of texts or objects may decode to: its document doesn't say
+const VARIABLE = 64 << 20; // most bytes of a decoded chunk of texts or objects: its document gives no size
 
 /** What a chunk may decode to, in bytes: what it has in memory, and a bit for checksums and for what doesn't get smaller. */
 export function limitOf({ dataType, shape }) {

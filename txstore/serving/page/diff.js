@@ -1,4 +1,5 @@
-// What differs between two commits: nodes, fields, attributes, regions; and of arrays pictures of before, after, difference.
+// The differences between two commits: nodes, fields, attributes, regions; and for arrays, pictures of before, after and
+// difference.
 
 import { cost, read, statistics, MANY_BYTES, MANY_CHUNKS } from "./arrays.js";
 import { api } from "./api.js";

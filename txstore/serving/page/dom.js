@@ -1,4 +1,4 @@
-// Elements. What a repository says is only ever set as text: nothing here takes HTML.
+// Makes elements. Text from a repository is only ever set as text: no function here takes HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,7 +16,7 @@ function fill(element, properties, children) {
   return element;
 }
 
-/** A link leads inside of the page, or to http(s): never to what would run as a script. */
+/** A link leads inside the page, or to http(s): never to a script. */
 function setLink(element, href) {
   if (/^(#|https?:|\.?\/|at\/)/.test(href)) element.setAttribute("href", href);
 }

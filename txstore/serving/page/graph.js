@@ -1,4 +1,4 @@
-// The lines of the history: which lane each commit lies in, and how the lanes go on to its parents.
+// The lines of the history: the lane of each commit, and the lanes that lead to its parents.
 
 import { svg } from "./dom.js";
 

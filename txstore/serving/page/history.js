@@ -1,4 +1,4 @@
-// The history: all commits, newest first, as a graph; and what is known of the one that is chosen.
+// The history: all commits, newest first, as a graph; and the details of the chosen commit.
 
 import { api, commitOf, remember } from "./api.js";
 import { h, replace } from "./dom.js";

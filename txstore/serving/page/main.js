@@ -1,4 +1,4 @@
-// The shell: which view is shown, what is live, colours and keys.
+// The shell: chooses the view, follows the repository, handles colours and keys.
 
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
@@ -41,7 +41,7 @@ async function route() {
   const root = h("div", { class: `view view-${name}` });
   const view = {
     name, root, abort, signal: abort.signal,
-    /** Write what is shown into the address, without showing it anew. */
+    /** Write the current view into the address, without drawing it again. */
     permalink: (hash) => history.replaceState(null, "", hash),
     tell: (error) => {
       if (error.name !== "AbortError") toast(error.message, "bad");
@@ -110,7 +110,7 @@ function told(kind, event) {
   live.textContent = kind === "lost" ? "offline" : "live";
   live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
   if (kind === "commit") arrived(true);
-  // The heads come first, too: what was committed while nobody followed shows in them.
+  // The heads come first again: they show the commits that were made while the page was not connected.
   if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
 }
 

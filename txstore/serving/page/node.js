@@ -1,4 +1,4 @@
-// One group or array: what it is, its preview, its chunks, its attributes, and how to reach it from elsewhere.
+// One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
 import { api, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
@@ -34,7 +34,7 @@ export function drawNode(panel, context) {
   replace(panel, crumbs(context), told, list, body, python);
   measure();
 
-  /** Fill in what takes longer to know, when all else is there: nobody waits for it. */
+  /** Fill in the slow facts last, so that the rest of the page does not wait for them. */
   async function measure() {
     try {
       await context.drawn;

@@ -1,4 +1,4 @@
-// What several views are made of.
+// Elements that several views use.
 
 import { h, icon } from "./dom.js";
 import { ago, isId, plural, quoted, short, size, when } from "./words.js";
@@ -34,7 +34,7 @@ export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Where there is no clipboard (plain http from another host), what is selected can be copied.
+    // Without a clipboard (plain http from another host), the user can copy the selected text.
     const field = h("textarea", { class: "offscreen" });
     field.value = text;
     document.body.append(field);

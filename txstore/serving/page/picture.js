@@ -29,7 +29,7 @@ function table(name) {
   return tables.get(name);
 }
 
-/** Draw values as an image, one pixel each; what is not finite stays transparent. */
+/** Draw values as an image, one pixel each; values that are not finite stay transparent. */
 export function drawImage(canvas, { values, shape }, { map, min, max }) {
   const [height, width] = shape.length === 2 ? shape : [1, shape[0] ?? 1];
   canvas.width = width;

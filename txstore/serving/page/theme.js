@@ -1,7 +1,7 @@
-// Runs before anything is drawn: whoever chose dark never sees a flash of light.
+// Runs before the page is drawn, so that a user of the dark theme never sees a flash of light.
 try {
   const chosen = localStorage.getItem("txstore.theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage may be forbidden; then the system's colours do.
+  // The browser may forbid storage; then the page uses the system's colours.
 }

@@ -46,7 +46,7 @@ export async function show(view, parts, query) {
     if (node.members !== null && node.next === null) return;
     const isFirst = node.members === null;
     const answer = await (isFirst ? firstPage(node.path) : api.tree(ref, { path: node.path, limit: PAGE, after: node.next }, signal));
-    if (isFirst && node.members !== null) return; // somebody else has awaited the same
+    if (isFirst && node.members !== null) return; // another call has loaded them meanwhile
     node.members ??= [];
     for (const info of answer.nodes) {
       const member = { path: info.path, kind: info.kind, info, members: null, next: null, open: false, depth: node.depth + 1 };

@@ -1,4 +1,4 @@
-// Which arrays have how many of the bytes that are stored.
+// The stored bytes of each array.
 
 import { api } from "./api.js";
 import { h, replace } from "./dom.js";

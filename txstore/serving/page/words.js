@@ -1,4 +1,4 @@
-// How numbers, times, names and lines of Python are written.
+// Formats numbers, times, names and lines of Python.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const number = new Intl.NumberFormat("en");

@@ -1,4 +1,4 @@
-// What goes on now: open transactions, who stages into them, and the locks that are held.
+// The current work: open transactions, their participants, and held locks.
 
 import { api } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -6,7 +6,7 @@ import { table } from "./node.js";
 import { chip, facts, failure, line, link, moment, notice, pythonRepository } from "./parts.js";
 import { count, plural, short, size } from "./words.js";
 
-const EVERY = 3000; // milliseconds between two looks, while the page is seen
+const EVERY = 3000; // milliseconds between two requests, while the page is visible
 const NODES_SHOWN = 8;
 const STATES = { attached: "may still stage", sealed: "has done what it meant to do", lost: "died before it was done" };
 const KINDS = {

@@ -86,7 +86,7 @@ class Backend(Protocol):
 class VersionsTold:
     """Counts how often a server's answers have begun to tell that it keeps what objects were before.
 
-    An answer of before that may come late: it takes nothing back, and whoever has counted sees one more.
+    An answer of before that may come late: it takes nothing back, and the caller counts one more.
     """
 
     def __init__(self) -> None:

@@ -226,7 +226,7 @@ class ObjectClient:
         if self.creation == READ_ONLY:
             words = (
                 f"{self._target.protocol}:// can't create an object exclusively, so it is read-only for txstore: "
-                "use another file system, or single_writer=True if nobody else writes there"
+                "use another file system, or single_writer=True if no other process writes there"
             )
             raise PermissionError(errno.EROFS, words, self._target.shown(path))
 
@@ -299,7 +299,7 @@ class ObjectClient:
 
 
 def _versions_of(backend: Backend) -> Versions:
-    assert backend.versions is not None  # for mypy: whoever has listed them knows
+    assert backend.versions is not None  # for mypy: the caller has listed them
     return backend.versions
 
 

@@ -1,8 +1,8 @@
 """What the libraries raise, as errors of ours: which it is, whether it passes by itself, and what to do, in words.
 
 The libraries' exceptions are known by their attributes and names, so that none of them has to be imported. What they
-say may hold a signed URL or a password: only what the server calls the error, and words of ours, come out; a message
-that nobody knows is cut short and has the secrets taken out.
+say may hold a signed URL or a password: only what the server calls the error, and words of ours, come out; an unknown
+message is cut short, without its secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBRARIES = {
 
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 TRANSIENT_CODES = {
-    "ConditionalRequestConflict",  # of S3: two were under way at once, nobody knows yet which of them wins
+    "ConditionalRequestConflict",  # of S3: two were under way at once, and it is not decided yet which of them wins
     "OperationAborted",
     "RequestTimeout",
     "SlowDown",
@@ -185,7 +185,7 @@ class Secrets:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that it was made of."""
+    """The exception, and the ones that caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(seen) < 8:
         seen.add(id(error))
@@ -228,7 +228,7 @@ def explain(error: BaseException, path: str, secrets: Secrets, wish: str) -> Exp
     `wish` is what was to be done with it: read, list, write, delete, or ask for.
     """
     if isinstance(error, RuntimeError) and "shutdown" in str(error):
-        # Background work, of hints and leases, may come this late: some of the libraries need threads for each request.
+        # Background work for head caches and leases may come this late, and some libraries need a thread for a request.
         words = "the interpreter is about to end, and starts no threads any more: write before that"
         return Explained(OSError(errno.ECANCELED, words, path), False)
     if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):

@@ -140,7 +140,7 @@ def open_objects(url: str, options: Mapping[str, Any] | None = None, *, single_w
     used. With `single_writer` the caller promises to be the only one that writes: then objects are created by looking
     first and writing then, which makes those file systems and servers writable that can't create exclusively.
 
-    Raises ValueError for a scheme that nobody knows and for local paths, and ModuleNotFoundError, naming what to
+    Raises ValueError for an unknown scheme and for local paths, and ModuleNotFoundError, naming what to
     install, for one whose package is missing.
     """
     wanted = os.environ.get(ENGINE_VARIABLE) or None
@@ -175,6 +175,6 @@ def check_creation(store: ObjectStore, path: str, content: bytes) -> None:
         errno.EOPNOTSUPP,
         "the server ignores conditional writes: two writers would overwrite each other's commits. Ceph 16.2 does so in "
         "a bucket that keeps versions: suspend versioning there. Else use another server, or a newer version of it, or "
-        "single_writer=True if nobody else writes there",
+        "single_writer=True if no other process writes there",
         store.url,
     )

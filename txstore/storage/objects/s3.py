@@ -31,7 +31,7 @@ def is_version(version: str | None) -> bool:
 
 
 def _do_not_wait(request: Any, **_: Any) -> None:
-    """Send the content at once: to be asked for it first is a round trip, without a time-out where nobody asks."""
+    """Send the content at once: waiting to be asked for it costs a round trip, and has no time-out."""
     if "Expect" in request.headers:
         del request.headers["Expect"]
 

@@ -67,7 +67,7 @@ class SftpBackend:
             try:
                 yield channel
             except OSError as error:
-                # After a time-out an answer may still come, which nobody waits for.
+                # After a time-out an answer may still come, with no thread to take it.
                 if isinstance(error, ConnectionError | TimeoutError) or channel.sock.closed:
                     self._drop(channel)
                 else:

@@ -1,11 +1,11 @@
 """Objects as files of an SMB server, through smbprotocol, which fsspec's own class uses, too.
 
-That class opens files so that nobody else can meanwhile, asks one request for each name that it lists, and shares its
-connections among all threads of a process, and its forks.
+fsspec's class opens files so that no other client can meanwhile, makes one request for each name that it lists, and
+shares its connections among all threads of a process, and its forks.
 
-smbprotocol grants so many requests to a connection and no more, and closes none. So a process has few of them for each
-server, each used by one thread. These threads are ours: smbprotocol's exceptions are parts of cycles, and would hold
-for a while whoever had called it, with all that he holds, snapshots among it.
+smbprotocol grants a fixed number of requests to a connection, and closes none. So a process has few connections to each
+server, each used by one thread. These threads are ours: smbprotocol's exceptions are parts of cycles, and would keep
+their caller's frame alive for a while, with all that it refers to, snapshots for example.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SmbBackend:
         return self._root + "\\" + path.replace("/", "\\") if path else self._root
 
     def _run(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what a function makes of its arguments, and of those that all requests have."""
+        """Return what a function makes of its arguments, and of the arguments that all requests have."""
         return self._threads.submit(self._run_here, function, *args).result()
 
     def _run_here(self, function: Callable[..., T], *args: Any) -> T:
@@ -245,7 +245,7 @@ class SmbBackend:
 
 
 def _read(file: Any, length: int) -> bytes:
-    """Read so many bytes from where a file stands; a server gives some at a time."""
+    """Read `length` bytes from where a file stands; a server gives some at a time."""
     parts = []
     while length > 0:
         part = file.read(length)

@@ -1,7 +1,7 @@
 """URLs of object stores: which kind of store, its root, and which options; what may be shown of them.
 
-A chained URL, `simplecache::s3://bucket/data.tx`, names wrappers around the store that is meant. Those that only cache
-are left out: what they keep goes stale, and none of them hands exclusive creation through.
+A chained URL, `simplecache::s3://bucket/data.tx`, names wrappers around the store that is meant. Wrappers that only
+cache are left out: what they keep goes stale, and none of them passes exclusive creation on.
 """
 
 from __future__ import annotations

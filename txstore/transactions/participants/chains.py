@@ -93,13 +93,13 @@ def resolve(
 
 
 def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
-    """Tell whether those who wrote what is left of a key knew of all deletions of prefixes above it."""
+    """Tell whether the writers of what is left of a key knew of all deletions of prefixes above it."""
     found = arrange(links, prefixes)
     return found is not None and all(_is_known(found, _knowing(links, prefix, prefixes)) for prefix in prefixes)
 
 
 def _is_known(found: Arranged, knowing: Collection[Predecessor]) -> bool:
-    """Tell whether the writers of all that is left of a key are among those that know something."""
+    """Tell whether the writers of all that is left of a key are among the ones that know something."""
     # What was written in part leaves something of what is below it; what came before a whole is gone.
     whole = max((at for at, link in enumerate(found.links) if link.region.is_whole), default=0)
     return all(link.place in knowing for link in found.links[whole:])
@@ -111,7 +111,7 @@ def tombstone(prefix: Predecessor) -> Link:
 
 
 class Arranged(NamedTuple):
-    """The links of a key, each behind those that its process had seen, and which of them are laid over one another."""
+    """The links of a key, each behind the ones that its process had seen, and which of them overlay one another."""
 
     links: list[Link]
     layers: list[Link]  # if there is one, it has the work of all, and all that was written is its region
@@ -193,7 +193,7 @@ def _united(links: Iterable[Link]) -> Region:
 def _is_done_again(links: Sequence[Link], kept: Sequence[Link], found: Arranged, lost: Collection[int]) -> bool:
     """Tell whether all was done again that those wrote who died, and are left out."""
     if any(link.seen == found.links[-1].place and link.participant in lost for link in links):
-        return False  # those who died had gone on from there
+        return False  # the participants that died had gone on from there
     places = {link.place for link in links}
     if len(found.layers) > 1 and not all(link.place in places for link in kept):
         return False  # of what was built on, there is only what came later
@@ -298,7 +298,10 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
 
 
 def _is_gone(seen: Seen, lost: Collection[int], present: Collection[int]) -> bool:
-    """Tell whether a power loss has taken what was seen. Whoever built on it has the work of all in his own frame."""
+    """Tell whether a power loss has taken what was seen.
+
+    A participant that built on it has all of that work in its own frame.
+    """
     return isinstance(seen, Predecessor) and seen.participant in lost and seen.participant not in present
 
 

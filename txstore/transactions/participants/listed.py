@@ -60,7 +60,7 @@ class Watch:
         self._tails: dict[tuple[bytes, int], tuple[Tail, Stager]] = {}
 
     def transactions(self) -> Iterator[OpenTransaction]:
-        """Yield the open transactions. Raises `PermissionError` for whoever may not see what is staged."""
+        """Yield the open transactions. Raises `PermissionError` for a user who may not see what is staged."""
         staged = sorted(filter(None, map(names.parse_staging, self._commits.storage.list(names.STAGING))))
         records = {record.id: record for record in self._commits.recorded()}
         self._tails = {place: self._tails[place] for place in staged if place in self._tails}

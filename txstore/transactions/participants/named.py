@@ -80,7 +80,7 @@ def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTran
     try:
         commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)
     except BaseException:
-        commits.storage.delete(names.open_path(record.id))  # nobody would find it
+        commits.storage.delete(names.open_path(record.id))  # no process would find it
         raise
     return shared
 
@@ -142,7 +142,7 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
 def _free(commits: Commits, name: str, ended: bytes) -> None:
     """Delete the name of a transaction that has ended; the caller holds the lock.
 
-    On an object store the lock excludes nobody. Two processes may find the name of one that has ended, and when the
+    On an object store the lock excludes no process. Two processes may find the name of one that has ended, and when the
     second deletes it, the first may have given it to the next. So who deletes it holds the one that has ended, and
     reads the name once more.
     """

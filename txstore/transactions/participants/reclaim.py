@@ -1,11 +1,11 @@
-"""Deleting what dead processes left below `.staging/`: a transaction without a name is finished by its owner or nobody.
+"""Deleting what dead processes left below `.staging/`: only its owner can finish a transaction without a name.
 
 A staged file is held by its writer for as long as that lives (see `storage`), and the record of a shared transaction by
 its owner. What has a name outlives them all, and stays.
 
 On an object store, large transactions are uploaded to `packs/`, where commits refer to them. A vacuum looks through all
-that is kept, and deletes what nothing refers to. What was never about to be committed, nothing can refer to: that goes
-without it, whoever finds it first.
+that is kept, and deletes what nothing refers to. Nothing can refer to what was never about to be committed: any process
+deletes that without the lock.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
 
 
 def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
-    """Delete what dead processes have uploaded, in the background: a request that nobody waits for, now and then.
+    """Delete what dead processes have uploaded, in the background, now and then: no caller waits for it.
 
     `is_large`: the caller uploads so much itself that one more request is nothing.
     """
@@ -169,7 +169,7 @@ def _are_old(found: Sequence[Object], now: float) -> bool:
 
 
 def _is_never_committed(commits: RemoteCommits, transaction: bytes, files: Sequence[Object]) -> bool:
-    """Tell whether nobody has begun to commit a transaction, or is about to: it has no name, under which to go on."""
+    """Tell whether no process has begun to commit a transaction, or can do so: it has no name, under which to go on."""
     storage = commits.storage
     path, record = names.staging_path(transaction, 0), names.open_path(transaction)
     sizes = {f"{names.STAGING}/{each.name}": each.size for each in files}

@@ -5,8 +5,8 @@ that, and deleted when the transaction has ended. Each participant has a pack of
 `storage`), so that the others can tell whether it lives; its last frame is a seal when it has done all that it meant to
 do.
 
-Whoever ends a transaction with a name holds its record, from before it is renamed. Where nobody holds a sealed record,
-whoever did has died: it was committed, which the history tells, or it is as if nothing had been tried.
+The process that ends a transaction with a name locks its record, from before it is renamed. If no process holds a
+sealed record's lock, its owner has died: either the history has the commit, or it is as if nothing had been tried.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class SharedTransaction:
 
     @step("seal record")
     def seal(self) -> None:
-        """Let nobody stage any more, and be the one who ends the transaction.
+        """Stop all staging, and be the process that ends the transaction.
 
         Raises `TransactionStateError` if it has ended, or another process is ending it.
         """
@@ -133,7 +133,7 @@ class SharedTransaction:
                 self._storage.sync_directory(names.STAGING)
         except BaseException:
             if self.is_named:
-                self.close()  # before it is known whether it was committed, nobody may unseal it
+                self.close()  # before it is known whether it was committed, no process may unseal it
             raise
         if committed is not None:
             raise _ended(committed)
@@ -255,7 +255,7 @@ class SharedTransaction:
         """
         try:
             if isinstance(self._storage, RemoteStorage):
-                # First: as long as there is a record that this process holds, nobody else gives the name away.
+                # First: as long as this process holds the record, no other one gives the name away.
                 self._delete_name()
             # The record goes first: a transaction that is rolled back must never be found with half of its packs.
             for path in (names.open_path(self.id), names.sealed_path(self.id)):
@@ -271,7 +271,7 @@ class SharedTransaction:
     def free_name(self) -> None:
         """Delete the name of a transaction that has ended, unless another has it already."""
         if self.record.name is not None and not isinstance(self._storage, RemoteStorage):
-            # Whoever finds the name of one that has ended gives it to the next.
+            # A process that finds the name of one that has ended gives it to the next.
             with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
                 self._delete_name()
 
@@ -296,7 +296,7 @@ class SharedTransaction:
     # --- participants
 
     def participants(self) -> list[int]:
-        """Return the numbers of those who have a pack."""
+        """Return the numbers of the participants that have a pack."""
         found = map(names.parse_staging, self._storage.list(names.STAGING))
         return sorted(item[1] for item in found if item is not None and item[0] == self.id)
 

@@ -27,9 +27,9 @@ class Siblings:
         self._marks = marks
         self._reads = reads
         self._tails: dict[int, Tail] = {}
-        self._passed_over: set[int] = set()  # those that were dead when this process joined
-        self.has_seen_given_up = False  # what is there no more for those who join now
-        self._is_closed = False  # nobody stages any more, and it is settled whose frames count
+        self._passed_over: set[int] = set()  # participants that were dead when this process joined
+        self.has_seen_given_up = False  # frames that a process that joins now does not see
+        self._is_closed = False  # all staging has ended, and it is settled whose frames count
 
     # --- what they stage
 
@@ -63,7 +63,7 @@ class Siblings:
     def behind(self, seen: Mapping[int, int]) -> list[int]:
         """Return of whom less was learned here than up to a frame each that another process has seen.
 
-        What does not count for those who join now is not missed.
+        Frames that do not count for a process that joins now are not missed.
         """
         others = seen.keys() - self._passed_over - {self._staged.me}
         return sorted(number for number in others if not self._is_seen(number, seen[number]))
@@ -210,6 +210,6 @@ class Siblings:
         return keys + sorted(undone.difference(keys))
 
     def _is_undone(self, key: str, unfinished: Frame) -> bool:
-        """Tell whether nobody has done since what a process died doing."""
+        """Tell whether no process has repeated since what a process died doing."""
         link = self._staged.get(key)
         return link is None or link.place == unfinished.seen

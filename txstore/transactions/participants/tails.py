@@ -94,7 +94,7 @@ class Tail:
             except MalformedError:
                 break
             if frame.sequence != sequence or frame.kind == packfile.FRAME_MERGED:
-                break  # what a commit has made there nobody has staged; the commit may fail
+                break  # a commit has made the rest, no participant has staged it; the commit may fail
             if waiting is not None:
                 yield self._take(waiting)
             waiting = frame

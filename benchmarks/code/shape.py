@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).parents[1] / "txstore"
+PACKAGE = Path(__file__).parents[2] / "txstore"
 
 MOST_METHODS, MOST_FIELDS = 40, 15
 #: The facade that users hold: all of the library is asked of it.

@@ -25,7 +25,7 @@ import zarr
 import txstore
 from benchmarks.harness import OURS, Row, Setting, finish_requests, medians, percentile, timed
 from benchmarks.peers.fresh import Process, ask
-from benchmarks.s3_stub import BUCKET, S3Stub, move_away, requests_in, take_counts, take_seen, under_way
+from benchmarks.simulated.s3_stub import BUCKET, S3Stub, move_away, requests_in, take_counts, take_seen, under_way
 
 Values = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes_picture import FAINT, INK
+from benchmarks.processes.picture import FAINT, INK
 
 TITLE = "Requests under way, 30 ms from the server"
 #: Which rows are drawn, in the order of the panels.

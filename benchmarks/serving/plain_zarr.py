@@ -1,6 +1,6 @@
 """Chunks over HTTP: `txstore serve`; over the exported files `python -m http.server`, and nginx as Debian sets it up.
 
-    python -m benchmarks.serving [--seconds 5] [--rounds 3] [--threads 1]
+    python -m benchmarks.serving.plain_zarr [--seconds 5] [--rounds 3] [--threads 1]
 
 wrk (Debian's package) asks for 4,096 chunks of 16 KiB in turn over 16 connections. Each round asks all servers, one
 after the other, and the best of each counts: what else the machine does only takes away. The processor's time for a

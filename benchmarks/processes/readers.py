@@ -19,8 +19,8 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.commits import BareWrites
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, percentile, ratio, settle
+from benchmarks.local.commits import BareWrites
 
 WRITERS = 4
 CHUNKS = 100

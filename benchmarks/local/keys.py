@@ -1,7 +1,7 @@
 """Ten million keys on a local disk: what a writer takes of memory for each, the commit that follows, and `optimize`.
 
-Each is measured in a process of its own (`python -m benchmarks.keys WHAT PATH KEYS`). Memory is that of the process
-alone, above what it had before: pages of mapped files are the system's, and dropped when memory runs short.
+Each is measured in a process of its own (`python -m benchmarks.local.keys WHAT PATH KEYS`). Memory is that of the
+process alone, above what it had before: pages of mapped files are the system's, and dropped when memory runs short.
 """
 
 from __future__ import annotations

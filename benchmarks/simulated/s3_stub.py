@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 BUCKET = "peers"
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.processes_crew import Cell
+from benchmarks.processes.crew import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,8 +22,8 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks import shape
-from benchmarks.s3_stub import BUCKET, S3Stub
+from benchmarks.code import shape
+from benchmarks.simulated.s3_stub import BUCKET, S3Stub
 
 _OURS = os.path.dirname(txstore.__file__) + os.sep
 _SHOWN = 15
@@ -146,7 +146,7 @@ def all_walks() -> dict[str, Walk]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.walks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.code.walks", description=__doc__)
     parser.add_argument("--show", metavar="WALK", choices=BOUNDS, help="print the files and hops of one walk, too")
     shown = parser.parse_args().show
     found, missed = all_walks(), 0

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import txstore
-from benchmarks import large
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, settle, timed
+from benchmarks.local import large
 
 _COMMIT, _ONE = "a small durable commit", "one branch"
 _BRANCHES, _COMMITS, _KEYS = 50, 10_000, 1_000

@@ -1,13 +1,13 @@
 """Many committers at one branch of an object store, simulated: commits/s, fairness, the slowest, requests.
 
-    python -m benchmarks.simulate_commits [--seconds 60] [--quick]
+    python -m benchmarks.simulated.commits [--seconds 60] [--quick]
 
 Nothing is measured here but the protocols themselves: a request takes half of its time to get to the server and half to
 come back, the server does what it is asked in no time and one thing after the other, and a committer needs a few
 milliseconds of its own for each commit. So it tells what a protocol can do with 1,000 committers 100 ms away, which no
 machine at hand could run, and which of two protocols is better before either is built.
 
-`alone` is what a commit does that meets nobody: begin by a listing, proposal the file to the version, and after a lost
+`alone` is what a commit does that meets nobody: begin by a listing, propose the file to the version, and after a lost
 version read the next ones and try again. `group_commits` is docs/understand/remote-design.md, "Group commits".
 """
 

@@ -1,7 +1,7 @@
 """A repository of a million chunk keys, a thousand small commits later: opening, listing, looking up, and its index.
 
-Opening is measured in processes of their own (`python -m benchmarks.large PATH`), which have imported txstore and zarr
-and used zarr, but have not seen the repository.
+Opening is measured in processes of their own (`python -m benchmarks.local.large PATH`), which have imported txstore and
+zarr and used zarr, but have not seen the repository.
 """
 
 from __future__ import annotations

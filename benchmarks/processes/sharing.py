@@ -30,9 +30,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, settle, spread_out
-from benchmarks.processes_crew import Cell, Crew
-from benchmarks.processes_picture import draw
-from benchmarks.processes_stores import (
+from benchmarks.processes.crew import Cell, Crew
+from benchmarks.processes.picture import draw
+from benchmarks.processes.stores import (
     WRITERS,
     BareFiles,
     FastenersArrays,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness import percentile
-from benchmarks.processes_stores import MOST, ConflictedError, ReadableStore, Store, Write
+from benchmarks.processes.stores import MOST, ConflictedError, ReadableStore, Store, Write
 
 #: Seconds between two reads, and seconds until a process that does not answer is taken for hung.
 PAUSE, DEADLINE = 0.005, 120.0

@@ -1,0 +1,1 @@
+"""What history costs: branches, merges, differences."""

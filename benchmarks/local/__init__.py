@@ -1,0 +1,1 @@
+"""On a local disk: arrays, commits, keys, locks and upkeep."""

@@ -1,0 +1,1 @@
+"""Several processes at once: commits, followers, readers, and other stores that many write to."""

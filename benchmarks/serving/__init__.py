@@ -1,0 +1,1 @@
+"""Plain Zarr over HTTP, and the page in a browser."""
