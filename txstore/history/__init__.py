@@ -1,1 +1,1 @@
-"""Commits and what leads to them: versions, snapshots, runs, packs, tags, following."""
+"""Commits, branches, tags and snapshots; finding, following and publishing commits."""
