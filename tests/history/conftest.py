@@ -20,7 +20,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin_far(self: Any, *arguments: Any) -> None:
         begin(self, *arguments)
-        self.is_remote = True
+        self.makes_requests = True
 
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
     monkeypatch.setattr(remote_commits, "_STAYS", 1000.0)

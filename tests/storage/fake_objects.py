@@ -25,7 +25,7 @@ class FakeObjects:
 
     url = "fake://"
     creation = "none"
-    is_remote = True
+    makes_requests = True
     try_range: TryRange | None = None
 
     def __init__(self, root: Path | None = None) -> None:

@@ -30,6 +30,7 @@ from txstore.format.keys import check_name
 from txstore.format.records import HeadCache, Tag, TransactionRecord
 from txstore.history.branch_names import BranchNames
 from txstore.history.identity import Identity
+from txstore.history.meeting import InTurn, Meeting
 from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.segments.packs import PackWriter, Writer
 from txstore.steps import step
@@ -68,12 +69,7 @@ class Commits:
     merged_at_once = 256 << 10
     #: Commits that are read at once for a reader that goes through all of them.
     read_at_once = 1
-    #: Whether committers wait for one another: then each looks for conflicts before it makes others wait.
-    takes_turns = True
-    #: Whether a version may still be taken by a request that has failed for the one who made it.
-    may_come_late = False
-    #: Whether a vacuum sees the readers' pins: then it matters whether the head was still kept when it was pinned.
-    pins_are_seen = True
+    meeting: Meeting = InTurn()
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -129,9 +125,27 @@ class Commits:
         encoded = tail[: footer.header_length]
         return size == footer.file_length and commitfile.header_hash(encoded) == stored.hash
 
+    def may_have_taken(self, stored: Stored) -> bool:
+        """Tell whether a commit that was proposed has its version, or may yet come to have it."""
+        try:
+            there = self.read(stored.header.branch, stored.header.version)
+        except (OSError, TxStoreError):
+            return True
+        return there is not None and there.header.id == stored.header.id
+
     def at(self, branch: str, version: int) -> Stored | None:
         """Return the commit in a version of a branch, or of the branches that it forked from; None if there is none."""
         return self.read(self.branches.owner(branch, version), version)
+
+    def hold_kept(self, find: Callable[[], dict[str, int]], hold: Callable[[str, Stored], object]) -> dict[str, int]:
+        """Pin each branch's oldest kept commit; return the oldest kept versions. `find` looks for these."""
+        while True:
+            found = find()
+            for branch, oldest_kept in found.items():
+                if (stored := self.at(branch, oldest_kept)) is not None:
+                    hold(branch, stored)
+            if find().items() <= found.items():  # else a vacuum may have looked for pins too early to see these
+                return found
 
     def parent(self, stored: Stored) -> Stored | None:
         """Return what is in the version that a commit's parent had, be it that or not."""
@@ -776,7 +790,7 @@ class Commits:
 
     def _read_back(self, header: Header, error: OSError) -> Stored | None:
         try:
-            deadline = time.monotonic() + self.storage.stale_seconds
+            deadline = time.monotonic() + self.storage.capabilities.stale_seconds
             while (there := self.read(header.branch, header.version)) is None and isinstance(error, FileExistsError):
                 if time.monotonic() >= deadline:
                     break  # it has been emptied since

@@ -130,7 +130,9 @@ class Identity:
             # Last: a process that finds format.json finds all other files.
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(
-                    names.FORMAT, RepositoryFormat(os.urandom(16), self._storage.versions).encode(), durable=durable
+                    names.FORMAT,
+                    RepositoryFormat(os.urandom(16), self._storage.capabilities.versions).encode(),
+                    durable=durable,
                 )
             self._format = self._read()
         self._is_complete = True
@@ -154,7 +156,7 @@ class Identity:
 
     def _check_versions(self, versions: str) -> None:
         """Raise `PermissionError` if the writers of this repository count on being alone, or this process does."""
-        ours = self._storage.versions
+        ours = self._storage.capabilities.versions
         if (versions == VERSIONS_BY_PROMISE) != (ours == VERSIONS_BY_PROMISE):
             what = (
                 "was made with single_writer=True: open it so"

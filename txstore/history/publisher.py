@@ -34,6 +34,7 @@ from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
 from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
+from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.line import Line
 from txstore.storage.turns import WARN_AFTER, this_user
@@ -110,6 +111,7 @@ class Publisher:
     ) -> None:
         self.commits = commits
         self.storage = commits.storage
+        self._keeps_out_others = self.storage.capabilities.lock_of is LockOf.ALL_PROCESSES
         self.writer = writer
         self.packs = packs  # each with the path of its file below `.staging/`
         self.branch = branch
@@ -257,9 +259,8 @@ class Publisher:
 
         Raises `LostPlaceError` if the parent did not get it, and where `plan` would not have followed it.
         """
-        # No sync takes long, or others would have to read too much, or there are no turns: committers meet at the
-        # version.
-        if not self.durable or self.end > SYNC_BEFORE_LOCK or not self.commits.takes_turns:
+        # No sync takes long, or others would have to read too much.
+        if not self.durable or self.end > SYNC_BEFORE_LOCK:
             return self.publish(plan)
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=True) as line:
             ahead = None if line is None else self._last_in(line)
@@ -316,10 +317,10 @@ class Publisher:
             raise
         except BaseException:
             # I3: where the server may yet come to it, what the commit refers to must stay.
-            self.proposed = self.commits.may_come_late or self._may_be_published(stored)
+            self.proposed = self.commits.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
-        if not self.storage.lock_excludes_all:  # under such a lock no process can delete it meanwhile
+        if not self._keeps_out_others:  # else no process can delete it meanwhile
             self.commits.check_living(self.branch)
         # Others find the new head sooner.
         self.commits.write_head_cache(stored, durable=False)
@@ -347,7 +348,7 @@ class Publisher:
         """
         if not self.commits.is_passed(stored):
             return
-        if self.storage.lock_excludes_all:
+        if self._keeps_out_others:
             self.proposed = False
             self.commits.give_back(stored)
         else:
@@ -360,13 +361,6 @@ class Publisher:
                 return
             self.proposed = False
         raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.version - 1))
-
-    def _may_be_published(self, stored: Stored) -> bool:
-        try:
-            there = self.commits.read(self.branch, stored.header.version)
-        except (OSError, TxStoreError):
-            return True
-        return there is not None and there.header.id == stored.header.id
 
     def _sync(self) -> None:
         """Make what was written durable."""

@@ -32,6 +32,7 @@ from txstore.format.commitfile import Footer, Header
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commits import Commits, VersionTakenError
 from txstore.history.identity import Identity
+from txstore.history.meeting import AtVersion, Meeting
 from txstore.segments.object_writer import ObjectWriter
 from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.errors import NotExclusiveError, is_refusal
@@ -90,7 +91,7 @@ class _RemoteIdentity(Identity):
 
     @property
     def _proves_guard(self) -> bool:
-        return self._storage.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
+        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
 
 
 class RemoteCommits(Commits):
@@ -100,9 +101,7 @@ class RemoteCommits(Commits):
     tail_size = _TAIL
     merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
     read_at_once = 128
-    takes_turns = False
-    may_come_late = True
-    pins_are_seen = False
+    meeting: Meeting = AtVersion()
 
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)
@@ -144,11 +143,17 @@ class RemoteCommits(Commits):
             return names.staging_path(transaction, number)
         return names.data_pack_path(packfile.participants_pack(transaction, number))
 
+    def may_have_taken(self, stored: Stored) -> bool:
+        return True  # the server may yet come to a request whose answer was not waited for
+
+    def hold_kept(self, find: Callable[[], dict[str, int]], hold: Callable[[str, Stored], object]) -> dict[str, int]:
+        return find()  # no vacuum sees a pin
+
     # --- the head
 
     def head_to_follow(self, branch: str) -> Stored | None:
         newest, look = self._newest.get(branch), self._looks.get(branch)
-        if look is None or look.age >= _STAYS or not self.storage.objects.is_remote:
+        if look is None or look.age >= _STAYS or not self.storage.capabilities.makes_requests:
             return self.head(branch)
         if newest is None:
             return None  # as it was a moment ago, before the first commit
@@ -362,7 +367,7 @@ class RemoteCommits(Commits):
     # --- turns
 
     def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        has_lines = self.storage.objects.is_remote and self.identity.exists()
+        has_lines = self.storage.capabilities.makes_requests and self.identity.exists()
         return self._tickets.turns(branch) if has_lines else contextlib.nullcontext()
 
     @property
@@ -682,7 +687,7 @@ class RemoteCommits(Commits):
             self._has_looked(branch, began, look)
         self.confirm(stored)
         self._has_lost = False
-        is_sure = self.storage.objects.is_remote and look is not None and look.age < TRUSTED
+        is_sure = self.storage.capabilities.makes_requests and look is not None and look.age < TRUSTED
         self._sure_of = stored.header.id if is_sure else None
         self.storage.forget_staged(source)  # it is still there if the answer was lost
         self._keep(stored, content[-_TAIL:])
@@ -760,7 +765,7 @@ class RemoteCommits(Commits):
 
     def let_stand(self, paths: Collection[str]) -> None:
         young = {found for found in map(names.parse_commit_path, paths) if found is not None}
-        if not young or not self.storage.objects.is_remote:
+        if not young or not self.storage.capabilities.makes_requests:
             return
         changed = [
             found.modified

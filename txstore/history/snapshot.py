@@ -322,6 +322,7 @@ class Snapshots:
         self._pins = {MAIN: Pins(commits.storage.open_pins)}
         self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. A snapshot without readers must not stay pinned
         self._warm = _Warm()
+        self._checks_heads = commits.storage.capabilities.pins_are_seen
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
@@ -350,6 +351,13 @@ class Snapshots:
                 raise
         self._last[branch] = weakref.ref(snapshot)
         return snapshot
+
+    def of_head(self, stored: Stored | None) -> Snapshot:
+        """Return the snapshot at what was the head a moment ago. Raises `SnapshotExpiredError`.
+
+        Where a vacuum sees pins, it matters whether the commit was still kept when it was pinned.
+        """
+        return self.of(stored, check=self._checks_heads)
 
     def own(self, snapshot: Snapshot) -> Snapshot:
         """Return a snapshot of the same commit for one transaction alone, which lets go of it when it has failed.
@@ -401,7 +409,7 @@ class Snapshots:
         head = found or self._commits.head(branch)
         while True:
             try:
-                return self.of(head, check=self._commits.pins_are_seen)
+                return self.of_head(head)
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):

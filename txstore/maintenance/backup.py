@@ -201,7 +201,7 @@ class _BackUp:
             self._write_small(names.tag_path(name), content)
         if is_new:
             about = RepositoryFormat.decode(self.source.read(names.FORMAT))
-            self._write_once(names.FORMAT, replace(about, versions=self.target.versions).encode())
+            self._write_once(names.FORMAT, replace(about, versions=self.target.capabilities.versions).encode())
         copies = open_commits(self.target)
         for branch, head in self._heads.items():
             made = copies.head(branch)

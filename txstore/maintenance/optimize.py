@@ -119,7 +119,7 @@ def optimize(
     if stored is None:
         return None
     commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
-    head = snapshots.of(stored, check=commits.pins_are_seen)
+    head = snapshots.of_head(stored)
     uses = uses_of(head)
     for name in _shared(commits, branch, uses):
         del uses[name]

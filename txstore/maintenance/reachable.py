@@ -90,15 +90,10 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
 
 def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> dict[str, int]:
     """Pin what is kept of every branch for as long as `holder` lives; return their oldest kept versions."""
-    while True:
-        oldest_kept_versions = {branch: commits.oldest_kept(branch) for branch in living_branches(commits)}
-        if not commits.pins_are_seen:
-            return oldest_kept_versions
-        for branch, oldest_kept in oldest_kept_versions.items():
-            if (stored := commits.at(branch, oldest_kept)) is not None:
-                pins(branch).hold(holder, stored.header.seq)
-        if all(oldest_kept_versions.get(branch) == commits.oldest_kept(branch) for branch in living_branches(commits)):
-            return oldest_kept_versions
+    return commits.hold_kept(
+        lambda: {branch: commits.oldest_kept(branch) for branch in living_branches(commits)},
+        lambda branch, stored: pins(branch).hold(holder, stored.header.seq),
+    )
 
 
 def data_packs(commits: Commits) -> Iterable[str]:

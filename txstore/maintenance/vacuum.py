@@ -296,9 +296,9 @@ class _Vacuum:
             self._check_not_stopped()  # by somebody since
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             self.commits.let_stand(doomed)
-            for i in range(0, len(doomed), self.storage.deleted_together):
+            for i in range(0, len(doomed), self.storage.capabilities.deleted_together):
                 with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
-                    self.storage.delete(*doomed[i : i + self.storage.deleted_together])
+                    self.storage.delete(*doomed[i : i + self.storage.capabilities.deleted_together])
             for directory in empty:
                 self.storage.remove_directory(directory)
         self._gone += len(doomed)

@@ -29,6 +29,7 @@ from txstore.segments.ranged_runs import TAIL
 from txstore.segments.runs import Runs, find_runs, name_run, names_of, plan_aside
 from txstore.steps import step
 from txstore.storage import background_cleanup, leases
+from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, StagedFile, Storage
 from txstore.storage.remote import RemoteStorage
 
@@ -100,7 +101,7 @@ class CompactionOutput:
     @property
     def may_be_installed(self) -> bool:
         """Whether others leave it alone: as long as this process lives, if all see that, or else as it is young."""
-        return self._storage.lock_excludes_all or not self.is_old
+        return self._storage.capabilities.lock_of is LockOf.ALL_PROCESSES or not self.is_old
 
     def release(self) -> None:
         """Let go of it: a commit lists it."""

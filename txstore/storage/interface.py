@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
+    from txstore.storage.capabilities import Capabilities
     from txstore.storage.line import Line
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
@@ -63,8 +64,7 @@ class Storage(Protocol):
     """What a repository needs of the medium that it lies on."""
 
     url: str
-    versions: str
-    """How a version is taken at most once, as format.json records it."""
+    capabilities: Capabilities
 
     lock_timeout: float | None
     """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""
@@ -74,24 +74,12 @@ class Storage(Protocol):
         """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
 
     @property
-    def lock_excludes_all(self) -> bool:
-        """Whether `lock` keeps out all other processes, on other machines, too."""
-
-    @property
     def ranges(self) -> Ranges | None:
         """What packs are read from by ranges; None where they are mapped."""
 
     @property
-    def deleted_together(self) -> int:
-        """How many files `delete` takes at once, where that is faster than one by one."""
-
-    @property
     def cache(self) -> PackCache:
         """What was read of packs by ranges."""
-
-    @property
-    def stale_seconds(self) -> float:
-        """For how long a name may be there already that this machine does not see."""
 
     def read(self, path: str) -> bytes:
         """Return a whole small file."""

@@ -41,7 +41,7 @@ class LateAnswers:
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
-        if not self._objects.is_remote:
+        if not self._objects.makes_requests:
             self._objects.create(path, parts)
             return
         content = b"".join(parts)  # of its own: a creator that is told to have lost writes into its parts

@@ -19,9 +19,9 @@ from txstore import processes
 from txstore._native import local, watch
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
-from txstore.format.records import VERSIONS_BY_RENAME
 from txstore.steps import step
 from txstore.storage import turns
+from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
@@ -39,12 +39,9 @@ T = TypeVar("T")
 class LocalStorage:
     """A directory on a local file system."""
 
-    versions = VERSIONS_BY_RENAME
+    capabilities = LOCAL
     ranges: Ranges | None = None
     is_remote = False
-    lock_excludes_all = True
-    stale_seconds = 0.0
-    deleted_together = 1
 
     def __init__(self, root: str) -> None:
         self.url = root
@@ -56,7 +53,7 @@ class LocalStorage:
     @property
     def _has_lines(self) -> bool:
         """Whether committers may stand in line: the kernel tells them of one another, and of no other machine."""
-        return sys.platform == "linux" and self.lock_excludes_all
+        return sys.platform == "linux" and self.capabilities.lock_of is LockOf.ALL_PROCESSES
 
     # --- reading
 

@@ -1,8 +1,8 @@
 """A directory that other machines see, too: NFS, CIFS, Lustre, whatever is not known to be of one machine.
 
 Nothing is mapped: a file that another machine deletes while it is mapped takes the process with it. What a machine has
-looked up it may believe for a while (`stale_seconds`): a new commit is seen late there, never wrong. What a server has
-confirmed is on its disk, and says nothing of this machine's boot.
+looked up it may believe for a while (`Capabilities.stale_seconds`): a new commit is seen late there, never wrong. What
+a server has confirmed is on its disk, and says nothing of this machine's boot.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 
 from txstore.format import names
+from txstore.storage.capabilities import NETWORK
 from txstore.storage.interface import Mapped
 from txstore.storage.local import LocalStorage
 from txstore.storage.pack_cache import PackCache
@@ -23,9 +24,7 @@ _ABANDONED = 3600.0
 class NetworkStorage(LocalStorage):
     """A directory on a file system that several machines share."""
 
-    lock_excludes_all = False
-    #: What NFS clients believe of a directory at most, as they are mounted by default (acdirmax).
-    stale_seconds = 60.0
+    capabilities = NETWORK
     try_range = None
 
     def __init__(self, root: str, cache: PackCache) -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from txstore import processes
 from txstore.errors import LocksUnavailableError
 from txstore.format import encoding, names, records
+from txstore.storage import leases
+from txstore.storage.capabilities import of_objects
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
@@ -58,15 +60,14 @@ class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
     is_remote = True
-    lock_excludes_all = False
-    stale_seconds = 0.0
-    deleted_together = 1000
 
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
         self.objects = self.ranges = objects
         self.cache = cache or PackCache()
         self.url = objects.url
-        self.versions = objects.creation
+        self.capabilities = of_objects(
+            objects.creation, makes_requests=objects.makes_requests, holders_trusted=leases.TERM
+        )
         self.leases = Leases(objects)
         self.late_answers = LateAnswers(objects)
         self._staged: dict[str, StagedObject] = {}  # by this process
@@ -149,7 +150,7 @@ class RemoteStorage:
         """Begin to ask again, if that was long ago: a caller that creates an object waits for both answers."""
         with self._check_lock:
             last = self._asked or self._proved
-            if self._proved is not None and last is not None and last.is_old and self.objects.is_remote:
+            if self._proved is not None and last is not None and last.is_old and self.capabilities.makes_requests:
                 self._asked = self._ask(in_background)
 
     def doubt(self) -> None:
@@ -298,9 +299,9 @@ class RemoteStorage:
     def delete(self, *paths: str) -> None:
         with self._lock:
             remote = [path for path in paths if self._staged.pop(path, None) is None]
-        leases = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
+        leased = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
         if remote:
-            self.objects.delete([*remote, *leases])
+            self.objects.delete([*remote, *leased])
 
     def remove_directory(self, path: str) -> None:
         """There are none."""

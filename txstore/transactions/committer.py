@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any, NamedTuple
 
 from txstore.commit import Stored
@@ -26,7 +25,6 @@ from txstore.segments import runs as index
 from txstore.segments.compaction_outputs import CompactionOutput
 from txstore.segments.packs import Staged
 from txstore.steps import step
-from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
@@ -43,8 +41,6 @@ _ABSENT = 4096
 _FEW = 1024
 #: Seconds in which others commit little.
 _MOMENT = 0.05
-#: Transactions of a process that look for the head at once while their last packs are uploaded.
-_LOOKS = 8
 
 
 class _Merged(NamedTuple):
@@ -94,9 +90,7 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
         self.statistics = Statistics()
-        # A merge looks for what is below the head; and where there are no turns, the version itself says who was
-        # faster.
-        self._in_line = in_line and commits.takes_turns and staging.other_parent is None
+        self._in_line = in_line and staging.other_parent is None  # a merge looks for what is below the head
         self.own: Section | None = None
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # what a thread has merged meanwhile
@@ -154,8 +148,8 @@ class Committer:
 
         # 2. Conflicts with all that is known by now, and broken constraints, are found before others wait for
         #    this commit, unless there is so little to look at that they hardly wait.
-        if self.commits.takes_turns and not self._is_fresh():
-            self._keep_constraints(self.catch_up())
+        if not self._is_fresh():
+            self.commits.meeting.check_early(lambda: self._keep_constraints(self.catch_up()))
 
         # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
         self._append_merged_run(self.head)
@@ -173,17 +167,14 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
         #    says what the header holds (`contents`), once for each version that is tried, until the file takes one.
-        looked = self._look_meanwhile() if self.packs and not self.commits.takes_turns else None
+        meeting = self.commits.meeting
+        looked = meeting.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # of an error, `catch_up` says what is wrong
-        return self.publisher.publish_in_line(self) if self._in_line else self.publisher.publish(self)
-
-    def _look_meanwhile(self) -> Future[Stored | None] | None:
-        """Begin to look for the head. Threads of its own: it may wait for single requests."""
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            return executor("look for the head", _LOOKS).submit(self.commits.head, self.branch)
-        return None
+        if not self._in_line:
+            return self.publisher.publish(self)
+        return meeting.publish(lambda: self.publisher.publish(self), lambda: self.publisher.publish_in_line(self))
 
     def _is_fresh(self) -> bool:
         """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
@@ -414,13 +405,13 @@ class Committer:
             constraints=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
-            joins=not kept and self._joins(),
+            joins=not kept and self.commits.meeting.may_join(self._only_sets),
         )
 
-    def _joins(self) -> bool:
+    def _only_sets(self) -> bool:
         """Tell whether all that this is about are keys that are set, so that only others near them matter."""
         staging, own = self.staging, self.own
-        if self.commits.takes_turns or own is None or own.offset + own.length > PROPOSED:
+        if own is None or own.offset + own.length > PROPOSED:
             return False
         if self.packs and staging.is_shared:  # not all of them are of this process, which knows that they will stay
             return False

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from txstore import CommitUnknownError
 from txstore.history import opening
 from txstore.history.opening import open_storage
 from txstore.storage import file_systems, local, tree
+from txstore.storage.capabilities import NETWORK
 from txstore.storage.network import NetworkStorage
 
 pytestmark = pytest.mark.long
@@ -140,7 +142,7 @@ def test_the_version_is_never_seen(
     monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
 ) -> None:
     """It exists, and can't be read back for longer than anything is believed: that is an error, and nothing is lost."""
-    monkeypatch.setattr(NetworkStorage, "stale_seconds", 0.2)
+    monkeypatch.setattr(NetworkStorage, "capabilities", replace(NETWORK, stale_seconds=0.2))
     repo, other = open_repo(), open_repo()
     put(repo, a=b"1")
     put(other, b=b"2")

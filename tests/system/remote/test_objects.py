@@ -220,8 +220,8 @@ def test_pickling(objects, server):
     objects.put("o", [b"x"])
     again = pickle.loads(pickle.dumps(objects))
     assert again.get("o") == b"x"
-    assert (again.url, again.creation, again.is_remote) == (objects.url, objects.creation, objects.is_remote)
-    assert objects.is_remote == (server.name != "memory")
+    assert (again.url, again.creation, again.makes_requests) == (objects.url, objects.creation, objects.makes_requests)
+    assert objects.makes_requests == (server.name != "memory")
 
 
 def test_many_threads(objects):

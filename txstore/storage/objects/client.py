@@ -106,13 +106,13 @@ def _leave_loop(loop: object) -> None:
 class ObjectClient:
     """An `interface.ObjectStore` over the backend that `build` makes."""
 
-    is_remote: bool
+    makes_requests: bool
     creation: str
 
     def __init__(self, target: Target, creation: str, build: Callable[[Target], Backend]) -> None:
         self.url = target.url
         self.creation = creation
-        self.is_remote = target.family != "memory"
+        self.makes_requests = target.family != "memory"
         self._target = target
         self._build = build
         self._lock = processes.new_lock()

@@ -62,7 +62,7 @@ class ObjectStore(Ranges, Protocol):
     creation: str
     """How exclusive creation is done: one word or two, recorded in a repository's format.json. "none": not at all."""
 
-    is_remote: bool
+    makes_requests: bool
     """Whether a request goes to another process: if not, there is nothing to be gained by fewer of them."""
 
     @property

@@ -146,8 +146,8 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
             paths = [f"{directory}/{each.name}" for each in found]
             # These first: what is left of them when this is interrupted is found by what is below `.staging/`.
             for group in (paths, [f"{names.STAGING}/{each.name}" for each in files]):
-                for first in range(0, len(group), commits.storage.deleted_together):
-                    objects.delete(group[first : first + commits.storage.deleted_together])
+                for first in range(0, len(group), commits.storage.capabilities.deleted_together):
+                    objects.delete(group[first : first + commits.storage.capabilities.deleted_together])
             deleted += paths
     return deleted
 

@@ -1,0 +1,66 @@
+"""How committers meet: one after the other under the commit lock, or at the version, which one of them takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from txstore.storage.request_threads import executor
+
+T = TypeVar("T")
+
+#: Committers of one process that look for the head at the same time, each beside its uploads.
+_LOOKS = 8
+
+
+class Meeting(Protocol):
+    """What a committer does before its turn, in its turn, or without one."""
+
+    def check_early(self, check: Callable[[], object]) -> None:
+        """Look for conflicts before the turn, so that others wait less."""
+
+    def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
+        """Begin to look for the head while the committer makes its data durable; None if that saves nothing."""
+
+    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
+        """Publish a commit that may stand in line behind others."""
+
+    def may_join(self, is_simple: Callable[[], bool]) -> bool:
+        """Tell whether a commit may take a version together with others."""
+
+
+class InTurn:
+    """Committers wait for one another under the commit lock."""
+
+    def check_early(self, check: Callable[[], object]) -> None:
+        check()
+
+    def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
+        return None
+
+    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
+        return in_line()
+
+    def may_join(self, is_simple: Callable[[], bool]) -> bool:
+        return False
+
+
+class AtVersion:
+    """Committers of all processes try to take the version: that itself says who was faster."""
+
+    def check_early(self, check: Callable[[], object]) -> None:
+        """No other committer waits for this one."""
+
+    def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
+        # Threads of its own: a look may wait for single requests.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            return executor("look for the head", _LOOKS).submit(look)
+        return None
+
+    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
+        return once()
+
+    def may_join(self, is_simple: Callable[[], bool]) -> bool:
+        return is_simple()
