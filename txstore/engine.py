@@ -55,7 +55,7 @@ class Engine:
         self.access = access or Access()
         self.storage = open_storage(url, self.access)
         self.storage.lock_timeout = self.access.commit_timeout
-        self._given = os.fspath(url) if self.storage.is_remote else self.storage.url  # it may hold a password
+        self._given = self.storage.given
         self.durability = durability
         self.commits = open_commits(self.storage)
         self.sources = Sources(self.access.sources)

@@ -613,9 +613,7 @@ class TxStore(Store, ChunkStore):
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         await self.let_in()
-        if self._engine.storage.ranges is None:
-            return function(*arguments)
-        return await in_thread(function, *arguments)
+        return await self._engine.storage.calls.awaited(function, *arguments)
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -652,10 +650,7 @@ class TxStore(Store, ChunkStore):
         session = self._session
         if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
             await session.gate.enter()
-        if self._engine.storage.ranges is None:
-            self.set_sync(key, value)
-        else:
-            await in_thread(self.set_sync, key, value)
+        await self._engine.storage.calls.awaited(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
@@ -687,9 +682,6 @@ class TxStore(Store, ChunkStore):
 
     def _list_dir(self, prefix: str) -> Iterator[str]:
         mapping = self.mapping
-        if self._engine.storage.ranges is None:
-            yield from mapping.list_dir(prefix)
-            return
         names: list[str] = []
         for name in mapping.list_dir(prefix):
             if len(names) < _MEMBERS or name in DOCUMENT_NAMES:
@@ -701,12 +693,9 @@ class TxStore(Store, ChunkStore):
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
         await self.let_in()
-        if self._engine.storage.ranges is None:
-            for name in listing():
-                yield name
-            return
-        names = await in_thread(listing)
-        while page := await in_thread(lambda: tuple(islice(names, _PAGE))):
+        awaited = self._engine.storage.calls.awaited
+        names = await awaited(listing)
+        while page := await awaited(lambda: tuple(islice(names, _PAGE))):
             for name in page:
                 yield name
 

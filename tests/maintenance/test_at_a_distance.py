@@ -14,9 +14,8 @@ import pytest
 import txstore
 from tests.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
-from txstore.maintenance import fetching
-from txstore.maintenance.fetching import Fetched
-from txstore.storage import pack_cache
+from txstore.storage import fetching, pack_cache
+from txstore.storage.fetching import Fetched
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
@@ -152,7 +151,7 @@ def storage(files: dict[str, bytes]) -> RemoteStorage:
 
 
 def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, bytes]) -> None:
-    fetched = Fetched(storage)
+    fetched = Fetched(storage.read_range)
     for path in list(files)[:30]:
         fetched.expect(path, 35)
     for path in ("file3", "file1", "file29", "file40"):  # in any order, announced or not
@@ -161,7 +160,7 @@ def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, b
 
 
 def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorage, files: dict[str, bytes]) -> None:
-    fetched = Fetched(storage)
+    fetched = Fetched(storage.read_range)
     for path in files:
         fetched.expect(path, 35)
     storage.objects.delete(["file2"])
@@ -175,7 +174,7 @@ def test_no_more_is_kept_than_there_is_room_for(
     storage: RemoteStorage, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "BYTES", 100)
-    fetched = Fetched(storage)
+    fetched = Fetched(storage.read_range)
     for path in files:
         fetched.expect(path, 35)
     for path, content in files.items():

@@ -90,6 +90,13 @@ class Commits:
         """Return where a pack of a transaction lies until it is committed."""
         return names.staging_path(transaction, number)
 
+    def staged_packs(self, transaction: bytes) -> Collection[str]:
+        """Return the names of what participants have stored beside their own packs, all with one request."""
+        return ()
+
+    def delete_staged_packs(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
+        """Delete what is stored beside the participants' own packs: packs of these numbers, or all there are."""
+
     # --- reading commits
 
     def read(self, branch: str, version: int) -> Stored | None:
@@ -828,8 +835,20 @@ class Commits:
         with contextlib.suppress(OSError):
             self.storage.write_in_place(names.head_cache_path(stored.header.branch), head_cache.encode())
 
+    def ensure_synced(self, stored: Stored) -> None:
+        """As `ensure_durable`, where there may be no room to write anything."""
+        self.ensure_durable(stored)
+
     def stop_head_caches(self) -> None:
         """Return when no head cache that was asked for by now is written any more."""
+
+    def forget_head_caches(self) -> None:
+        """Delete what head caches hold of commit files that are about to be replaced."""
+        self.stop_head_caches()
+
+    def pack_group(self, key: str) -> int:
+        """Return in which of several packs a value lies when packs are rewritten: values of one group lie together."""
+        return 0
 
     def write_head_cache_of_copy(self, stored: Stored) -> None:
         """Write the head cache of a durable commit that a backup has put in its place."""

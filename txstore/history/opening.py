@@ -94,7 +94,7 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
     protocol, path = split_protocol(url)
     if protocol not in (None, "file", "local"):
         objects = open_objects(url, access.storage_options, single_writer=access.single_writer)
-        return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size))
+        return RemoteStorage(objects, open_cache(access.cache_dir, access.cache_size), given=given)
     root = os.path.abspath(os.path.expanduser(path))
     if os.path.islink(root) and not os.path.exists(root):
         reason = (

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import errno
 import os
+import posixpath
 import random
 import threading
 import time
@@ -29,6 +30,7 @@ from txstore.commit_queue.tickets import End, Seen, Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header
+from txstore.format.keys import is_document
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commits import Commits, VersionTakenError
 from txstore.history.identity import Identity
@@ -142,6 +144,31 @@ class RemoteCommits(Commits):
         if not number:
             return names.staging_path(transaction, number)
         return names.data_pack_path(packfile.participants_pack(transaction, number))
+
+    def staged_packs(self, transaction: bytes) -> Collection[str]:
+        return set(self.storage.list(names.data_pack_directory(transaction)))
+
+    def delete_staged_packs(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
+        if numbers is None:
+            paths = self.paths_in(names.data_pack_directory(transaction))
+            found = [bytes.fromhex(posixpath.basename(path)) for path in paths]
+            packs = [pack for pack in found if packfile.packs_begin(pack) == packfile.packs_begin(transaction)]
+        else:
+            packs = [packfile.participants_pack(transaction, number) for number in numbers]
+        self.storage.objects.delete([names.data_pack_path(pack) for pack in packs])
+
+    def pack_group(self, key: str) -> int:
+        # Opening a group reads many documents, and little else.
+        return int(is_document(key))
+
+    def ensure_synced(self, stored: Stored) -> None:
+        """What the server has confirmed is durable. To ask it whether it creates exclusively would take room."""
+
+    def forget_head_caches(self) -> None:
+        super().forget_head_caches()
+        # They hold the ends of commit files.
+        directory = posixpath.dirname(names.head_cache_path(MAIN))
+        self.storage.delete(*[f"{directory}/{name}" for name in self.storage.list(directory)])
 
     def may_have_taken(self, stored: Stored) -> bool:
         return True  # the server may yet come to a request whose answer was not waited for

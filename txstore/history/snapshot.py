@@ -179,6 +179,10 @@ class Snapshot(Hierarchy):
         runs: Runs | None = self.__dict__.get("runs")  # if they are open
         return None if runs is None else runs.at_hand(encode_key(key))
 
+    def without_request(self, key: str) -> memoryview | None:
+        """Return a value if no request is needed. None says nothing where packs are read by ranges."""
+        return self.at_hand(key) if self._packs.is_ranged else self.get_view(key)
+
     def fetch(self, keys: Sequence[str]) -> None:
         """Have the values of keys that exist at hand, by few requests. A reader of a damaged value gets the error."""
         if keys and self._packs.is_ranged:

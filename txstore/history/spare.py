@@ -56,6 +56,5 @@ class Spare:
         head = self._commits.head(self._branch)
         if head is None or head.header.branch != self._branch:
             return None
-        if not self._commits.storage.is_remote:  # a server's commits are; to ask it whether it creates takes room
-            self._commits.ensure_durable(head)
+        self._commits.ensure_synced(head)
         return head

@@ -30,8 +30,7 @@ from txstore.history.erasures import as_erasure, read_records
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
-from txstore.maintenance.erase import forget_head_caches, scrub, write_record
-from txstore.maintenance.fetching import Fetched
+from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
@@ -132,7 +131,7 @@ class _BackUp:
     ) -> None:
         self.commits = commits
         self.source = commits.storage
-        self._fetched = Fetched(self.source)
+        self._fetched = self.source.reader()
         self.target = target
         self._verify = verify
         self._erases = erases
@@ -299,7 +298,7 @@ class _BackUp:
         for record, _ in erasures:
             found = survey(open_commits(self.target), record.paths, record.until)  # two records may be of one file
             scrub(self.target, found, record.paths)
-            forget_head_caches(open_commits(self.target))  # before the record, by which this is done
+            open_commits(self.target).forget_head_caches()  # before the record, by which this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)

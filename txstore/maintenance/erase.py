@@ -293,7 +293,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until)
                 if not found.changes:
-                    forget_head_caches(self._commits)
+                    self._commits.forget_head_caches()
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
@@ -339,14 +339,6 @@ def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
             rewrite(storage, path, change, paths)
             count += 1
     return count
-
-
-def forget_head_caches(commits: Commits) -> None:
-    """On an object store a head cache holds the end of a commit file, which may be the one from before."""
-    commits.stop_head_caches()
-    if commits.storage.is_remote:
-        heads = posixpath.dirname(names.head_cache_path(MAIN))
-        commits.storage.delete(*[f"{heads}/{name}" for name in commits.storage.list(heads)])
 
 
 def write_record(storage: Storage, record: ErasureRecord) -> None:

@@ -21,7 +21,6 @@ from txstore.commit import Stored
 from txstore.errors import raise_if_full
 from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
-from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.publisher import Contents, Publisher, SyncFailedError, align
@@ -32,7 +31,6 @@ from txstore.segments import runs as index
 from txstore.segments.packs import Writer
 from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
-from txstore.storage.request_threads import in_advance, in_parallel
 from txstore.storage.spool import spooled
 
 #: A new pack is ended when it has reached this length, in bytes.
@@ -253,16 +251,14 @@ class _Copies:
     def _copied(self, head: Snapshot, chosen: set[PackName]) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
         """Copy the values, and yield where they lie, ascending by key."""
         done = 0
-        # Far away, documents go into a pack of their own: opening a group reads many of them, and little else.
-        writers: dict[bool, int] = {}
+        writers: dict[int, int] = {}  # by the group of their values
         places: dict[int, int] = {}  # the packs by their numbers in the transaction
-        is_far = self._commits.storage.is_remote
         for found, value in self._values(head.runs, chosen):
-            is_apart = is_far and is_document(found.key.decode(errors="replace"))
-            number = writers.get(is_apart)
+            group = self._commits.pack_group(found.key.decode(errors="replace"))
+            number = writers.get(group)
             if number is None or self.writers[number - 1].size >= PACK_LENGTH:
                 self.new_writer()
-                number = writers[is_apart] = len(self.writers)
+                number = writers[group] = len(self.writers)
             writer = self.writers[number - 1]
             staged = writer.append(packfile.FRAME_OF_REF[found.kind], found.key, value, seen=packfile.SEEN_NOTHING)
             nth, offset = packfile.split_offset(staged.offset)
@@ -282,12 +278,10 @@ class _Copies:
             return runs.stored(found.key.decode(errors="replace"), found)
 
         wanted = (found for found in runs.scan_all() if runs.pack_name(found.run, found.pack) in chosen)
-        if not self._commits.storage.is_remote:
-            yield from ((found, view(found)) for found in wanted)
-            return
+        calls = self._commits.storage.calls
         batches, again = tee(_batches(wanted))
         for batch, values in zip(
-            batches, in_advance(lambda each: list(in_parallel(view, each)), again, 2), strict=True
+            batches, calls.in_advance(lambda each: list(calls.each(view, each)), again, 2), strict=True
         ):
             yield from zip(batch, values, strict=True)
 

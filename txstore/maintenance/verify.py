@@ -34,7 +34,6 @@ from txstore.maintenance.check_file import (
     frames_end,
     open_run,
 )
-from txstore.maintenance.fetching import Fetched
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Report
 from txstore.maintenance.tracing import ListedRun, Place, Tracer
@@ -87,7 +86,7 @@ class Verifier:
     def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
         self.commits = commits
         self.storage = commits.storage
-        self._fetched = Fetched(self.storage)
+        self._fetched = self.storage.reader()
         self.report = Report()
         self._told: set[Fault] = set()
         self.runs: dict[tuple[bytes, int], ListedRun] = {}
@@ -583,7 +582,7 @@ class Verifier:
 
     def _each(self, check: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
         """Yield what checks return that make requests: far away, in parallel."""
-        return in_parallel(check, arguments) if self.storage.is_remote else map(check, arguments)
+        return self.storage.calls.each(check, arguments)
 
     def _check_type(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError, PermissionError):

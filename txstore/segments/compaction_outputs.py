@@ -28,7 +28,7 @@ from txstore.format.packfile import PackName
 from txstore.segments.ranged_runs import TAIL
 from txstore.segments.runs import Runs, find_runs, name_run, names_of, plan_aside
 from txstore.steps import step
-from txstore.storage import background_cleanup, leases
+from txstore.storage import leases
 from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, StagedFile, Storage
 from txstore.storage.remote import RemoteStorage
@@ -187,7 +187,7 @@ class CompactionOutputs:
             if not is_known or pack not in self._unsettled:
                 return  # I3; or it is the parent's, before a fork
             self._unsettled.remove(pack)
-        background_cleanup.do_later(self._storage, pack.release if is_installed else pack.drop)
+        self._storage.calls.clean_up_later(pack.release if is_installed else pack.drop)
 
     # --- when it was made
 
@@ -203,11 +203,11 @@ class CompactionOutputs:
             is_due = branch in self._committed and not version % STEP and branch not in self._merges
             self._committed.add(branch)
         for pack in useless:
-            background_cleanup.do_later(self._storage, pack.drop)
+            self._storage.calls.clean_up_later(pack.drop)
         inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
         if not inputs:
             return
-        background_cleanup.expect(self._storage)
+        self._storage.calls.expect_cleanup()
         processes.at_exit(_drop_at_exit)
         _in_use.add(self)
         merge = _RunMerge(inputs)
@@ -230,7 +230,7 @@ class CompactionOutputs:
                 return
             del self._merges[branch]
         if merge.pack is not None:
-            background_cleanup.do_later(self._storage, merge.pack.drop)
+            self._storage.calls.clean_up_later(merge.pack.drop)
 
     def drop_all(self) -> None:
         """Drop what waits, at the end of the process, where other threads may still be committing."""
@@ -285,7 +285,7 @@ def _drop_all(storage: Storage, merges: dict[str, _RunMerge]) -> None:
     while merges:
         merge = merges.popitem()[1]
         if merge.pack is not None and not merge.is_taken:
-            background_cleanup.do_later(storage, merge.pack.drop)
+            storage.calls.clean_up_later(merge.pack.drop)
 
 
 def _drop_at_exit() -> None:

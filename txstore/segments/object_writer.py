@@ -29,7 +29,6 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
 from txstore.segments.packs import PackWriter, Staged
-from txstore.storage import background_cleanup
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import executor, in_parallel
@@ -356,7 +355,7 @@ class ObjectWriter:
         """
         if self.close(deletes=False):
             self._storage.forget_staged(self.path)  # of packs that were copied, it is in no version
-            background_cleanup.do_later(self._storage, partial(self._storage.delete, self.path))  # with the lease
+            self._storage.calls.clean_up_later(partial(self._storage.delete, self.path))  # with the lease
 
     def close_between_reads(self) -> None:
         if self._participant:

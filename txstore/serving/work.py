@@ -59,7 +59,7 @@ class Work:
     def locks(self) -> dict[str, Any]:
         """Return the holders of locks, with their arrays if known; and the process that commits now."""
         unlocked: dict[str, Any] = {"kind": None, "holders": [], "committing": None, "visible": True}
-        if not self._engine.exists() or self._engine.storage.is_remote:
+        if not self._engine.exists():
             return unlocked
         try:
             directory = self._engine.storage.lock_directory()

@@ -28,7 +28,7 @@ import zarr.core.sync
 
 from txstore import processes
 from txstore.errors import TransactionStateError, TxStoreError
-from txstore.storage.request_threads import in_thread
+from txstore.storage.calls import Calls
 
 AnyTask = asyncio.Future[Any]
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Finish(NamedTuple):
     """What an operation has to do before it has ended."""
 
     call: Callable[[bool], object]  # is told whether the operation has failed
-    is_slow: bool  # it waits for a server
+    calls: Calls  # of the storage that it calls
 
 
 class Operation:
@@ -81,10 +81,7 @@ class Operation:
         # zarr returns the error that its caller's thread is to raise.
         while self._finishing and not (self.has_failed or isinstance(result, BaseException)):
             finish = self._finishing.pop()
-            if finish.is_slow:
-                await in_thread(finish.call, False)
-            else:
-                finish.call(False)
+            await finish.calls.awaited(finish.call, False)
         return result
 
     def refuse(self) -> None:

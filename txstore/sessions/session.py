@@ -378,7 +378,7 @@ class Session:
         of = [operation] if operation is not None else self.gate.inside()
         for each in of:
             if transaction.begin_operation(each):
-                finish = Finish(partial(transaction.end_operation, each), self.engine.storage.is_remote)
+                finish = Finish(partial(transaction.end_operation, each), self.engine.storage.calls)
                 if not each.finish_with(finish):
                     transaction.end_operation(each, True)  # it has ended, and this is what is left of it
         if of:
@@ -728,7 +728,7 @@ class Session:
         if not changed:
             return
         base = transaction.base
-        before = base.get_view if self.engine.storage.ranges is None else base.at_hand
+        before = base.without_request
 
         def after(key: str) -> bytes | memoryview | None:
             link = documents.get(key)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from txstore import processes
 from txstore.errors import TxStoreError
-from txstore.storage.interface import Storage
 
 Work = Callable[[], object]
 
@@ -24,11 +23,9 @@ _lock = processes.new_lock()
 _process = 0  # that has the thread
 
 
-def expect(storage: Storage) -> None:
-    """Have the thread ready where files are asked for by requests. A finalizer itself must not start one."""
+def expect() -> None:
+    """Have the thread ready. A finalizer itself must not start one."""
     global _process  # noqa: PLW0603
-    if storage.ranges is None:
-        return
     with _lock:
         if _process != os.getpid():
             threading.Thread(target=_work, name="txstore background clean-up", daemon=True).start()
@@ -36,14 +33,12 @@ def expect(storage: Storage) -> None:
             _process = os.getpid()
 
 
-def do_later(storage: Storage, work: Work) -> None:
-    """Do it, and make no requests here: in the thread, unless the process ends, or there are none to be made.
+def do_later(work: Work) -> None:
+    """Do it in the thread, unless the process ends.
 
     What is left to the thread drops its `OSError` and `TxStoreError`.
     """
-    if storage.ranges is None:
-        work()
-    elif _process == os.getpid() and threading.main_thread().is_alive():
+    if _process == os.getpid() and threading.main_thread().is_alive():
         _waiting.put((os.getpid(), work))
     else:
         _do(os.getpid(), work)

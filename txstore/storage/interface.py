@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
+    from txstore.storage.calls import Calls
     from txstore.storage.capabilities import Capabilities
+    from txstore.storage.fetching import FileReader
     from txstore.storage.line import Line
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
@@ -66,6 +68,12 @@ class Storage(Protocol):
     url: str
     capabilities: Capabilities
 
+    calls: Calls
+    """How many calls are made, or one that must not hold up the caller."""
+
+    given: str
+    """What opens the repository again in another process. It may hold a password."""
+
     lock_timeout: float | None
     """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""
 
@@ -92,6 +100,9 @@ class Storage(Protocol):
 
     def map(self, path: str) -> Mapped:
         """Return the whole file as a read-only buffer that stays valid after the file is gone."""
+
+    def reader(self) -> FileReader:
+        """Return what reads many ranges of files one after the other. For one thread."""
 
     def exists(self, path: str) -> bool: ...
 

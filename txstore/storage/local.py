@@ -21,7 +21,9 @@ from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import turns
+from txstore.storage.calls import AtOnce, Calls
 from txstore.storage.capabilities import LOCAL, LockOf
+from txstore.storage.fetching import FileReader, Unfetched
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
@@ -40,11 +42,12 @@ class LocalStorage:
     """A directory on a local file system."""
 
     capabilities = LOCAL
+    calls: Calls = AtOnce()
     ranges: Ranges | None = None
     is_remote = False
 
     def __init__(self, root: str) -> None:
-        self.url = root
+        self.url = self.given = root
         self._tree = Tree(real_path(root))
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
@@ -77,6 +80,9 @@ class LocalStorage:
 
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)
+
+    def reader(self) -> FileReader:
+        return Unfetched(self.read_range)
 
     def exists(self, path: str) -> bool:
         try:

@@ -23,7 +23,9 @@ from txstore import processes
 from txstore.errors import LocksUnavailableError
 from txstore.format import encoding, names, records
 from txstore.storage import leases
+from txstore.storage.calls import Calls, InParallel
 from txstore.storage.capabilities import of_objects
+from txstore.storage.fetching import Fetched, FileReader
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
@@ -60,11 +62,13 @@ class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
     is_remote = True
+    calls: Calls = InParallel()
 
-    def __init__(self, objects: ObjectStore, cache: PackCache | None = None) -> None:
+    def __init__(self, objects: ObjectStore, cache: PackCache | None = None, *, given: str | None = None) -> None:
         self.objects = self.ranges = objects
         self.cache = cache or PackCache()
         self.url = objects.url
+        self.given = given or objects.url
         self.capabilities = of_objects(
             objects.creation, makes_requests=objects.makes_requests, holders_trusted=leases.TERM
         )
@@ -95,6 +99,9 @@ class RemoteStorage:
 
     def map(self, path: str) -> Mapped:
         return self.objects.get(path)
+
+    def reader(self) -> FileReader:
+        return Fetched(self.read_range)
 
     def exists(self, path: str) -> bool:
         return self.objects.exists(path)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import warnings
 
 from txstore.errors import TransactionStateError, UncommittedChangesWarning
-from txstore.storage import background_cleanup
 from txstore.transactions.staging import Staging
 
 
@@ -23,23 +21,16 @@ def drop(staging: Staging, attached: object) -> None:
     if not staging.is_used_here:
         return
     if staging.is_unsettled or staging.committed is not None:
-        background_cleanup.do_later(staging.storage, staging.close)  # I3: nothing is deleted
+        staging.storage.calls.clean_up_later(staging.close)  # I3: nothing is deleted
         return
-    if staging.storage.is_remote and _is_in_event_loop():
-        # It must not wait for a server: the loop may be the one that the answer would come through.
-        try:
-            threading.Thread(target=_drop, args=(staging, attached), name="txstore end").start()
-        except RuntimeError:  # the interpreter ends
-            _drop(staging, attached)
-    else:
-        _drop(staging, attached)
+    staging.storage.calls.outside_loop(lambda: _drop(staging, attached))
 
 
 def _drop(staging: Staging, attached: object) -> None:
     if not staging.is_owner:
         # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
         if _is_in_event_loop():
-            background_cleanup.do_later(staging.storage, lambda: _drop_part(staging, attached))
+            staging.storage.calls.clean_up_later(lambda: _drop_part(staging, attached))
         else:
             _drop_part(staging, attached)
         return
@@ -57,7 +48,7 @@ def _drop(staging: Staging, attached: object) -> None:
                 stacklevel=2,
             )
     finally:  # the warning may be an error
-        background_cleanup.do_later(staging.storage, staging.discard)
+        staging.storage.calls.clean_up_later(staging.discard)
 
 
 def _drop_part(staging: Staging, attached: object) -> None:

@@ -41,7 +41,6 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.spare import Spare
 from txstore.locks.kernel_locks import poll
 from txstore.segments.runs import Located
-from txstore.storage import background_cleanup
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.transactions import dropping
 from txstore.transactions.begin import check_description
@@ -116,7 +115,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         # What is read passes through here; `Committer` looks at `staging` itself.
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
-        background_cleanup.expect(staging.storage)  # of the finalizer
+        staging.storage.calls.expect_cleanup()  # of the finalizer
         self._attached = object()  # what this counts as there
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins

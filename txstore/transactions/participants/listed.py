@@ -19,8 +19,7 @@ from txstore.format.keys import is_document, node_of_document
 from txstore.format.packfile import FRAMES_OF_KEYS, REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
-from txstore.storage.remote import RemoteStorage
-from txstore.transactions.participants.tails import RemoteTail, Tail
+from txstore.transactions.participants.tails import Tail, tail_of
 
 #: What the key of a chunk ends in.
 _CHUNK = re.compile(r"(?:^|/)(?:c(?:[/.]\d+)*|\d+(?:[/.]\d+)*)$")
@@ -86,10 +85,7 @@ class Watch:
         return stager
 
     def _tail(self, transaction: bytes, number: int) -> Tail:
-        storage = self._commits.storage
-        if isinstance(storage, RemoteStorage):
-            return RemoteTail(self._commits, storage, transaction, number)
-        return Tail(self._commits, transaction, number)
+        return tail_of(self._commits, transaction, number)
 
     def _told(self, transaction: bytes, record: TransactionRecord | None, stagers: list[Stager]) -> OpenTransaction:
         if record is None:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import platform
-import posixpath
 import random
 import time
 from collections.abc import Collection
@@ -29,12 +28,11 @@ from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
 from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
-from txstore.storage import leases
 from txstore.storage.interface import Held
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions.participants.chains import Link
-from txstore.transactions.participants.tails import RemoteTail, Tail
+from txstore.transactions.participants.tails import Tail, tail_of
 
 
 class SharedTransaction:
@@ -44,7 +42,7 @@ class SharedTransaction:
         self.record = record
         self.id = record.id
         self._commits = commits
-        self._storage = commits.storage
+        self.storage = commits.storage
         self._held = held
         self._may_trust_owner_until = 0.0  # by the clock of this process
 
@@ -88,28 +86,25 @@ class SharedTransaction:
     def is_named(self) -> bool:
         return self.record.name is not None
 
-    @property
-    def is_remote(self) -> bool:
-        return self._storage.is_remote
-
     def check_open(self) -> None:
         """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
         path = names.open_path(self.id)
         try:
             exists_is_enough = self.is_named or self._held is not None or time.monotonic() < self._may_trust_owner_until
-            if self._storage.exists(path) if exists_is_enough else self._storage.is_held(path):
-                if isinstance(self._storage, RemoteStorage) and not exists_is_enough:
+            if self.storage.exists(path) if exists_is_enough else self.storage.is_held(path):
+                if not exists_is_enough:
                     # To ask takes time, and nothing is wrong until it is asked again: with the owner all is lost.
-                    self._may_trust_owner_until = time.monotonic() + leases.TERM
+                    trusted = self.storage.capabilities.holders_trusted
+                    self._may_trust_owner_until = time.monotonic() + trusted
                 return
         except FileNotFoundError:
             pass
         else:
-            if not self.is_named and self._storage.exists(path):
+            if not self.is_named and self.storage.exists(path):
                 raise TransactionStateError(
                     "the process that began this transaction has died, and the transaction with it", state="ended"
                 )
-        if self._storage.exists(names.sealed_path(self.id)):
+        if self.storage.exists(names.sealed_path(self.id)):
             raise TransactionStateError(
                 "this transaction is being committed or rolled back: nothing can be staged any more", state="committing"
             )
@@ -130,7 +125,7 @@ class SharedTransaction:
                 committed = self._take_over()
             if self.is_named and committed is None and self.record.durability == "fsync":
                 # Or, after a power loss, a transaction could be open whose commit is there.
-                self._storage.sync_directory(names.STAGING)
+                self.storage.sync_directory(names.STAGING)
         except BaseException:
             if self.is_named:
                 self.close()  # before it is known whether it was committed, no process may unseal it
@@ -144,11 +139,11 @@ class SharedTransaction:
         Where a rename is a link and an unlink, one who died between the two has left both.
         """
         try:
-            self._storage.rename_noreplace(old, new)
+            self.storage.rename_noreplace(old, new)
         except FileNotFoundError:
             return False
         except FileExistsError:
-            self._storage.delete(old)
+            self.storage.delete(old)
             return False
         return True
 
@@ -160,7 +155,7 @@ class SharedTransaction:
         for path in self._record_paths():
             with contextlib.suppress(FileNotFoundError):
                 try:
-                    held = self._storage.hold(path)
+                    held = self.storage.hold(path)
                 except BlockingIOError:
                     raise TransactionStateError(
                         f"another process is committing {self.record.name!r} or rolling it back: try again when it is "
@@ -199,7 +194,7 @@ class SharedTransaction:
             committed = self.find_commit()
             if committed is None:
                 for participant in self.participants():
-                    self._storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
+                    self.storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
                 return None
             if committed.header.synced:
                 self._commits.make_durable(committed)  # I1: before the packs are deleted that it was made of
@@ -221,15 +216,15 @@ class SharedTransaction:
 
     def is_there(self) -> bool:
         """Tell whether the transaction has a record: it has not ended."""
-        return any(map(self._storage.exists, self._record_paths()))
+        return any(map(self.storage.exists, self._record_paths()))
 
     def is_sealed(self) -> bool:
-        return self._storage.exists(names.sealed_path(self.id))
+        return self.storage.exists(names.sealed_path(self.id))
 
     def is_ending(self) -> bool:
         """Tell whether a living process ends a transaction with a name."""
         try:
-            return self._storage.is_held(names.sealed_path(self.id))
+            return self.storage.is_held(names.sealed_path(self.id))
         except FileNotFoundError:
             return False
 
@@ -254,25 +249,25 @@ class SharedTransaction:
         On an object store, where no lock protects it, the name too.
         """
         try:
-            if isinstance(self._storage, RemoteStorage):
+            if isinstance(self.storage, RemoteStorage):
                 # First: as long as this process holds the record, no other one gives the name away.
                 self._delete_name()
             # The record goes first: a transaction that is rolled back must never be found with half of its packs.
             for path in (names.open_path(self.id), names.sealed_path(self.id)):
-                self._storage.delete(path)
+                self.storage.delete(path)
             if self.is_named and self.record.durability == "fsync":
-                self._storage.sync_directory(names.STAGING)
+                self.storage.sync_directory(names.STAGING)
             for participant in self.participants():
                 if participant:
-                    self._storage.delete(names.staging_path(self.id, participant))
+                    self.storage.delete(names.staging_path(self.id, participant))
         finally:
             self.close()
 
     def free_name(self) -> None:
         """Delete the name of a transaction that has ended, unless another has it already."""
-        if self.record.name is not None and not isinstance(self._storage, RemoteStorage):
+        if self.record.name is not None and not isinstance(self.storage, RemoteStorage):
             # A process that finds the name of one that has ended gives it to the next.
-            with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
+            with contextlib.suppress(CommitTimeoutError), self.storage.lock(names.STAGING_LOCK):
                 self._delete_name()
 
     def _delete_name(self) -> None:
@@ -280,8 +275,8 @@ class SharedTransaction:
             return
         path = names.named_path(self.record.name)
         with contextlib.suppress(FileNotFoundError):
-            if self._storage.read(path) == self.id.hex().encode():
-                self._storage.delete(path)
+            if self.storage.read(path) == self.id.hex().encode():
+                self.storage.delete(path)
 
     def check_held(self) -> None:
         """Raise `OSError` if the record could not be held for so long that another may be ending the transaction."""
@@ -297,17 +292,15 @@ class SharedTransaction:
 
     def participants(self) -> list[int]:
         """Return the numbers of the participants that have a pack."""
-        found = map(names.parse_staging, self._storage.list(names.STAGING))
+        found = map(names.parse_staging, self.storage.list(names.STAGING))
         return sorted(item[1] for item in found if item is not None and item[0] == self.id)
 
     def packs(self) -> Collection[str]:
         """Return the names of what participants have stored beside their own packs, all with one request."""
-        return set(self._storage.list(names.data_pack_directory(self.id))) if self.is_remote else ()
+        return self._commits.staged_packs(self.id)
 
     def tail(self, participant: int) -> Tail:
-        if isinstance(self._storage, RemoteStorage):
-            return RemoteTail(self._commits, self._storage, self.id, participant)
-        return Tail(self._commits, self.id, participant)
+        return tail_of(self._commits, self.id, participant)
 
     def join(self) -> tuple[int, Writer]:
         """Become a participant: return its number, and its pack, which others see. Raises `TransactionStateError`."""
@@ -336,26 +329,18 @@ class SharedTransaction:
     def living(self, participants: Collection[int]) -> set[int]:
         """Return which of these processes live: for sure, and be it that it takes a while."""
         paths = {names.staging_path(self.id, number): number for number in participants}
-        return {paths[path] for path in self._storage.are_held(paths)} if paths else set()
+        return {paths[path] for path in self.storage.are_held(paths)} if paths else set()
 
     def delete_packs(self, numbers: Collection[int] | None = None) -> None:
         """Delete what participants have stored that no commit refers to: packs of these numbers, or all there are.
 
         Where a participant's pack is the file that it stages into, that goes with `end`.
         """
-        if not isinstance(self._storage, RemoteStorage):
-            return
-        directory = names.data_pack_directory(self.id)
-        if numbers is None:
-            found = [bytes.fromhex(posixpath.basename(path)) for path in self._commits.paths_in(directory)]
-            packs = [pack for pack in found if packfile.packs_begin(pack) == packfile.packs_begin(self.id)]
-        else:
-            packs = [packfile.participants_pack(self.id, number) for number in numbers]
-        self._storage.objects.delete([names.data_pack_path(pack) for pack in packs])
+        self._commits.delete_staged_packs(self.id, numbers)
 
     def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""
-        self._storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
+        self.storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
         return self._commits.new_pack(self.id, 0)
 
     def read(self, link: Link) -> bytes:
@@ -363,7 +348,7 @@ class SharedTransaction:
         nth, offset = packfile.split_offset(link.offset)
         path = self._commits.staged_path(self.id, packfile.pack_number(link.participant, nth))
         try:
-            value = self._storage.read_range(path, offset, link.length)
+            value = self.storage.read_range(path, offset, link.length)
         except FileNotFoundError:
             raise _ended() from None
         if len(value) != link.length or crc32c(value) != link.checksum:

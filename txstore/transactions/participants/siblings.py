@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from txstore.format import packfile
 from txstore.format.keys import is_document, stored_key, stored_prefix
 from txstore.format.packfile import Frame
-from txstore.storage.request_threads import in_parallel
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.participants.tails import Tail
@@ -85,7 +84,7 @@ class Siblings:
             return not tails[number].is_alive()
 
         # Who joins late has many to read: on an object store not one after the other.
-        each = in_parallel if shared.is_remote else map
+        each = shared.storage.calls.each
         news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
         unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
         dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]

@@ -228,3 +228,11 @@ class RemoteTail(Tail):
         self._sequence = frame.sequence + 1
         self._note_seal(frame)
         return frame
+
+
+def tail_of(commits: Commits, transaction: bytes, participant: int) -> Tail:
+    """Return the reader of what one participant stages."""
+    storage = commits.storage
+    if isinstance(storage, RemoteStorage):
+        return RemoteTail(commits, storage, transaction, participant)
+    return Tail(commits, transaction, participant)

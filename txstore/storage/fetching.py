@@ -6,10 +6,10 @@ Where they lie on a disk nothing is gained, and they are read when they are aske
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import Protocol
 
-from txstore.storage.interface import Storage
 from txstore.storage.request_threads import executor
 
 #: Files are fetched in pieces of this length.
@@ -18,14 +18,41 @@ PIECE = 4 << 20
 #: again: a run lies in the file of a commit.
 PIECES, BYTES = 32, 64 << 20
 
+ReadRange = Callable[[str, int, int], bytes]
 _Piece = tuple[str, int]  # which file, and the number of the piece in it
+
+
+class FileReader(Protocol):
+    """Reads ranges of files."""
+
+    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
+        """Announce a file of `size` bytes, of which all is read next, or ranges: (offset, length) each."""
+
+    def keep(self, path: str, content: bytes) -> None:
+        """Take all of a file that was read for something else: it need not be read again."""
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return a range of a file, shorter only where that ends. Raises `OSError`."""
+
+
+class Unfetched:
+    """Reads each range when it is asked for."""
+
+    def __init__(self, read_range: ReadRange) -> None:
+        self.read_range = read_range
+
+    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
+        """Nothing is gained by reading it earlier."""
+
+    def keep(self, path: str, content: bytes) -> None:
+        """To read it again costs little."""
 
 
 class Fetched:
     """Reads ranges of files, announced ones from what was fetched in advance. For one thread."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, read_range: ReadRange) -> None:
+        self._read_range = read_range
         self._sizes: dict[str, int] = {}
         self._expected: deque[_Piece] = deque()
         self._pieces: OrderedDict[_Piece, Future[bytes]] = OrderedDict()  # what was used last comes last
@@ -34,8 +61,6 @@ class Fetched:
 
     def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
         """Announce a file of `size` bytes, of which all is read next, or ranges: (offset, length) each."""
-        if not self._storage.is_remote:
-            return
         self._sizes[path] = size
         for offset, length in [(0, size)] if ranges is None else ranges:
             self._expected += [(path, n) for n in range(offset // PIECE, -(-min(offset + length, size) // PIECE))]
@@ -43,7 +68,7 @@ class Fetched:
     def keep(self, path: str, content: bytes) -> None:
         """Take all of a file that was read for something else, if there is room: it need not be fetched again."""
         piece = (path, 0)
-        if not self._storage.is_remote or self._bytes + len(content) > 2 * BYTES or len(content) > PIECE:
+        if self._bytes + len(content) > 2 * BYTES or len(content) > PIECE:
             return
         if piece not in self._pieces:
             self._sizes[path] = len(content)
@@ -56,7 +81,7 @@ class Fetched:
         """Return a range of a file, shorter only where that ends. Raises `OSError`."""
         end = min(offset + length, self._sizes.get(path, 0))
         if offset >= end:  # it was not announced, or somebody looks for more than it should have
-            return self._storage.read_range(path, offset, length)
+            return self._read_range(path, offset, length)
         parts = []
         for n in range(offset // PIECE, -(-end // PIECE)):
             piece = self._piece((path, n))
@@ -94,7 +119,7 @@ class Fetched:
     def _submit(self, piece: _Piece) -> None:
         path, n = piece
         length = self._length(piece)
-        future = executor("read files", PIECES).submit(self._storage.read_range, path, n * PIECE, length)
+        future = executor("read files", PIECES).submit(self._read_range, path, n * PIECE, length)
         self._pieces[piece] = future
         self._bytes += length
 
