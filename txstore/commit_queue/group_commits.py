@@ -26,7 +26,7 @@ from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, GroupCommit, Header, RunName, Section
 from txstore.format.keys import covering_prefixes, is_document
 from txstore.segments.runs import names_of
-from txstore.storage.late_answers import LateAnswers
+from txstore.storage.late_answers import Creator
 from txstore.storage.objects.errors import is_refusal
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import each_in_thread, executor
@@ -322,7 +322,7 @@ class GroupCommitHistory(Protocol):
 class GroupCommits:
     """Makes commits together with others."""
 
-    def __init__(self, line: GroupCommitHistory, objects: ObjectStore, late_answers: LateAnswers) -> None:
+    def __init__(self, line: GroupCommitHistory, objects: ObjectStore, late_answers: Creator) -> None:
         self._line = line
         self._objects = objects
         self._late_answers = late_answers

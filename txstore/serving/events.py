@@ -18,9 +18,9 @@ from txstore.storage.request_threads import in_thread
 
 _log = logging.getLogger("txstore.serving")
 
-#: Seconds between two polls for commits: on a disk, and on storage that needs a request; and between two keep-alives.
-_PAUSE, _PAUSE_OF_REQUESTS, _HEARTBEAT = 0.5, 3.0, 15.0
-#: Most listeners: of all clients, and of one; most unsent events of a listener: one that has more must reconnect.
+#: Seconds between two signs of life.
+_HEARTBEAT = 15.0
+#: Listeners at once, of all clients and of one; and events that one may be behind: more, and it begins anew.
 _LISTENERS, _OF_ONE_CLIENT, _BEHIND = 256, 16, 1024
 #: Length of the network part of an IPv6 address: one machine may have every address in its network.
 _NETWORK_BITS = 64
@@ -36,7 +36,7 @@ class Events:
 
     def __init__(self, repository: Served) -> None:
         self._repository = repository
-        self._pause = _PAUSE if repository.engine.storage.ranges is None else _PAUSE_OF_REQUESTS
+        self._pause = repository.engine.storage.capabilities.look_again
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._clients: Counter[str] = Counter()  # number of streams of each client, including starting ones
         self._looking: asyncio.Task[None] | None = None

@@ -41,6 +41,9 @@ class Capabilities:
     stale_seconds: float
     """Seconds for which this machine may not see a new name."""
 
+    look_again: float
+    """Seconds after which a look for what others have done is worth its cost."""
+
     deleted_together: int
     """How many files `delete` takes at once, where that is faster than one by one."""
 
@@ -53,12 +56,13 @@ LOCAL = Capabilities(
     pins_are_seen=True,
     holders_trusted=0.0,
     stale_seconds=0.0,
+    look_again=0.5,
     deleted_together=1,
 )
 
 #: A directory that other machines see, too. What NFS clients believe of a directory at most, as they are mounted by
 #: default (acdirmax).
-NETWORK = replace(LOCAL, maps_files=False, lock_of=LockOf.ONE_MACHINE, stale_seconds=60.0)
+NETWORK = replace(LOCAL, maps_files=False, lock_of=LockOf.ONE_MACHINE, stale_seconds=60.0, look_again=3.0)
 
 
 def of_objects(versions: str, *, makes_requests: bool, holders_trusted: float) -> Capabilities:
@@ -71,5 +75,6 @@ def of_objects(versions: str, *, makes_requests: bool, holders_trusted: float) -
         pins_are_seen=False,
         holders_trusted=holders_trusted,
         stale_seconds=0.0,
+        look_again=3.0,
         deleted_together=1000,
     )

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txstore.errors import CommitWaitWarning
 from txstore.storage.objects.interface import ObjectStore
@@ -32,8 +32,15 @@ class _Answer(NamedTuple):
     error: BaseException | None
 
 
+class Creator(Protocol):
+    """Creates objects of one repository exclusively."""
+
+    def create(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
+
+
 class LateAnswers:
-    """The requests of one repository that create an object exclusively."""
+    """A `Creator` that does not wait for an answer that is late."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -41,9 +48,6 @@ class LateAnswers:
 
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
-        if not self._objects.makes_requests:
-            self._objects.create(path, parts)
-            return
         content = b"".join(parts)  # of its own: a creator that is told to have lost writes into its parts
         answers: SimpleQueue[_Answer] = SimpleQueue()
         began = time.monotonic()

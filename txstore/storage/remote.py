@@ -8,6 +8,7 @@ their place.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import os
 import posixpath
@@ -27,7 +28,7 @@ from txstore.storage.calls import Calls, InParallel
 from txstore.storage.capabilities import of_objects
 from txstore.storage.fetching import Fetched, FileReader
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
-from txstore.storage.late_answers import LateAnswers
+from txstore.storage.late_answers import Creator, LateAnswers
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.backend import Version
 from txstore.storage.objects.errors import NotExclusiveError
@@ -54,8 +55,8 @@ class _Proof(NamedTuple):
     answer: Callable[[], None]
 
     @property
-    def is_old(self) -> bool:
-        return time.monotonic() - self.began >= CHECK_PERIOD
+    def age(self) -> float:
+        return time.monotonic() - self.began
 
 
 class RemoteStorage:
@@ -73,7 +74,9 @@ class RemoteStorage:
             objects.creation, makes_requests=objects.makes_requests, holders_trusted=leases.TERM
         )
         self.leases = Leases(objects)
-        self.late_answers = LateAnswers(objects)
+        makes_requests = self.capabilities.makes_requests
+        self.late_answers: Creator = LateAnswers(objects) if makes_requests else objects
+        self._check_period = CHECK_PERIOD if makes_requests else math.inf  # in seconds
         self._staged: dict[str, StagedObject] = {}  # by this process
         self._lock = processes.new_lock()
         self._turns: dict[str, threading.Lock] = {}
@@ -157,7 +160,7 @@ class RemoteStorage:
         """Begin to ask again, if that was long ago: a caller that creates an object waits for both answers."""
         with self._check_lock:
             last = self._asked or self._proved
-            if self._proved is not None and last is not None and last.is_old and self.capabilities.makes_requests:
+            if self._proved is not None and last is not None and last.age >= self._check_period:
                 self._asked = self._ask(in_background)
 
     def doubt(self) -> None:
