@@ -613,7 +613,7 @@ class TxStore(Store, ChunkStore):
 
     async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
         await self.let_in()
-        return await self._engine.storage.calls.awaited(function, *arguments)
+        return await self._engine.storage.dispatch.awaited(function, *arguments)
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -650,7 +650,7 @@ class TxStore(Store, ChunkStore):
         session = self._session
         if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
             await session.gate.enter()
-        await self._engine.storage.calls.awaited(self.set_sync, key, value)
+        await self._engine.storage.dispatch.awaited(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
@@ -693,7 +693,7 @@ class TxStore(Store, ChunkStore):
 
     async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
         await self.let_in()
-        awaited = self._engine.storage.calls.awaited
+        awaited = self._engine.storage.dispatch.awaited
         names = await awaited(listing)
         while page := await awaited(lambda: tuple(islice(names, _PAGE))):
             for name in page:

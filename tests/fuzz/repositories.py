@@ -40,8 +40,8 @@ from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshots
 from txstore.loaders import Samples, SampleStream
 from txstore.maintenance.check_file import check_frames, check_sections, entries_of, frames_end, open_run
-from txstore.storage.calls import AtOnce
 from txstore.storage.capabilities import LOCAL
+from txstore.storage.dispatch import AtOnce
 from txstore.transactions import regions
 
 #: Every so many inputs one is a repository in a directory; the others are commits, and documents, in memory.
@@ -331,7 +331,7 @@ class MemoryStorage:
     """As much of a storage as reading takes."""
 
     url, ranges, is_remote = "memory", None, False
-    capabilities, calls, given = LOCAL, AtOnce(), url
+    capabilities, dispatch, given = LOCAL, AtOnce(), url
 
     def __init__(self, files: Files) -> None:
         self.files = files

@@ -131,7 +131,7 @@ class _BackUp:
     ) -> None:
         self.commits = commits
         self.source = commits.storage
-        self._fetched = self.source.reader()
+        self._fetched = self.source.dispatch.reader(self.source.read_range)
         self.target = target
         self._verify = verify
         self._erases = erases

@@ -278,10 +278,10 @@ class _Copies:
             return runs.stored(found.key.decode(errors="replace"), found)
 
         wanted = (found for found in runs.scan_all() if runs.pack_name(found.run, found.pack) in chosen)
-        calls = self._commits.storage.calls
+        dispatch = self._commits.storage.dispatch
         batches, again = tee(_batches(wanted))
         for batch, values in zip(
-            batches, calls.in_advance(lambda each: list(calls.each(view, each)), again, 2), strict=True
+            batches, dispatch.in_advance(lambda each: list(dispatch.each(view, each)), again, 2), strict=True
         ):
             yield from zip(batch, values, strict=True)
 

@@ -86,7 +86,7 @@ class Verifier:
     def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
         self.commits = commits
         self.storage = commits.storage
-        self._fetched = self.storage.reader()
+        self._fetched = self.storage.dispatch.reader(self.storage.read_range)
         self.report = Report()
         self._told: set[Fault] = set()
         self.runs: dict[tuple[bytes, int], ListedRun] = {}
@@ -582,7 +582,7 @@ class Verifier:
 
     def _each(self, check: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
         """Yield what checks return that make requests: far away, in parallel."""
-        return self.storage.calls.each(check, arguments)
+        return self.storage.dispatch.each(check, arguments)
 
     def _check_type(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError, PermissionError):

@@ -187,7 +187,7 @@ class CompactionOutputs:
             if not is_known or pack not in self._unsettled:
                 return  # I3; or it is the parent's, before a fork
             self._unsettled.remove(pack)
-        self._storage.calls.clean_up_later(pack.release if is_installed else pack.drop)
+        self._storage.dispatch.clean_up_later(pack.release if is_installed else pack.drop)
 
     # --- when it was made
 
@@ -203,11 +203,11 @@ class CompactionOutputs:
             is_due = branch in self._committed and not version % STEP and branch not in self._merges
             self._committed.add(branch)
         for pack in useless:
-            self._storage.calls.clean_up_later(pack.drop)
+            self._storage.dispatch.clean_up_later(pack.drop)
         inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
         if not inputs:
             return
-        self._storage.calls.expect_cleanup()
+        self._storage.dispatch.expect_cleanup()
         processes.at_exit(_drop_at_exit)
         _in_use.add(self)
         merge = _RunMerge(inputs)
@@ -230,7 +230,7 @@ class CompactionOutputs:
                 return
             del self._merges[branch]
         if merge.pack is not None:
-            self._storage.calls.clean_up_later(merge.pack.drop)
+            self._storage.dispatch.clean_up_later(merge.pack.drop)
 
     def drop_all(self) -> None:
         """Drop what waits, at the end of the process, where other threads may still be committing."""
@@ -285,7 +285,7 @@ def _drop_all(storage: Storage, merges: dict[str, _RunMerge]) -> None:
     while merges:
         merge = merges.popitem()[1]
         if merge.pack is not None and not merge.is_taken:
-            storage.calls.clean_up_later(merge.pack.drop)
+            storage.dispatch.clean_up_later(merge.pack.drop)
 
 
 def _drop_at_exit() -> None:

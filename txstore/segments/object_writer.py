@@ -355,7 +355,7 @@ class ObjectWriter:
         """
         if self.close(deletes=False):
             self._storage.forget_staged(self.path)  # of packs that were copied, it is in no version
-            self._storage.calls.clean_up_later(partial(self._storage.delete, self.path))  # with the lease
+            self._storage.dispatch.clean_up_later(partial(self._storage.delete, self.path))  # with the lease
 
     def close_between_reads(self) -> None:
         if self._participant:

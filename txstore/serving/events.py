@@ -18,9 +18,9 @@ from txstore.storage.request_threads import in_thread
 
 _log = logging.getLogger("txstore.serving")
 
-#: Seconds between two signs of life.
+#: Seconds between two keep-alives.
 _HEARTBEAT = 15.0
-#: Listeners at once, of all clients and of one; and events that one may be behind: more, and it begins anew.
+#: Most listeners: of all clients, and of one; most unsent events of a listener: one that has more must reconnect.
 _LISTENERS, _OF_ONE_CLIENT, _BEHIND = 256, 16, 1024
 #: Length of the network part of an IPv6 address: one machine may have every address in its network.
 _NETWORK_BITS = 64

@@ -28,7 +28,7 @@ import zarr.core.sync
 
 from txstore import processes
 from txstore.errors import TransactionStateError, TxStoreError
-from txstore.storage.calls import Calls
+from txstore.storage.dispatch import Dispatch
 
 AnyTask = asyncio.Future[Any]
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Finish(NamedTuple):
     """What an operation has to do before it has ended."""
 
     call: Callable[[bool], object]  # is told whether the operation has failed
-    calls: Calls  # of the storage that it calls
+    dispatch: Dispatch  # of the storage that it calls
 
 
 class Operation:
@@ -81,7 +81,7 @@ class Operation:
         # zarr returns the error that its caller's thread is to raise.
         while self._finishing and not (self.has_failed or isinstance(result, BaseException)):
             finish = self._finishing.pop()
-            await finish.calls.awaited(finish.call, False)
+            await finish.dispatch.awaited(finish.call, False)
         return result
 
     def refuse(self) -> None:

@@ -378,7 +378,7 @@ class Session:
         of = [operation] if operation is not None else self.gate.inside()
         for each in of:
             if transaction.begin_operation(each):
-                finish = Finish(partial(transaction.end_operation, each), self.engine.storage.calls)
+                finish = Finish(partial(transaction.end_operation, each), self.engine.storage.dispatch)
                 if not each.finish_with(finish):
                     transaction.end_operation(each, True)  # it has ended, and this is what is left of it
         if of:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
-    from txstore.storage.calls import Calls
     from txstore.storage.capabilities import Capabilities
-    from txstore.storage.fetching import FileReader
+    from txstore.storage.dispatch import Dispatch
     from txstore.storage.line import Line
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
@@ -68,7 +67,7 @@ class Storage(Protocol):
     url: str
     capabilities: Capabilities
 
-    calls: Calls
+    dispatch: Dispatch
     """How many calls are made, or one that must not hold up the caller."""
 
     given: str
@@ -100,9 +99,6 @@ class Storage(Protocol):
 
     def map(self, path: str) -> Mapped:
         """Return the whole file as a read-only buffer that stays valid after the file is gone."""
-
-    def reader(self) -> FileReader:
-        """Return what reads many ranges of files one after the other. For one thread."""
 
     def exists(self, path: str) -> bool: ...
 

@@ -21,9 +21,8 @@ from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import turns
-from txstore.storage.calls import AtOnce, Calls
 from txstore.storage.capabilities import LOCAL, LockOf
-from txstore.storage.fetching import FileReader, Unfetched
+from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
@@ -42,7 +41,7 @@ class LocalStorage:
     """A directory on a local file system."""
 
     capabilities = LOCAL
-    calls: Calls = AtOnce()
+    dispatch: Dispatch = AtOnce()
     ranges: Ranges | None = None
     is_remote = False
 
@@ -80,9 +79,6 @@ class LocalStorage:
 
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)
-
-    def reader(self) -> FileReader:
-        return Unfetched(self.read_range)
 
     def exists(self, path: str) -> bool:
         try:

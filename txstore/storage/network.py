@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 
 from txstore.format import names
-from txstore.storage.calls import Calls, InThread
 from txstore.storage.capabilities import NETWORK
+from txstore.storage.dispatch import Dispatch, InThread
 from txstore.storage.interface import Mapped
 from txstore.storage.local import LocalStorage
 from txstore.storage.pack_cache import PackCache
@@ -26,7 +26,7 @@ class NetworkStorage(LocalStorage):
     """A directory on a file system that several machines share."""
 
     capabilities = NETWORK
-    calls: Calls = InThread()
+    dispatch: Dispatch = InThread()
     try_range = None
 
     def __init__(self, root: str, cache: PackCache) -> None:

@@ -24,9 +24,8 @@ from txstore import processes
 from txstore.errors import LocksUnavailableError
 from txstore.format import encoding, names, records
 from txstore.storage import leases
-from txstore.storage.calls import Calls, InParallel
 from txstore.storage.capabilities import of_objects
-from txstore.storage.fetching import Fetched, FileReader
+from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.late_answers import Creator, LateAnswers
 from txstore.storage.leases import Lease, Leases
@@ -63,7 +62,7 @@ class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
     is_remote = True
-    calls: Calls = InParallel()
+    dispatch: Dispatch = InParallel()
 
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None, *, given: str | None = None) -> None:
         self.objects = self.ranges = objects
@@ -102,9 +101,6 @@ class RemoteStorage:
 
     def map(self, path: str) -> Mapped:
         return self.objects.get(path)
-
-    def reader(self) -> FileReader:
-        return Fetched(self.read_range)
 
     def exists(self, path: str) -> bool:
         return self.objects.exists(path)

@@ -21,16 +21,16 @@ def drop(staging: Staging, attached: object) -> None:
     if not staging.is_used_here:
         return
     if staging.is_unsettled or staging.committed is not None:
-        staging.storage.calls.clean_up_later(staging.close)  # I3: nothing is deleted
+        staging.storage.dispatch.clean_up_later(staging.close)  # I3: nothing is deleted
         return
-    staging.storage.calls.outside_loop(lambda: _drop(staging, attached))
+    staging.storage.dispatch.outside_loop(lambda: _drop(staging, attached))
 
 
 def _drop(staging: Staging, attached: object) -> None:
     if not staging.is_owner:
         # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
         if _is_in_event_loop():
-            staging.storage.calls.clean_up_later(lambda: _drop_part(staging, attached))
+            staging.storage.dispatch.clean_up_later(lambda: _drop_part(staging, attached))
         else:
             _drop_part(staging, attached)
         return
@@ -48,7 +48,7 @@ def _drop(staging: Staging, attached: object) -> None:
                 stacklevel=2,
             )
     finally:  # the warning may be an error
-        staging.storage.calls.clean_up_later(staging.discard)
+        staging.storage.dispatch.clean_up_later(staging.discard)
 
 
 def _drop_part(staging: Staging, attached: object) -> None:

@@ -115,7 +115,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         # What is read passes through here; `Committer` looks at `staging` itself.
         self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
         self._locks = locks
-        staging.storage.calls.expect_cleanup()  # of the finalizer
+        staging.storage.dispatch.expect_cleanup()  # of the finalizer
         self._attached = object()  # what this counts as there
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self._lock = processes.new_lock()  # of state, and of what becomes of it when a write begins

@@ -84,7 +84,7 @@ class Siblings:
             return not tails[number].is_alive()
 
         # Who joins late has many to read: on an object store not one after the other.
-        each = shared.storage.calls.each
+        each = shared.storage.dispatch.each
         news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
         unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
         dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]

@@ -9,13 +9,14 @@ from typing import Protocol, TypeVar
 
 from txstore.storage import background_cleanup
 from txstore.storage.background_cleanup import Work
+from txstore.storage.fetching import Fetched, FileReader, ReadRange, Unfetched
 from txstore.storage.request_threads import in_advance, in_parallel, in_thread
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Calls(Protocol):
+class Dispatch(Protocol):
     """What callers that make many calls, or must not wait, leave to the storage."""
 
     def each(self, function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
@@ -23,6 +24,9 @@ class Calls(Protocol):
 
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         """As `each`, and lazily: at most `most` calls are under way before their turn."""
+
+    def reader(self, read_range: ReadRange) -> FileReader:
+        """Return what reads many ranges of files one after the other. For one thread."""
 
     async def awaited(self, function: Callable[..., T], *arguments: object) -> T:
         """Make a call from an event loop, and do not hold it up for long."""
@@ -45,6 +49,9 @@ class AtOnce:
 
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         return map(function, arguments)
+
+    def reader(self, read_range: ReadRange) -> FileReader:
+        return Unfetched(read_range)
 
     async def awaited(self, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
@@ -80,6 +87,9 @@ class InParallel(InThread):
 
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         return in_advance(function, arguments, most)
+
+    def reader(self, read_range: ReadRange) -> FileReader:
+        return Fetched(read_range)
 
     def outside_loop(self, work: Work) -> None:
         if asyncio._get_running_loop() is None:
