@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 from txstore.commit import MAIN, Stored
+from txstore.commit_queue.strategy import CommitStrategy, UnderLock
 from txstore.commit_queue.tickets import Turns
 from txstore.errors import (
     CommitNotFoundError,
@@ -30,7 +31,6 @@ from txstore.format.keys import check_name
 from txstore.format.records import HeadCache, Tag, TransactionRecord
 from txstore.history.branch_names import BranchNames
 from txstore.history.identity import Identity
-from txstore.history.meeting import InTurn, Meeting
 from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.segments.packs import PackWriter, Writer
 from txstore.steps import step
@@ -69,7 +69,7 @@ class Commits:
     merged_at_once = 256 << 10
     #: Commits that are read at once for a reader that goes through all of them.
     read_at_once = 1
-    meeting: Meeting = InTurn()
+    strategy: CommitStrategy = UnderLock()
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from txstore import processes
 from txstore.commit import MAIN, Stored
 from txstore.commit_queue.group_commits import BEHIND, TRUSTED, BranchListing, GroupCommitMember, GroupCommits, Look
+from txstore.commit_queue.strategy import AtVersion, CommitStrategy
 from txstore.commit_queue.tickets import End, Seen, Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
@@ -34,7 +35,6 @@ from txstore.format.keys import is_document
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commits import Commits, VersionTakenError
 from txstore.history.identity import Identity
-from txstore.history.meeting import AtVersion, Meeting
 from txstore.segments.object_writer import ObjectWriter
 from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.errors import NotExclusiveError, is_refusal
@@ -103,7 +103,7 @@ class RemoteCommits(Commits):
     tail_size = _TAIL
     merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
     read_at_once = 128
-    meeting: Meeting = AtVersion()
+    strategy: CommitStrategy = AtVersion()
 
     def __init__(self, storage: RemoteStorage) -> None:
         super().__init__(storage)

@@ -149,7 +149,7 @@ class Committer:
         # 2. Conflicts with all that is known by now, and broken constraints, are found before others wait for
         #    this commit, unless there is so little to look at that they hardly wait.
         if not self._is_fresh():
-            self.commits.meeting.check_early(lambda: self._keep_constraints(self.catch_up()))
+            self.commits.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
 
         # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
         self._append_merged_run(self.head)
@@ -167,14 +167,14 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
         #    says what the header holds (`contents`), once for each version that is tried, until the file takes one.
-        meeting = self.commits.meeting
-        looked = meeting.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
+        strategy = self.commits.strategy
+        looked = strategy.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # of an error, `catch_up` says what is wrong
         if not self._in_line:
             return self.publisher.publish(self)
-        return meeting.publish(lambda: self.publisher.publish(self), lambda: self.publisher.publish_in_line(self))
+        return strategy.publish(lambda: self.publisher.publish(self), lambda: self.publisher.publish_in_line(self))
 
     def _is_fresh(self) -> bool:
         """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
@@ -405,7 +405,7 @@ class Committer:
             constraints=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
-            joins=not kept and self.commits.meeting.may_join(self._only_sets),
+            joins=not kept and self.commits.strategy.may_join(self._only_sets),
         )
 
     def _only_sets(self) -> bool:

@@ -1,4 +1,4 @@
-"""How committers meet: one after the other under the commit lock, or at the version, which one of them takes."""
+"""How committers of one branch compete: in turn, under the commit lock, or for the version, which one of them takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 _LOOKS = 8
 
 
-class Meeting(Protocol):
+class CommitStrategy(Protocol):
     """What a committer does before its turn, in its turn, or without one."""
 
     def check_early(self, check: Callable[[], object]) -> None:
@@ -31,7 +31,7 @@ class Meeting(Protocol):
         """Tell whether a commit may take a version together with others."""
 
 
-class InTurn:
+class UnderLock:
     """Committers wait for one another under the commit lock."""
 
     def check_early(self, check: Callable[[], object]) -> None:
