@@ -1,8 +1,8 @@
-"""Background clean-up: requests that no caller waits for. A thread of their own makes them, one after the other.
+"""Background clean-up: requests that no caller waits for. One thread sends them, one after the other.
 
-Some must not be made where they come up. The garbage collector calls a finalizer in any thread at any point: in that of
-an event loop, which no request may hold up, and in which some libraries refuse to make one; or in a thread that holds a
-lock which the request needs.
+A finalizer must not send a request itself. The garbage collector calls it in any thread, at any point. An event loop's
+thread must not block, and some libraries refuse to send a request there. Another thread may hold a lock that the
+request needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _process = 0  # that has the thread
 
 
 def expect() -> None:
-    """Have the thread ready. A finalizer itself must not start one."""
+    """Start the thread, if it does not run yet. A finalizer must not start one."""
     global _process  # noqa: PLW0603
     with _lock:
         if _process != os.getpid():
@@ -45,7 +45,7 @@ def do_later(work: Work) -> None:
 
 
 def wait_for_all(seconds: float) -> bool:
-    """Wait until all is done that was left to the thread so far; return whether that was in time."""
+    """Wait until the thread has run all requests queued so far; return False if the time ran out first."""
     if _process != os.getpid():
         return True
     done = threading.Event()
@@ -59,7 +59,7 @@ def _work() -> None:
 
 
 def _finish() -> None:
-    """Do what is left when the process ends, whose threads may not come to it any more."""
+    """Run the remaining requests when the process ends: its threads may not get to them."""
     with contextlib.suppress(queue.Empty):
         while True:
             _do(*_waiting.get_nowait())

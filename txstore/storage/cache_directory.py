@@ -1,12 +1,12 @@
-"""Pieces of packs in a directory of this machine: limited in bytes, shared by processes, worth nothing when lost.
+"""A disk cache of pack pieces: limited in bytes, shared by the processes of one user, and safe to lose.
 
-One file for each piece, `<xx>/<pack>/<offset>-<length>` in hexadecimal, says itself what it is and has a checksum: it
-is written under another name, renamed, and never synced, so after a power loss it may be anything. What is damaged
-counts as missing, and is deleted; what one process deletes while another is about to read it is missing, too. Files
-with other names are left alone: they may be anyone's.
+Each piece is one file, `<xx>/<pack>/<offset>-<length>` in hexadecimal, with a header and a checksum. A process writes it
+under another name and renames it, but never syncs it: after a power loss it may hold anything. A reader treats a damaged
+file as missing and deletes it. A file that another process deletes before the read is missing, too. The cache never
+touches files with other names: they may belong to another program.
 
-The directory is this user's alone: what stands in it is handed out as what the server sent. Others may neither own nor
-write it, links in it are not followed (`tree`), and other users may not read what is kept.
+Readers get the cached bytes as if the server had sent them. So no other user may own, write or read the directory, and
+the cache does not follow links in it (`tree`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _NEW = ".new"
 _KEPT_SHARE, _WRITTEN_SHARE = 3 / 4, 1 / 32
 #: No piece is larger than this share of the limit.
 _PIECE_SHARE = 1 / 16
-#: A file is touched at most so often, in seconds: what was used last need not be known better.
+#: Seconds between two touches of one file: eviction needs the time of last use no more precisely.
 _TOUCH_EVERY = 60
-#: Files that a process was writing when it died are deleted when they are so old, in seconds.
+#: Seconds after which the cache deletes a file that a process was writing when it died.
 _ABANDONED_AFTER = 3600
-#: A listing is believed while the directory keeps its time of change, if that was so long ago when it was listed: file
-#: systems do not tell apart what follows faster than this.
+#: A listing stays valid while the directory keeps its time of change, if that time was at least this long before the
+#: listing: file systems can't tell apart two changes that are closer together.
 _LISTED_AFTER_NS = 100_000_000
 _LISTINGS_MOST = 1024
 _BLOCK = 4096  # what the last bytes of a file cost
@@ -162,7 +162,7 @@ class CacheDirectory:
         self._forget_listing(pack_id)
 
     def _write(self, path: str, parts: tuple[bytes, Buffer]) -> bool:
-        """Return whether that was possible. A full disk is no error, nor is a directory that somebody deletes."""
+        """Write a file; return False if that failed. A full disk or a deleted directory is not an error."""
         try:
             new = self._create(_new_name(), *parts)
         except OSError:
@@ -221,7 +221,7 @@ class CacheDirectory:
                 self._evicting.release()
 
     def _evict(self, room: int) -> None:
-        """Delete what was not used for longest, until there is room. Other processes may be doing the same."""
+        """Delete the least recently used pieces until there is room. Other processes may be evicting, too."""
         found = sorted(self._files())
         total = sum(size for _, size, _ in found)
         for _, size, path in found:

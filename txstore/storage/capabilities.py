@@ -1,4 +1,4 @@
-"""What a storage can do, in one record. A module that has to choose how it works reads it when it is built.
+"""One record of what a storage can do. A module that chooses a strategy reads the record when it is built.
 
 `docs/understand/remote-design.md` shows the records of all storages side by side.
 """

@@ -1,4 +1,4 @@
-"""How calls to a storage are made: at once, in a thread that no event loop waits in, or many at the same time."""
+"""How a caller makes calls to a storage: directly, in a thread outside the event loop, or many in parallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 class Dispatch(Protocol):
-    """What callers that make many calls, or must not wait, leave to the storage."""
+    """Makes calls for callers that have many of them, or that must not block."""
 
     def each(self, function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
         """Yield the results of calls in the order of their arguments."""

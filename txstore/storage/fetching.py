@@ -1,6 +1,6 @@
-"""Files that are read one after the other, fetched before it is their turn: at a distance each would be a wait.
+"""Read-ahead for files that a caller reads one after the other: on a remote storage, each read costs a round trip.
 
-Where they lie on a disk nothing is gained, and they are read when they are asked for.
+On a local disk read-ahead gains nothing, so each range is read when the caller asks for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Unfetched:
 
 
 class Fetched:
-    """Reads ranges of files, announced ones from what was fetched in advance. For one thread."""
+    """Reads ranges of files; announced ranges were fetched in advance. For one thread."""
 
     def __init__(self, read_range: ReadRange) -> None:
         self._read_range = read_range

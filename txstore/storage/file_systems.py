@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-#: File systems of one machine, on which all processes share what they map. On any other, others may be there, too.
+#: File systems of one machine, on which all processes share what they map. Other machines may use any other type.
 _LOCAL = frozenset({
     "bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "hfsplus", "jfs", "nilfs2", "ntfs3",
     "overlay", "ramfs", "reiserfs", "tmpfs", "vfat", "xfs", "zfs",

@@ -1,6 +1,6 @@
-"""Values that lie in files outside of the repository: how a file is named, and the record that stands for its bytes.
+"""Values in files outside the repository: the canonical URL of a file, and the record that refers to its bytes.
 
-A record is what a pack holds in place of such a value: where its bytes are, and of which version of the file. No I/O.
+A pack holds such a record in place of the value. It names the file, its version and the range of bytes. No I/O.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VERSIONS = (
     "updated",
     "created",
 )
-#: So often is a URL decoded to see what its escapes hide.
+#: How many times a URL is decoded at most, to find escapes within escapes.
 _DECODED_AT_MOST = 4
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SHOWN_MOST = 300
@@ -44,7 +44,7 @@ _SAME = {"s3a": "s3", "gcs": "gs", "local": "file", "ssh": "sftp"}  # names of o
 
 
 class FileVersion(NamedTuple):
-    """A file as it was seen, and what tells whether it is still the same."""
+    """The size of a file and its version, which shows whether the file has changed."""
 
     url: str
     size: int  # bytes

@@ -1,9 +1,9 @@
-"""What a repository needs of the medium that it lies on. Paths are relative to its root, with `/` between segments.
+"""The interface of a repository's storage. Paths are relative to the root, with `/` between segments.
 
-No method opens what is no regular file, or lies behind a symbolic link: it raises `WrongFileTypeError`, an `OSError`.
+A method opens only regular files, and follows no symbolic link: otherwise it raises `WrongFileTypeError`, an `OSError`.
 
-`Storage` is the small protocol that everything above is written against; tests inject faults by wrapping it. Errors of
-the system come out as `OSError` with the file's name; nothing above needs to know more than the subclasses of it.
+All higher layers use only the protocol `Storage`; tests inject faults by wrapping it. Errors of the system are raised
+as `OSError` with the file's name. Higher layers need only its standard subclasses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 class StagedFile(Protocol):
     """A file that this process writes. Reading and writing by offset; safe in threads.
 
-    It is held until it is closed: the system lets go of it when the process dies, however it dies, and never before.
+    The process holds it until it closes it. If the process dies, the system releases the file then, and never before.
     In a forked child it is closed.
     """
 
@@ -49,7 +49,7 @@ class StagedFile(Protocol):
 
 
 class Held(Protocol):
-    """What others can tell to be in use by a living process, until it is closed."""
+    """A file that a living process holds until it closes it. Other processes can tell."""
 
     def close(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Earlier(NamedTuple):
 
 
 class Storage(Protocol):
-    """What a repository needs of the medium that it lies on."""
+    """The storage of one repository."""
 
     url: str
     capabilities: Capabilities
@@ -148,7 +148,7 @@ class Storage(Protocol):
         """
 
     def are_held(self, paths: Collection[str]) -> set[str]:
-        """Return which of some staged files living processes hold: for sure, and be it that it takes a while."""
+        """Return which of these staged files living processes hold. The answer is certain, and may take a while."""
 
     def is_abandoned(self, path: str) -> bool:
         """Tell whether a staged file has lost its owner, and may be deleted; FileNotFoundError if it does not exist."""
@@ -180,7 +180,7 @@ class Storage(Protocol):
         """Create a small file with this content, in one step; FileExistsError if it exists."""
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        """Write the beginning of a file that need not survive anything."""
+        """Write the beginning of a file that may be lost in a crash."""
 
     def delete(self, *paths: str) -> None:
         """Delete files, in any order; nothing happens where one does not exist."""
@@ -195,10 +195,10 @@ class Storage(Protocol):
         """
 
     def boot(self) -> int:
-        """Return a number of this boot of the machine, 0 if not known: until it ends no file is lost that was seen."""
+        """Return a number of this boot of the machine, 0 if unknown. Within one boot, no file that was seen is lost."""
 
     def free(self) -> int | None:
-        """Return how many bytes there is room for; None if that is not known."""
+        """Return the free space in bytes; None if unknown."""
 
     def now(self) -> float:
         """Return the time in seconds since 1970, of a server by its own clock."""

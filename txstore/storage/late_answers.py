@@ -1,8 +1,8 @@
-"""Creating an object whose answer may be late: the creator looks at the object itself, and need not wait for it.
+"""Creates an object without waiting for a late answer: the creator reads the object back to see who has created it.
 
-A server that restarts, or what stands before it, may hold an answer for a minute. The request goes on in a thread of
-its own. Since what is created here is like nothing else, whose it is can be seen: if it is there and is ours, it was
-created, and if it is another's, ours never will be. If nothing is there, the server may yet come to the request.
+A server that restarts, or a proxy, may hold back an answer for a minute. The request continues in its own thread. Each
+creator writes unique content. So if the object exists with our content, we have created it; with other content, our
+request can't succeed any more. If no object exists, the server may still carry out the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txstore.storage.objects.interface import ObjectStore
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Seconds, and multiples of the time of the last answers: then the creator looks, and again after as long.
+#: Seconds, and multiples of the recent answer time, after which the creator looks at the object, again and again.
 PATIENCE, ROUND_TRIPS = 1.5, 8
 
 
@@ -85,7 +85,7 @@ class LateAnswers:
 
 
 def _in_thread(answers: SimpleQueue[_Answer], is_of_look: bool, request: Callable[[], bytes | None]) -> None:
-    """Send a request, and put its answer into a queue. The end of the process does not wait for it."""
+    """Send a request in a thread, which puts the answer into a queue. The process can exit without it."""
 
     def run() -> None:
         try:

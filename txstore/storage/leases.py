@@ -1,10 +1,11 @@
-"""Who lives, on a medium that has no kernel to tell: small objects that their owners write anew again and again.
+"""Leases: small objects that their holders renew, so that other processes can tell which holders are alive.
 
-A lease is an object beside what it is about. Its holder renews it every `BEAT` seconds. After `TERM` seconds without,
-by the server's clock (I10), others take its holder for dead, and one of them may take its place; what it has stored is
-deleted after `KEPT` seconds at the earliest. A holder that could not renew its lease for half as long is told that it
-has lost it. A lease says so when what it is about may be referred to by a commit: only who looks through all that is
-kept may delete that.
+They replace kernel locks on an object store. A lease is an object beside the object that it protects. Its holder renews
+it every `BEAT` seconds. If a lease is not renewed for `TERM` seconds by the server's clock (I10), other processes
+consider its holder dead, and one of them may take its place. They delete the protected object after `KEPT` seconds at
+the earliest. A holder that could not renew its lease for half of that time gets an error: the lease is lost. A lease
+also records that a commit may refer to the protected object: then only a process that checks every kept commit may
+delete the object.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ class Leases:
         return bool(written) and self._objects.now() - max(written) > KEPT
 
     def are_held(self, paths: Collection[str]) -> set[str]:
-        """Return which of some paths living processes hold: wait until each lease is renewed, or over.
+        """Return which of some paths living processes hold: wait until each lease is renewed or has expired.
 
-        Who was killed a moment ago has a lease that looks like one of the living.
+        The lease of a process that was killed a moment ago looks like that of a living one.
         """
         with self._lock:
             alive = {lease.leased for lease in self._held}.intersection(paths)
@@ -245,5 +246,5 @@ class Lease:
 
 
 def clock() -> float:
-    """Return seconds on a clock that goes on while the machine sleeps, where there is one."""
+    """Return seconds by a clock that also runs while the machine sleeps, if the system has one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
