@@ -1,9 +1,9 @@
 """A disk cache of pack pieces: limited in bytes, shared by the processes of one user, and safe to lose.
 
-Each piece is one file, `<xx>/<pack>/<offset>-<length>` in hexadecimal, with a header and a checksum. A process writes it
-under another name and renames it, but never syncs it: after a power loss it may hold anything. A reader treats a damaged
-file as missing and deletes it. A file that another process deletes before the read is missing, too. The cache never
-touches files with other names: they may belong to another program.
+Each piece is one file, `<xx>/<pack>/<offset>-<length>` in hexadecimal, with a header and a checksum. A process writes
+it under another name and renames it, but never syncs it: after a power loss it may hold anything. A reader treats a
+damaged file as missing and deletes it. A file that another process deletes before the read is missing, too. The cache
+never touches files with other names: they may belong to another program.
 
 Readers get the cached bytes as if the server had sent them. So no other user may own, write or read the directory, and
 the cache does not follow links in it (`tree`).

@@ -1,11 +1,11 @@
-"""A line of committers that have had their turn at a file (`turns`) and are not done: each waits for the one ahead.
+"""The queue of committers that have given up the file's lock (`turns`) but have not finished: each waits for the one ahead.
 
-So committers do long work that needs no turn at the same time, syncs for example, and end in the order of their turns.
-A place in the line is a byte of the file, locked until its holder leaves or dies. Places are given under the turn, each
-behind the last one; if the line is empty, from the first place on.
+So committers sync at the same time, and finish in the order in which they held the lock. A place in the queue is a byte
+of the file, locked until its holder leaves or dies. A committer takes its place while it holds the lock: the place
+behind the last one, or the first place if the queue is empty.
 
-The file also holds who the last one is, and what it says of its commit. Readers look at both only while the byte of
-that place is locked, so entries of processes that are gone mislead no reader.
+The file also names the last committer and describes its commit. Readers use this entry only while the byte of that
+place is locked. So the entry of a dead process misleads no reader.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Line:
         self._ahead: int | None = None  # the place that is waited for before this one
 
     def last(self) -> bytes | None:
-        """Return what the last in line says, behind whom `stand` will be then; None: the line is empty by now.
+        """Return the entry of the last committer in the queue, which `stand` will follow; None if the queue is empty.
 
-        Who does not say anything is waited for. Raises `CommitTimeoutError`.
+        Waits for a committer that has written no entry. Raises `CommitTimeoutError`.
         """
         self._ahead = None
         if self._taken(0, _MOST) is None:
@@ -63,7 +63,7 @@ class Line:
         self._wait_for(0, _MOST)
 
     def stand(self, said: bytes) -> None:
-        """Take the last place, and give up the turn. Where the disk is full the turn is kept: others wait longer."""
+        """Take the last place and release the lock. If the disk is full, keep the lock: others then wait longer."""
         place = 0 if self._ahead is None else self._ahead + 1
         fields = _HEAD.pack(0, place, len(said))[encoding.CHECKSUM.size :] + said
         entry = encoding.CHECKSUM.pack(encoding.crc32c(fields)) + fields
@@ -108,7 +108,7 @@ class Line:
         return entry[_HEAD.size : end]
 
     def _first_standing(self) -> str:
-        """Return who is the first in line: for whom all others wait."""
+        """Return the first committer in the queue, for which all others wait."""
         place = stop = self._taken(0, _MOST)
         while stop:
             stop = self._taken(0, stop)

@@ -54,7 +54,7 @@ class LocalStorage:
 
     @property
     def _has_lines(self) -> bool:
-        """Whether committers may stand in line: the kernel tells them of one another, and of no other machine."""
+        """Whether committers may queue: kernel locks show them each other, and no other machine uses the files."""
         return sys.platform == "linux" and self.capabilities.lock_of is LockOf.ALL_PROCESSES
 
     # --- reading
@@ -407,7 +407,7 @@ _LOOKS, _PAUSE = 10, 0.001
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
-    """Let the errors of a method name the file, which the system does not do for a descriptor."""
+    """Add the file's name to the errors of a method: the system names no file for a descriptor."""
 
     @wraps(method)
     def named(self: LocalStagedFile, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,8 +1,8 @@
-"""A directory that other machines see, too: NFS, CIFS, Lustre, whatever is not known to be of one machine.
+"""A directory that several machines share: NFS, CIFS, Lustre, or any file system that is not known to be local.
 
-Nothing is mapped: a file that another machine deletes while it is mapped takes the process with it. What a machine has
-looked up it may believe for a while (`Capabilities.stale_seconds`): a new commit is seen late there, never wrong. What
-a server has confirmed is on its disk, and says nothing of this machine's boot.
+Files are not mapped: if another machine deletes a mapped file, the reading process crashes. A client may cache look-ups
+for a while (`Capabilities.stale_seconds`), so it sees a new commit late, but never wrong. Data that the server has
+confirmed is on its disk, and does not depend on the boot of this machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txstore.storage.interface import Mapped
 from txstore.storage.local import LocalStorage
 from txstore.storage.pack_cache import PackCache
 
-#: Seconds after which a staged file that no process seems to hold is taken for abandoned.
+#: Seconds after which a staged file without a visible holder counts as abandoned.
 _ABANDONED = 3600.0
 
 

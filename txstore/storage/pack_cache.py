@@ -1,7 +1,7 @@
-"""What was read of packs that lie elsewhere. Packs are immutable: what was read once stays right.
+"""The cache of pieces of remote packs, in memory and on disk. Packs are immutable, so a piece never goes stale.
 
-Pieces of packs are kept by pack and offset, in memory and, if there is one, in a directory of this machine. The id of a
-pack is random, so pieces of all repositories can be kept in one place.
+Pieces are kept by pack and offset, in memory and, if the caller names one, in a local directory. The id of a pack is
+random, so one cache can hold pieces of all repositories.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from txstore.storage.cache_directory import CacheDirectory
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Bytes in memory, of all repositories of a process together: who opens hundreds of them, or one in hundreds of
-#: tasks, must not need hundreds of times as much.
+#: Bytes in memory, for all repositories of a process together: a process that opens hundreds of them, or one in
+#: hundreds of tasks, must not need hundreds of times as much.
 MEMORY = 64 << 20
 #: Bytes on disk.
 CACHE_SIZE = 1 << 30
@@ -31,7 +31,7 @@ _LARGE = 4 << 20
 
 
 class PieceMemory:
-    """Pieces in memory, up to `limit` bytes: what was not used for longest goes first. Safe in threads."""
+    """Pieces in memory, up to `limit` bytes; the least recently used is evicted first. Safe in threads."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -134,7 +134,7 @@ class PackCache:
         return joined([part]) if len(part) == length else None
 
     def find_start(self, pack_id: bytes, offset: int, length: int) -> list[memoryview]:
-        """Return what is kept of a range, from its beginning on as far as it goes, in parts that follow one another."""
+        """Return the cached beginning of a range, in consecutive parts."""
         parts: list[memoryview] = []
         position, end = offset, offset + length
         while position < end and (found := self._find(pack_id, position)) is not None:
@@ -155,7 +155,7 @@ class PackCache:
         return offset, memoryview(content)
 
     def forget(self, pack_id: bytes) -> None:
-        """Give up all that is kept of a pack: it was not what it should be."""
+        """Drop all cached pieces of a pack: a reader has found one damaged."""
         self._memory.forget(pack_id)
         if self._directory is not None:
             self._directory.forget(pack_id)

@@ -1,12 +1,12 @@
-"""Repositories of several users: who may write the root directory may write all that is created below it.
+"""Permissions in a repository of several users: a user who may write the root may write everything below it.
 
-What is created takes the permission bits of the root, whatever the umask of the process that creates it. A root of mode
-2775 gives directories of mode 2775 and files of mode 664, which belong to its group because of the 2000. Under a root
-that only its owner may write, the umask decides, as everywhere else.
+New files and directories take the permission bits of the root, whatever the umask of the creating process. A root of
+mode 2775 gives directories of mode 2775 and files of mode 664; the bit 2000 gives them the group of the root. If only
+the owner may write the root, the umask decides, as everywhere else.
 
 A user who may open a file may lock it, and make all writers wait. So users who may not write the root have no
-permission for files that are locked: lock files, and all below `.staging/`. The exception is `locks/pins`: there
-readers say what they read, by locks that no process waits for.
+permission for files that are locked: lock files, and all files below `.staging/`. The exception is `locks/pins`:
+readers mark there what they read, by locks that no process waits for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from txstore.format import names
 from txstore.storage.tree import Tree
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-#: How often, and how long in seconds, another user's new directory is waited for to get its bits: that takes no time,
-#: but on a busy machine any process may stand still for seconds.
+#: How many times, and how long in seconds, a process waits until another user's new directory has its bits. That is
+#: quick, but on a busy machine any process may stop for seconds.
 _LOOKS, _PAUSE = 1000, 0.01
 
 
 def of_writers(mode: int) -> int:
-    """Return those of a directory's permission bits that belong to who may write it."""
+    """Return the permission bits of the users who may write a directory."""
     return mode & (0o700 | (0o070 if mode & stat.S_IWGRP else 0) | (0o007 if mode & stat.S_IWOTH else 0))
 
 

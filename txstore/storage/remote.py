@@ -1,8 +1,8 @@
-"""A repository on an object store: what is a rename on a disk is the creation of an object here.
+"""The storage of a repository on an object store: it creates objects exclusively where a local disk renames files.
 
-A staged file is collected in memory, and moving it to a name that must be free creates the object, which the server
-lets one do. What was created is durable. There are no locks and no pins: `docs/how-to/remote.md` says what takes
-their place.
+A process collects a staged file in memory. To move it to a name that must be free, the process creates the object; the
+server lets exactly one creator succeed. A created object is durable. An object store has no locks and no pins:
+`docs/how-to/remote.md` says what replaces them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
     from txstore._native import local
 
-#: Seconds after which a process that commits asks again whether the server creates exclusively.
+#: Seconds after which a committing process checks again that the server creates exclusively.
 CHECK_PERIOD = 10.0
 
 
 class _Proof(NamedTuple):
-    """The question whether the server creates exclusively."""
+    """A check whether the server creates exclusively."""
 
     process: int  # that has asked: no thread of the parent's answers in a forked child
     began: float  # by the monotonic clock
@@ -160,7 +160,7 @@ class RemoteStorage:
                 self._asked = self._ask(in_background)
 
     def doubt(self) -> None:
-        """Let the next `wait_for_check` ask anew: what is there is not what it should be."""
+        """Let the next `wait_for_check` ask the server again: an object had unexpected content."""
         with self._check_lock:
             self._asked = self._proved = None
 
@@ -363,7 +363,7 @@ def _names_of(path: str) -> tuple[str, ...]:
 
 
 class StagedObject:
-    """What is written before its object is created. Safe in threads; a forked child has its own copy."""
+    """The content of an object before it is created. Safe in threads; a forked child has its own copy."""
 
     def __init__(self) -> None:
         self._content = bytearray()
@@ -394,7 +394,7 @@ class StagedObject:
         del self._content[length:]
 
     def sync(self) -> None:
-        """It is durable when its object was created."""
+        """The content is durable once the object exists."""
 
     def close(self) -> None:
         """It stays until it was moved or deleted."""

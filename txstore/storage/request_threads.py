@@ -1,4 +1,4 @@
-"""Threads for what waits for a server, so that no event loop does."""
+"""Thread pools for requests to a server, so that no event loop waits for an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S")
 
 #: Requests of one process that are under way at once: more than zarr asks for at a time.
 THREADS = 64
-#: Requests in advance, for callers that go through much: short ones, whose cost is the wait.
+#: Read-ahead requests, for callers that read many objects: short requests, whose cost is the round trip.
 IN_ADVANCE = 128
 #: Single requests, which wait for nothing else, that are under way for callers that ask for many at once.
 REQUESTS = 64

@@ -1,8 +1,8 @@
 """Files outside of the repository that values lie in: which of them may be opened, reading them, and whether they are
 the same still.
 
-What a repository names must not make a process open just any file: only what lies below a prefix that the caller has
-given, with the options of its file system. Those stay in this process and its pickles.
+A repository must not be able to make a process open an arbitrary file. So a process opens only files below a prefix
+that the caller has given, with the options of its file system. The options stay in this process and its pickles.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _canonical_prefix(prefix: str | os.PathLike[str]) -> str:
 
 
 class Sources:
-    """What may be read outside of a repository. Safe in threads, and after a fork."""
+    """The files outside a repository that this process may read. Safe in threads, and after a fork."""
 
     def __init__(self, allowed: Allowed = _NOTHING) -> None:
         self._allowed = sorted(allowed.items(), key=lambda each: len(each[0]), reverse=True)  # the nearest first

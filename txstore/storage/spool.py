@@ -1,7 +1,7 @@
-"""Bytes that are written once, piece by piece, and then read: in memory as long as they are few, then in a file.
+"""A buffer that is written once, piece by piece, and then read: in memory while it is small, then in a file.
 
-The file lies below `.staging/`, where that of a process that was killed is deleted by the next one that looks. It has
-lost its name when it is read, and takes space on the disk for as long as somebody has the content.
+The file lies below `.staging/`. If its process is killed, the next process that looks for abandoned files deletes it.
+The file has no name any more when it is read, and takes disk space until the last reader drops the content.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""All that lies below one directory, reached without following a symbolic link.
+"""Opens, creates, moves and deletes files below one directory, without following a symbolic link.
 
-A user who may write a repository may put anything in it, such as a link to another user's home in the place of
-`.staging`, or a FIFO in that of a commit. So whatever is opened, made, moved or deleted below its root goes through
-here: by the descriptor of a directory that was opened without following links, and only directories and regular files
-are opened (`_native/open_below.h`). What is there instead is a `WrongFileTypeError`, at once. The way *to* the root is
-the user's.
+A user who may write a repository may put anything in it: a link to another user's home in place of `.staging`, or a
+FIFO in place of a commit. So every operation below the root goes through this module. It uses the descriptor of a
+directory that was opened without following links, and opens only directories and regular files
+(`_native/open_below.h`). Any other type of file raises `WrongFileTypeError` at once. The path *to* the root is the
+user's choice, and may have links.
 """
 
 from __future__ import annotations

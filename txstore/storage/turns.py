@@ -1,10 +1,11 @@
-"""Taking turns by a file: kernel locks on its bytes, which end with their holder, and what waiting processes are told.
+"""The commit lock: kernel locks on bytes of a file, which end with their holder, and messages to waiting processes.
 
-Of the file's bytes, one is locked by whose turn it is, one by who is the next: locks of the open file description, so
-that threads take turns, too. The kernel does not say whose such a lock is, so its holder writes that behind them.
+The committer that holds the lock locks one byte of the file; the next in the queue locks another. They are locks of the
+open file description, so they exclude threads, too. The kernel does not say which process has such a lock, so the holder
+writes its name behind these bytes.
 
-A process that is stopped keeps its turn. One that waits longer than `WARN_AFTER` is told for which process, and waits
-no longer than it was asked to.
+A stopped process keeps the lock. A process that waits longer than `WARN_AFTER` seconds gets a warning that names the
+holder, and stops waiting at its own timeout.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if sys.platform == "linux":
 
 #: Seconds after which a wait is no longer silent.
 WARN_AFTER = 5.0
-#: How often is looked, in seconds, whether a lock is free, where no thread can wait for it.
+#: Seconds between two tries to take a lock that no thread can wait for.
 _POLL = 0.02
 
 # What the file says of a holder, a JSON object, and where.
@@ -261,12 +262,12 @@ if sys.platform == "linux":
             self._left_behind.discard(self)
 
     def whose_turn(descriptor: int) -> str | None:
-        """Return who has the turn at a file, as the file says it; None: no process. It may be open for reading only."""
+        """Return the holder of the lock as the file names it; None if it is free. The file may be open for reading only."""
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, TURN)
         return None if struct.unpack_from("h", found)[0] == fcntl.F_UNLCK else _holder(descriptor)
 
     def _holder(descriptor: int) -> str:
-        """Return who is waited for, as the file says it."""
+        """Return the process that is waited for, as the file names it."""
         for lock, offset in ((TURN, _ABOUT_TURN), (NEXT, _ABOUT_NEXT)):
             try:
                 found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock)
@@ -333,7 +334,7 @@ def _tell(descriptor: int, offset: int) -> None:
 
 
 def about() -> bytes:
-    """Return what this process says of itself where others may have to wait for it: up to `ABOUT_SIZE` bytes."""
+    """Return the entry by which this process names itself to waiting processes: up to `ABOUT_SIZE` bytes."""
     return b'%b, "since": %d}\0' % (_this_process(os.getpid()), time.time())
 
 
@@ -343,7 +344,7 @@ def _this_process(pid: int) -> bytes:
 
 
 def told(about: bytes) -> str:
-    """Return what a holder says. Anybody may have written it who can write the repository."""
+    """Return the entry of a holder. Any user who can write the repository may have written it."""
     try:
         said = json.loads(about.partition(b"\0")[0])
         pid, who, since = int(said["pid"]), str(said["who"]), time.localtime(float(said["since"]))
