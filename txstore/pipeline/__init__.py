@@ -1,8 +1,7 @@
-"""The codec pipeline that an array over a `TxStore` has: what stands between `z[a:b] = x` and the store.
+"""The codec pipeline of arrays over a `TxStore`: it turns `z[a:b] = x` into batches of chunks for the store.
 
-It is on by itself: importing the store makes it zarr's default, and arrays over any other store get just the pipeline
-that they would have got. It stays out of the way where `codec_pipeline.path` was configured before, and where the
-environment says `TXSTORE_PIPELINE=off`.
+Importing the store makes it zarr's default. Arrays over any other store get the same pipeline as before. It is not
+installed if the user has configured `codec_pipeline.path`, or if the environment says `TXSTORE_PIPELINE=off`.
 """
 
 from txstore.pipeline.codec_pipeline import TxCodecPipeline

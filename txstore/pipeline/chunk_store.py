@@ -1,4 +1,4 @@
-"""ChunkStore: what the pipeline needs of a store besides zarr's own methods."""
+"""ChunkStore: the methods that the pipeline calls on a store, besides zarr's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ChunkStore(ABC):
 
     @abstractmethod
     async def let_in(self) -> None:
-        """Let the present operation in: a commit waits for it from now on. It may have to wait for one itself."""
+        """Begin the current operation: it waits for a running commit, and later commits wait for it."""
 
     @property
     @abstractmethod
@@ -40,4 +40,4 @@ class ChunkStore(ABC):
 
     @abstractmethod
     def give_up(self, reason: str) -> None:
-        """Let nothing be committed before a rollback: an operation has failed when it had staged something."""
+        """Mark the transaction as failed, so that only a rollback is possible: an operation failed after staging."""

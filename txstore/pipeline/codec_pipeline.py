@@ -1,10 +1,10 @@
 """TxCodecPipeline: zarr's codec pipeline of arrays over a `TxStore`.
 
-An operation is one batch. Rows whose chunks the C knows (`Layout`) are read and written together; all others go the
-ordinary way, through zarr's own pipeline, in the same operation. So does a row that can't be read, which says why.
+An operation is one batch. The C code reads and writes the rows whose chunks it knows (`Layout`) together. All other rows
+go through zarr's own pipeline in the same operation. So does a row that can't be read: zarr raises the error.
 
-A chunk that is written in part is read, changed and staged in one go (`ChunkStore.modify`), with the region that is
-written: threads that write parts of one chunk lose nothing of each other.
+The pipeline reads, changes and stages a partly written chunk in one step (`ChunkStore.modify`), with the written region.
+So threads that write parts of one chunk lose no writes of each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ArraySpec, Any, Any, bool]
 
-#: A batch of fewer bytes is done on zarr's loop: it takes less time than to hand it to a thread.
+#: A batch of fewer bytes runs on zarr's loop: that takes less time than passing it to a thread.
 _SMALL = 256 << 10
 #: Up to this number of chunks, the remote ones are requested on zarr's loop.
 _FEW = 16

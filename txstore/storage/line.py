@@ -1,4 +1,4 @@
-"""The queue of committers that have given up the file's lock (`turns`) but have not finished: each waits for the one ahead.
+"""The queue of committers that have released a file's lock (`turns`) but are not done: each waits for the one ahead.
 
 So committers sync at the same time, and finish in the order in which they held the lock. A place in the queue is a byte
 of the file, locked until its holder leaves or dies. A committer takes its place while it holds the lock: the place

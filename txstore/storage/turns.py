@@ -1,8 +1,8 @@
 """The commit lock: kernel locks on bytes of a file, which end with their holder, and messages to waiting processes.
 
-The committer that holds the lock locks one byte of the file; the next in the queue locks another. They are locks of the
-open file description, so they exclude threads, too. The kernel does not say which process has such a lock, so the holder
-writes its name behind these bytes.
+The committer that holds the lock locks one byte of the file; the next in the queue locks another. They are locks of
+the open file description, so they exclude threads, too. The kernel does not say which process has such a lock, so the
+holder writes its name behind these bytes.
 
 A stopped process keeps the lock. A process that waits longer than `WARN_AFTER` seconds gets a warning that names the
 holder, and stops waiting at its own timeout.

@@ -1,4 +1,4 @@
-"""What the backends over fsspec's asynchronous file systems have in common: calls into their loop, ranges, pages."""
+"""The common part of the backends over fsspec's asynchronous file systems: calls into their loop, ranges, pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 async def each_of(function: Callable[[S], Awaitable[T]], arguments: Iterable[S]) -> list[T]:
-    """Return what a function makes of each argument, `PARALLEL_REQUESTS` at a time."""
+    """Return the results of a function for each argument, with `PARALLEL_REQUESTS` calls at a time."""
     slots = asyncio.Semaphore(PARALLEL_REQUESTS)
 
     async def one(argument: S) -> T:
@@ -55,7 +55,7 @@ class AsyncBackend(ABC):
         return result
 
     def _directory(self, path: str) -> str:
-        """Return what the names of all that is in a directory begin with."""
+        """Return the prefix of all names in a directory."""
         return self._prefix + (path + "/" if path else "")
 
     @property

@@ -1,4 +1,4 @@
-"""Azure Blob Storage through adlfs, which knows the credentials; the requests are made by Azure's own client."""
+"""Azure Blob Storage: adlfs finds the credentials, and Azure's own client sends the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one kind of store can do, one request at a time: no retries, and errors as the library raises them.
+"""The interface of one kind of object store, one request at a time: no retries, and the library's own errors.
 
 A `Backend` belongs to one process and one root. `client` makes an `ObjectStore` of it.
 """
@@ -20,7 +20,7 @@ SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be a
 LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
 PARALLEL_REQUESTS = 32  # of one call
 
-#: Where files are written that get their names by a rename; one of this age has no writer any more.
+#: The directory of files that get their final names by a rename, and the age at which such a file has no writer any more.
 PARTIAL, ABANDONED_SECONDS = ".partial", 86400.0
 
 
@@ -101,7 +101,7 @@ class VersionsTold:
 
 
 class Refusal(Exception):
-    """A server's answer that is no success, where the library does not raise one of its own."""
+    """An answer of the server that is not a success, where the library raises no error of its own."""
 
     def __init__(self, status: int, reason: str, *, date: str | None = None) -> None:
         self.status_code = status
@@ -120,7 +120,7 @@ def above(found: Iterable[Object], name: str, limit: int) -> Objects:
 
 
 def joined(parts: Sequence[Buffer]) -> Buffer:
-    """Return the content that the parts are; without a copy if there is one part."""
+    """Return the parts as one content; a single part is not copied."""
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

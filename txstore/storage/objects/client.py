@@ -1,4 +1,4 @@
-"""`ObjectClient`: a backend that survives forks and pickles, tries again, and raises errors of ours."""
+"""`ObjectClient`: wraps a backend so that it survives forks and pickles, retries requests, and raises our errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def backend_of(target: Target, build: Callable[[Target], Backend]) -> Backend:
 
 @processes.in_child
 def _abandon() -> None:
-    """In a forked child: leave what the parent has built alone, at the end of the process, too."""
+    """In a forked child: do not touch the parent's backends, even when the process ends."""
     inherited = list(_built)
     _abandoned.extend(inherited)
     _built.clear()
@@ -233,9 +233,9 @@ class ObjectClient:
     # --- how
 
     def _request(self, path: str, request: Callable[[Backend], T], *, wish: str = "read") -> T:
-        """Send a request until it is answered. What the library raised is not kept: it may hold credentials.
+        """Send a request until the server answers. The library's exception is dropped: it may hold credentials.
 
-        `wish` is what is to be done with the object: read, list, write, delete, or ask the server something.
+        `wish` names the request for messages: read, list, write, delete, or ask the server something.
         """
         started = time.monotonic()
         tries = 0

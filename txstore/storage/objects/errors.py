@@ -1,7 +1,7 @@
-"""What the libraries raise, as errors of ours: which it is, whether it passes by itself, and what to do, in words.
+"""Translates the libraries' exceptions into our errors: the class, whether a retry may help, and what the user can do.
 
-The libraries' exceptions are known by their attributes and names, so that none of them has to be imported. What they
-say may hold a signed URL or a password: only what the server calls the error, and words of ours, come out; an unknown
+The translation recognizes exceptions by their attributes and names, so it imports no library. A library's message may
+hold a signed URL or a password. So our messages hold only the server's name for the error and words of ours; an unknown
 message is cut short, without its secrets.
 """
 
@@ -70,7 +70,7 @@ class NotExclusiveError(OSError):
 
 
 class CutShortError(OSError):
-    """An object ends within a range that was asked for. No request would change that."""
+    """An object ends within a requested range. A retry would not help."""
 
 
 #: A note on an error: the server may yet carry out an earlier try of the same request.
@@ -95,7 +95,7 @@ class Explained(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a server's answer says: its status, and its own name for the error."""
+    """The facts of a server's answer: its status, and its own name for the error."""
 
     status: int | None
     code: str | None
@@ -141,7 +141,7 @@ _KEY_LEAST = 12
 
 
 class Secrets:
-    """The strings among the options that must not come out."""
+    """The strings among the options that no message may show."""
 
     # Names of options whose values say nothing secret, and may be part of what has to be said.
     HARMLESS = frozenset(

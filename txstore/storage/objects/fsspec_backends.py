@@ -1,7 +1,7 @@
 """Object stores through fsspec: which of its classes can create exclusively, and how.
 
-fsspec knows how to connect. What is asked then, and how, is settled for each class that is known; any other one can be
-read, and written by a single writer.
+fsspec opens the connection. For each known class, a backend of ours sends the requests. Through any other class
+processes can read, and a single writer can write.
 """
 
 from __future__ import annotations

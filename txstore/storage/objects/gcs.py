@@ -1,6 +1,6 @@
-"""Google Cloud Storage through gcsfs, which knows the credentials; the requests are made one by one here.
+"""Google Cloud Storage: gcsfs finds the credentials, and this module sends each request itself.
 
-gcsfs tries again by itself, for minutes, and writes what the server said to the log each time.
+gcsfs's own methods retry for minutes, and log the server's answer each time.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Stores of whole objects: what a repository needs of a medium that has no renames, maps or locks.
+"""The interface of object stores: what a repository needs of a server that has no renames, maps or locks.
 
-`ObjectStore` is the small protocol that the repository is written against. `open_objects` finds the implementation for
-a URL: obstore where it is installed and understands the options, otherwise fsspec.
+The repository uses only the protocol `ObjectStore`. `open_objects` chooses the implementation for a URL: obstore if it
+is installed and understands the options, otherwise fsspec.
 
 Paths are relative to the store's root, with `/` between segments. All methods are synchronous and safe in threads; they
 may be called from any thread but that of a running event loop, and in a forked child, where connections are made anew.
 
 Errors are `FileNotFoundError`, `FileExistsError`, `PermissionError` and `NotADirectoryError` where they apply,
 otherwise `OSError` with the path and the reason in words: `TimeoutError` for time-outs, `ConnectionError` for lost
-connections. The libraries' own exceptions do not come out, nor does anything that could hold credentials. What passes
-by itself (503, SlowDown, 429, 500, time-outs, lost connections) is tried again here, for `client.RETRY_SECONDS`.
+connections. No exception of a library comes out, and no message that could hold credentials. The client retries
+temporary failures (503, SlowDown, 429, 500, time-outs, lost connections) for `client.RETRY_SECONDS` seconds.
 """
 
 from __future__ import annotations
@@ -121,16 +121,16 @@ class ObjectStore(Ranges, Protocol):
         """Return the time by the server's clock, in seconds since 1970."""
 
     def list_versions(self, directory: str) -> Sequence[Version]:
-        """Return what the direct children were and are, where the server keeps that: of each, the oldest first.
+        """Return the versions of the direct children, if the server keeps them: of each child, the oldest first.
 
-        OSError where it can't be asked.
+        Raises OSError if the library can't ask for versions.
         """
 
     def get_version(self, path: str, version: str) -> bytes:
-        """Return what an object was; FileNotFoundError if that is not kept."""
+        """Return an older version of an object; FileNotFoundError if the server has not kept it."""
 
     def delete_versions(self, path: str, versions: Sequence[str]) -> None:
-        """Delete what an object was, for good: without all of it, there was never anything of that name."""
+        """Delete versions of an object for good. Once all are deleted, the name looks as if it was never used."""
 
 
 def open_objects(url: str, options: Mapping[str, Any] | None = None, *, single_writer: bool = False) -> ObjectStore:

@@ -1,8 +1,8 @@
 """S3, Google Cloud Storage and Azure through obstore, where it is installed: many times faster on small objects.
 
-The options are those of the fsspec class; where they can't all be put in obstore's terms, or name no credentials, which
-the two look for in different places, fsspec is used. It is used in a forked child, too: the threads that obstore works
-with do not survive a fork, and a request would wait for them for ever.
+The options are those of the fsspec class. fsspec is used instead if an option has no counterpart in obstore, or if the
+options hold no credentials: the two libraries look for these in different places. A forked child uses fsspec, too:
+obstore's threads do not survive a fork, and a request would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class ObstoreBackend:
 
     @cached_property
     def versions(self) -> Versions | None:
-        """What obstore does not know: through fsspec's class, where it is installed."""
+        """Versions of objects, which obstore does not know: through fsspec's class, if it is installed."""
         if self._connection.store != "S3Store" or importlib.util.find_spec("s3fs") is None:
             return None
         return fsspec_backends.build(replace(self._target, engine="fsspec")).versions

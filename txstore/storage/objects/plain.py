@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PlainBackend:
-    """Any file system, as fsspec has it: nothing exclusive, and nothing in one step."""
+    """Any file system of fsspec: it creates nothing exclusively, and writes nothing in one step."""
 
     await_range = None
     versions_begun = 0

@@ -1,7 +1,7 @@
-"""S3 through s3fs, which knows the credentials and the endpoint; the requests are made one by one here.
+"""S3: s3fs finds the credentials and the endpoint, and this module sends each request itself.
 
-s3fs's own methods ask more than once (a whole object is HEAD and GET, a missing one HEAD and LIST), remember what they
-have seen, and send larger objects in parts, of which only the last request says that there must be no such object.
+s3fs's own methods send more than one request (HEAD and GET for a whole object, HEAD and LIST for a missing one) and
+cache answers. They upload a larger object in parts, and only the last request asks the server to create it exclusively.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of an SSH server as objects: through fsspec's SFTP file system, which connects, and paramiko's client.
 
-A file is written below `.partial/` and renamed, since others would see a file grow that is written where it belongs.
-The plain rename of SFTP fails if the target exists; `posix-rename` replaces it. OpenSSH does the first one by link and
-unlink, which is exclusive; on file systems without links, such as FAT, it looks first and renames then, which is not.
+A writer creates a file below `.partial/` and renames it: under its final name, readers would see it grow. The plain
+rename of SFTP fails if the target exists; `posix-rename` replaces it. OpenSSH does the first one by link and unlink,
+which is exclusive. On file systems without links, such as FAT, it checks and then renames, which is not exclusive.
 
 One connection has several channels, as many as OpenSSH allows less two; a channel serves one thread at a time.
 """
@@ -247,7 +247,7 @@ class SftpBackend:
         return True
 
     def _sweep(self, channel: Any, now: float) -> None:
-        """Delete what writers have left that were killed."""
+        """Delete the partial files of killed writers."""
         self._swept = True
         for entry in channel.listdir_attr(self._file(PARTIAL)):
             if entry.st_mtime < now - ABANDONED_SECONDS:
@@ -261,7 +261,7 @@ class SftpBackend:
                     channel.remove(self._file(path))
 
     def now(self) -> float:
-        """SFTP has no clock: what time a file has that is made now."""
+        """Return the time of a new file: SFTP has no clock."""
         with self._channel() as channel, self._written(channel, b"-") as partial:
             time = float(channel.stat(partial).st_mtime)
             channel.remove(partial)

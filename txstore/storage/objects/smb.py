@@ -1,11 +1,11 @@
 """Objects as files of an SMB server, through smbprotocol, which fsspec's own class uses, too.
 
-fsspec's class opens files so that no other client can meanwhile, makes one request for each name that it lists, and
-shares its connections among all threads of a process, and its forks.
+fsspec's class is not used: it opens a file so that no other client can open it meanwhile, sends one request for each
+listed name, and shares its connections among all threads of a process and its forked children.
 
-smbprotocol grants a fixed number of requests to a connection, and closes none. So a process has few connections to each
-server, each used by one thread. These threads are ours: smbprotocol's exceptions are parts of cycles, and would keep
-their caller's frame alive for a while, with all that it refers to, snapshots for example.
+smbprotocol grants a fixed number of requests to a connection, and closes no connection. So a process has few
+connections to each server, and one thread uses each. These threads are ours: smbprotocol's exceptions are parts of
+reference cycles, and would keep the caller's frame alive for a while, with its snapshots for example.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class SmbBackend:
             raise
 
     def _sweep(self, how: Mapping[str, Any], now: float) -> None:
-        """Delete what writers have left that were killed."""
+        """Delete the partial files of killed writers."""
         self._swept = True
         for entry in self._smb.scandir(self._file(PARTIAL), **how):
             if entry.smb_info.last_write_time.timestamp() < now - ABANDONED_SECONDS:
@@ -234,7 +234,7 @@ class SmbBackend:
                 self._smb.remove(self._file(path), **how)
 
     def now(self) -> float:
-        """Return the time that a file has which is made now: SMB has no clock."""
+        """Return the time of a new file: SMB has no clock."""
         return self._run(self._now)
 
     def _now(self, how: Mapping[str, Any]) -> float:

@@ -1,7 +1,7 @@
-"""URLs of object stores: which kind of store, its root, and which options; what may be shown of them.
+"""Parses URLs of object stores into the kind of store, its root and its options, and hides their secrets in messages.
 
-A chained URL, `simplecache::s3://bucket/data.tx`, names wrappers around the store that is meant. Wrappers that only
-cache are left out: what they keep goes stale, and none of them passes exclusive creation on.
+A chained URL, `simplecache::s3://bucket/data.tx`, names wrappers around the store. Wrappers that only cache are
+dropped: their copies go stale, and none of them passes exclusive creation on.
 """
 
 from __future__ import annotations
