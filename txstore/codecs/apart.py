@@ -1,9 +1,9 @@
-"""A process of its own that decodes parts of arrays: `python -m txstore.codecs.apart`.
+"""A separate process that decodes parts of arrays: `python -m txstore.codecs.apart`.
 
-How much time and memory a chunk takes to decode can't be told from its document, nor from its length. So the bounds are
-the system's, and are set before the first byte is decoded: a limit of memory, and an alarm that ends the process. It
-opens nothing: it asks the process that has begun it for the values of keys, over a socket. The messages are JSON and
-bytes, never pickles. What was begun is given up by ending the process.
+Neither the document nor the length of a chunk tells how much time and memory its decoding takes. So the system enforces
+the bounds, which the process sets before it decodes the first byte: a memory limit, and an alarm that ends the process.
+The process opens no files: it asks its parent process for the values of keys, over a socket. The messages are JSON and
+bytes, never pickles. To cancel the work, the parent ends the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _THREADS = 2
 
 
 class Asked(Store):
-    """The keys of the process at the other end, for reading."""
+    """A read-only view of the parent process's keys."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(read_only=True)

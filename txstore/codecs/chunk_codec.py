@@ -1,4 +1,4 @@
-"""One chunk of an array, decoded and encoded as zarr does it, by the array's metadata document."""
+"""Decodes and encodes one chunk of an array as zarr does, from the array's metadata document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIXED_SIZE = "biufcmMSUV"
 
 
 class NotMergeableError(Exception):
-    """Chunks of an array can't be taken apart and put together again. Internal: what they are about is a conflict."""
+    """TxStore can't decode and re-encode the chunks of an array. Internal: the caller reports a conflict."""
 
 
 class ChunkCodec:

@@ -1,7 +1,7 @@
-"""What the metadata of an array say of its chunks, in the words of `_native.chunks`, where that can be said.
+"""Translates the metadata of an array into the chunk layout that `_native.chunks` understands, if it can.
 
-Left to the ordinary way: irregular grids, structured, complex (when they are written) and variable-length elements,
-stored in another byte order than they have in memory, and codecs of which there is no C library.
+Zarr's own pipeline handles the rest: irregular grids, structured, complex (in writes) and variable-length elements,
+elements whose stored byte order differs from that in memory, and codecs without a C library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chunks that are written in part: what one writer has written of a chunk is laid over what is there by then."""
+"""Merges partly written chunks: the regions that one writer has written replace those of the newest chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One chunk of an array, between its stored value and an array in memory."""
+"""Converts one chunk of an array between its stored value and an array in memory."""
 
 from __future__ import annotations
 

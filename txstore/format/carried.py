@@ -1,4 +1,4 @@
-"""Headers of the commits before it that a commit file carries: far away, a log is read by few requests. No I/O.
+"""The headers of earlier commits that a commit file carries, so that a remote log takes few requests to read. No I/O.
 
 docs/understand/format.md is the layout. Each header is checked by the hash that the one after it names.
 """

@@ -1,4 +1,4 @@
-"""Commits: bytes <-> headers, footers, what these list. No I/O. docs/understand/format.md is the layout."""
+"""Encodes and decodes commit headers and footers, and the items they list. No I/O. Layout: docs/understand/format.md."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _FORK, _MERGED, _REACH, _GROUP_COMMIT = 11, 12, 13, 14
 
 @dataclass(frozen=True, slots=True)
 class DataPack:
-    """A pack that a commit has brought along beside its own file. Behind `end` there may be what came too late."""
+    """A pack that a commit adds beside its own file. Bytes behind `end` came too late, and are not part of it."""
 
     name: PackName
     end: int  # of the frames that count
 
 
 class CommitName(NamedTuple):
-    """Which commit is meant, wherever it lies: nothing else has this hash."""
+    """The name of a commit, wherever it lies: no other commit has this hash."""
 
     branch: str  # its id
     version: int

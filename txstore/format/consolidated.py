@@ -1,8 +1,8 @@
 """Consolidated metadata: one document of a group that holds those of all nodes below, of formats 2 and 3. No I/O.
 
-It is a second copy of every shape, which goes stale with the first append. So none is ever stored. Where a client sets
-one, a mark is stored in its place: `"consolidated_metadata": null` in a `zarr.json`, the key `.zmetadata` in format 2.
-Readers get what is made of the documents as they are in that moment.
+It is a second copy of every shape, which goes stale with the first append. So TxStore never stores one. If a client
+sets one, TxStore stores a mark instead: `"consolidated_metadata": null` in a `zarr.json`, the key `.zmetadata` in
+format 2. A reader gets a document that is built from the current documents at the time of the read.
 """
 
 from __future__ import annotations

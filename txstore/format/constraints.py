@@ -1,8 +1,8 @@
-"""Constraints: what every commit has to keep, whichever process makes it.
+"""Constraints: conditions that every commit has to keep, whichever process makes it.
 
-A constraint is declared in one commit, under a name, and stands in the header of that commit and of all that follow,
-until it is dropped. Every commit is checked before it is published, against the head that it goes on top of: of what it
-changes, since of all else the commits before it were checked. No I/O of its own.
+A commit declares a constraint under a name. The header of that commit and of every later one holds it, until a commit
+drops it. Before a commit is published, the committer checks its changes against the head that it goes on top of.
+Everything else was checked by earlier commits. No I/O of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Faults = Iterator[tuple[str, str]]
 
 
 class Outcome(Protocol):
-    """What the head will hold once a commit is on top of it."""
+    """The state of the head after a commit on top of it."""
 
     def __contains__(self, key: str) -> bool: ...
 
@@ -54,7 +54,7 @@ class Outcome(Protocol):
 
 
 class Constraint(ABC):
-    """Something that has to be so at every commit."""
+    """A condition that has to hold at every commit."""
 
     kind: ClassVar[str]
 

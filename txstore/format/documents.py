@@ -1,4 +1,4 @@
-"""What metadata documents say, as far as conflicts depend on it, and how one version differs from another. No I/O."""
+"""Reads from metadata documents what conflicts depend on, and compares two versions of a document. No I/O."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def kind_of_node(view: Hierarchy, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a metadata document says, as far as conflicts depend on it."""
+    """The parts of a metadata document that conflicts depend on."""
 
     kind: str  # "array", "group", "absent", or "unknown" for what can't be parsed
     shape: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
-"""How an array is cut into chunks, and which of them a selection touches.
+"""How an array is cut into chunks, and which chunks a selection touches.
 
-A shard is a chunk here: it is what is stored under one key. Importing this imports numpy: it waits until something is
-locked.
+A shard counts as a chunk here: it is stored under one key. This module imports numpy, so callers import it only when
+they lock a selection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys of the Zarr hierarchy: what is a valid key, which nodes lie above it, which documents describe a node."""
+"""Keys of the Zarr hierarchy: checks a key, and finds the nodes above it and the documents that describe a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing keys: what a snapshot and a transaction have in common, built on one primitive, the next live key."""
+"""Listings of keys, shared by snapshots and transactions, and built on one primitive: the next live key."""
 
 from __future__ import annotations
 

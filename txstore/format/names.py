@@ -1,4 +1,4 @@
-"""Every file name of a repository is made and parsed here. docs/understand/format.md, "Files"."""
+"""Builds and parses every file name of a repository. docs/understand/format.md, "Files"."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def proposal_path(branch: str, version: int, commit_id: bytes) -> str:
 
 
 def lead_path(branch: str, version: int) -> str:
-    """What says that somebody is about to take a version for several."""
+    """The file by which a leader announces that it will commit a version for a group."""
     return f"{commit_path(branch, version)}.lead"
 
 
@@ -141,7 +141,7 @@ def parse_lead(file: str) -> int | None:
 
 
 def ticket_path(branch: str, ticket: tuple[int, bytes]) -> str:
-    """What says that somebody waits for its turn to commit.
+    """The file by which a committer takes a place in the commit queue.
 
     It lies behind all versions: every process that lists these sees it.
     """
@@ -281,7 +281,7 @@ def oldest_kept_directory(branch: str) -> str:
 
 
 def oldest_kept_path(branch: str, version: int) -> str:
-    """What says that a vacuum has removed the versions below."""
+    """The file that records that a vacuum has removed the versions below."""
     return f"{oldest_kept_directory(branch)}/{version_name(version)}"
 
 

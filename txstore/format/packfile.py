@@ -1,4 +1,4 @@
-"""Packs: bytes <-> heads, frames, directories of frames. No I/O. docs/understand/format.md is the layout."""
+"""Encodes and decodes packs: heads, frames, and directories of frames. No I/O. Layout: docs/understand/format.md."""
 
 from __future__ import annotations
 

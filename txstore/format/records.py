@@ -194,7 +194,7 @@ class RepositoryFormat:
 
 @dataclass(frozen=True, slots=True)
 class TransactionRecord:
-    """What a process has to know to stage into another's transaction."""
+    """The record that a process needs to stage into another process's transaction."""
 
     id: bytes
     branch: str
@@ -249,7 +249,7 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ErasureRecord:
-    """What was erased, by whom and when."""
+    """The record of an erasure: what was erased, the user who did it, and when."""
 
     id: str
     paths: tuple[str, ...]

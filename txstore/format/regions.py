@@ -1,4 +1,4 @@
-"""Regions: which elements of a chunk are written. No I/O. docs/understand/format.md, "Region", is the layout."""
+"""Regions: the written elements of a chunk. No I/O. Layout: docs/understand/format.md, "Region"."""
 
 from __future__ import annotations
 

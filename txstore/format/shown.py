@@ -1,4 +1,4 @@
-"""How reports are shown: what a name may do to a terminal or a notebook, sizes, tables in HTML. No I/O."""
+"""Formats reports: escapes names for terminals and notebooks, and renders sizes and tables in HTML. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a hierarchy, group by group, and what their documents say in the words of people. No I/O of its own."""
+"""Walks the nodes of a hierarchy, group by group, and describes each in plain words. No I/O of its own."""
 
 from __future__ import annotations
 

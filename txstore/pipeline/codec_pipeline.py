@@ -1,10 +1,10 @@
 """TxCodecPipeline: zarr's codec pipeline of arrays over a `TxStore`.
 
-An operation is one batch. The C code reads and writes the rows whose chunks it knows (`Layout`) together. All other rows
-go through zarr's own pipeline in the same operation. So does a row that can't be read: zarr raises the error.
+An operation is one batch. The C code reads and writes the rows whose chunks it knows (`Layout`) together. All other
+rows go through zarr's own pipeline in the same operation. So does a row that can't be read: zarr raises the error.
 
-The pipeline reads, changes and stages a partly written chunk in one step (`ChunkStore.modify`), with the written region.
-So threads that write parts of one chunk lose no writes of each other.
+The pipeline reads, changes and stages a partly written chunk in one step (`ChunkStore.modify`), with the written
+region. So threads that write parts of one chunk lose no writes of each other.
 """
 
 from __future__ import annotations

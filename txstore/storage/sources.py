@@ -1,5 +1,4 @@
-"""Files outside of the repository that values lie in: which of them may be opened, reading them, and whether they are
-the same still.
+"""Reads values from files outside the repository: checks that a file is allowed, and that it has not changed.
 
 A repository must not be able to make a process open an arbitrary file. So a process opens only files below a prefix
 that the caller has given, with the options of its file system. The options stay in this process and its pickles.

@@ -262,7 +262,7 @@ if sys.platform == "linux":
             self._left_behind.discard(self)
 
     def whose_turn(descriptor: int) -> str | None:
-        """Return the holder of the lock as the file names it; None if it is free. The file may be open for reading only."""
+        """Return the lock's holder as the file names it; None if it is free. The file may be open for reading only."""
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, TURN)
         return None if struct.unpack_from("h", found)[0] == fcntl.F_UNLCK else _holder(descriptor)
 

@@ -20,7 +20,7 @@ SINGLE_WRITER = "single writer"  # a `creation`: the caller has promised to be a
 LONGEST_SECONDS = 600  # of one call: the libraries' time-outs do not cover a connection that takes no more bytes
 PARALLEL_REQUESTS = 32  # of one call
 
-#: The directory of files that get their final names by a rename, and the age at which such a file has no writer any more.
+#: The directory of files that get their final names by a rename, and the age after which such a file has no writer.
 PARTIAL, ABANDONED_SECONDS = ".partial", 86400.0
 
 
