@@ -1,8 +1,8 @@
 """The list of codecs that TxStore itself may run: to show values, to compare and merge them, to train on them.
 
 A metadata document names its codecs, and a stranger may have written the document. Codecs are code: one loads pickles,
-which run arbitrary code, and a name may lead to any codec that a package has registered. So TxStore runs only the codecs
-of this list, which only compute. The user may add others in the environment: `TXSTORE_CODECS=pcodec,zfpy`.
+which run arbitrary code, and a name may lead to any codec that a package has registered. So TxStore runs only the
+codecs of this list, which only compute. The user may add others in the environment: `TXSTORE_CODECS=pcodec,zfpy`.
 """
 
 from __future__ import annotations

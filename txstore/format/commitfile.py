@@ -1,4 +1,4 @@
-"""Encodes and decodes commit headers and footers, and the items they list. No I/O. Layout: docs/understand/format.md."""
+"""Encodes and decodes the headers and footers of commits, and their lists. No I/O. Layout: docs/understand/format.md."""
 
 from __future__ import annotations
 

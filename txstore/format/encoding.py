@@ -1,4 +1,4 @@
-"""Primitives of the format: varints, checksums, and a reader of hostile bytes. Malformed bytes raise `MalformedError`."""
+"""Primitives of the format: varints, checksums, a reader of hostile bytes. Malformed bytes raise `MalformedError`."""
 
 from __future__ import annotations
 
