@@ -88,7 +88,7 @@ class PartCodec:
         return found
 
     def encode_all(self, stacked: AnyArray) -> list[bytes | None]:
-        """Return what is stored of each of many chunks."""
+        """Return the stored values of many chunks."""
         spec, layout = self._spec, self._layout
         encoded: list[bytes | None] = [None] * len(stacked)
         left: Iterable[int] = range(len(stacked))
@@ -109,7 +109,7 @@ class PartCodec:
         return encoded
 
     def encode(self, array: AnyArray) -> memoryview | None:
-        """Return what is stored of a chunk; None if that is nothing, as all of it is the fill value."""
+        """Return the stored value of a chunk; None if all of the chunk is the fill value."""
         spec, layout = self._spec, self._layout
         elides = KEEP if spec.config.write_empty_chunks else ELIDE_EQUAL if layout is None else layout.elides
         if layout is not None and elides is not None and array.dtype == layout.dtype:

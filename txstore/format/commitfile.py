@@ -1,4 +1,4 @@
-"""Encodes and decodes the headers and footers of commits, and their lists. No I/O. Layout: docs/understand/format.md."""
+"""Encodes and decodes headers and footers of commits, and their lists. No I/O. Layout: docs/understand/format.md."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Header:
         return not self.optional & FEATURE_NOT_SYNCED
 
     def check_bounds(self) -> None:
-        """Raise `MalformedError` for what could be encoded, and not be decoded again."""
+        """Raise `MalformedError` for a header that could be encoded but not decoded again."""
         _check_places(self.version, self.seq, self.oldest_kept, self.time, self.pending)
         check_numbers(
             ("number of runs", len(self.runs), MAX_RUNS), ("number of sections", len(self.sections), MAX_SECTIONS)
@@ -305,7 +305,7 @@ def _first_varints(data: bytes, count: int) -> list[int]:
 
 
 def header_hash(encoded: bytes) -> bytes:
-    """Return the hash by which a child names its parent's header."""
+    """Return the hash by which a commit names its parent's header."""
     return blake2b(encoded, digest_size=16).digest()
 
 
@@ -328,7 +328,7 @@ def _encode_run(run: RunName) -> bytes:
 
 
 def _decode_runs(data: bytes) -> Iterator[RunName]:
-    """Yield the runs. No two are one: each is opened, and every look-up goes through all of them."""
+    """Yield the runs. None is listed twice: a reader opens each, and every look-up goes through all of them."""
     reader = Reader(data)
     places: set[tuple[PackName | None, int]] = set()
     while not reader.at_end:
@@ -362,7 +362,7 @@ def _encode_data_pack(pack: DataPack) -> bytes:
 
 
 def _decode_data_packs(data: bytes) -> Iterator[DataPack]:
-    """Yield the packs. No two are one: each is checked, and copied."""
+    """Yield the packs. None is listed twice: each is checked, and copied."""
     reader = Reader(data)
     known: set[bytes] = set()
     while not reader.at_end:

@@ -87,7 +87,7 @@ class _OfArray(Constraint):
 
     @abstractmethod
     def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
-        """Yield what is wrong with the array as it will be."""
+        """Yield the faults of the array as the commit leaves it."""
 
     def is_touched(self, outcome: Outcome) -> bool:
         """Tell whether a commit may break it."""

@@ -172,7 +172,7 @@ ABSENT: Final = Absent()
 
 @dataclass(frozen=True)
 class Described:
-    """What the documents of a node say."""
+    """The content of a node's documents."""
 
     path: str
     key: str  # of the document that says what it is

@@ -126,7 +126,7 @@ def decode_varints(data: bytes) -> Iterator[int]:
 
 
 def check_numbers(*bounded: tuple[str, int, int]) -> None:
-    """Raise `MalformedError` for a number above what it may be: each is given with its name and that."""
+    """Raise `MalformedError` for a number above its limit: each is given with its name and its limit."""
     for name, number, most in bounded:
         if number > most:
             raise MalformedError(f"its {name} is {number}, and at most {most} is possible")

@@ -42,7 +42,7 @@ class Hierarchy(Mapping[str, bytes], ABC):
         """
 
     def served(self, key: str) -> memoryview | None:
-        """Return what a client gets: a view of the value, or consolidated metadata, which is made now."""
+        """Return the value that a client gets: a view, or consolidated metadata, which is built now."""
         view = self.get_view(key)
         if view is None or not may_be_consolidated(key) or not is_marked(key, bytes(view)):
             return view

@@ -25,13 +25,13 @@ DIRECTORIES = (STAGING, "commits", "commits/main", "oldest_kept", "oldest_kept/m
 
 QUARANTINE = "quarantine"
 OLDEST_KEPT = "oldest_kept"
-#: All that lies at the top of a repository.
+#: The files and directories at the top of a repository.
 TOP = frozenset(
     {GUARD, FORMAT, QUARANTINE, OLDEST_KEPT, BRANCHES, ERASED, *(name.partition("/")[0] for name in DIRECTORIES)}
 )
 
 NEW = ".new"
-#: What the name of a lease ends with (`leases`): it is beside what is held.
+#: The suffix of a lease's name (`leases`): the lease lies beside the object that it protects.
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 _RUN = ".run"
@@ -119,7 +119,7 @@ def orphan_path(branch: str, version: int, commit_id: bytes) -> str:
 
 
 def proposal_path(branch: str, version: int, commit_id: bytes) -> str:
-    """Where a committer puts its file for the leader of a group commit. It lies right behind the version."""
+    """The file of a committer's proposal to the leader of a group commit. It sorts right after the version."""
     return f"{commit_path(branch, version)}.proposal-{commit_id.hex()}"
 
 
@@ -195,7 +195,7 @@ def parse_staging(name: str) -> tuple[bytes, int] | None:
 
 
 def staged_run_path(pack_id: bytes) -> str:
-    """What is below `.staging/` of a compaction output until a commit lists it."""
+    """The path of a compaction output below `.staging/`, until a commit lists it."""
     return f"{STAGING}/{pack_id.hex()}{_RUN}"
 
 
@@ -229,7 +229,7 @@ def parse_leased_record(name: str) -> bytes | None:
 
 
 def named_path(name: str) -> str:
-    """Which transaction has a name."""
+    """The file that says which transaction has this name."""
     return f"{STAGING}/{_NAMED}{name}"
 
 

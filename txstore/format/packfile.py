@@ -138,7 +138,7 @@ def compaction_output_layout(length: int) -> tuple[int, int]:
 
 
 def encode_compaction_output(pack_id: bytes, repository_id: bytes, length: int) -> bytes:
-    """Return what comes before the run of a compaction output."""
+    """Return the bytes before the run of a compaction output."""
     begin = encode_head(pack_id, repository_id) + encode_frame(FRAME_RUN, SEEN_NOTHING, 0, b"", length, 0)
     return begin + bytes(compaction_output_layout(length)[0] - len(begin))
 
@@ -152,7 +152,7 @@ def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes)
 
 
 def erased(frame: bytes) -> bytes:
-    """Return the beginning of a frame, up to its padding, as it is when its value is no more: its lengths stay."""
+    """Return the beginning of a frame, up to its padding, after its value was erased: its lengths stay."""
     magic, kind, *between, _ = FRAME.unpack_from(frame)
     fixed, rest = FRAME.pack(magic, kind | FRAME_ERASED, *between, 0), frame[FRAME_SIZE:]
     return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
@@ -222,7 +222,7 @@ def participants_pack(transaction: bytes, number: int) -> bytes:
 
 
 def packs_begin(pack_id: bytes) -> bytes:
-    """Return what the ids of all packs of a transaction begin with."""
+    """Return the common prefix of the ids of all packs of a transaction."""
     return pack_id[:12]
 
 
@@ -247,12 +247,12 @@ def pack_number(participant: int, nth: int) -> int:
 
 
 def participant_of(number: int) -> int:
-    """Return whose pack has this number in its transaction."""
+    """Return the participant whose pack has this number in its transaction."""
     return number & ((1 << _PARTICIPANT_BITS) - 1)
 
 
 def nth_of(number: int) -> int:
-    """Return which of its participant's packs has this number in its transaction."""
+    """Return the index, among its participant's packs, of the pack with this number in its transaction."""
     return number >> _PARTICIPANT_BITS
 
 

@@ -51,7 +51,7 @@ _ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class HeadCache:
-    """Where the search for the head begins.
+    """The version at which the search for the head begins.
 
     `durable`: this commit and all before it are known to be. `boot`: of the machine that has seen them, 0 if not known.
     `place`: where that is true, see `Storage.place`.
@@ -300,7 +300,7 @@ def _is_version(value: Any) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    """Tell whether it may become a part of a path."""
+    """Tell whether a name may become a part of a path."""
     try:
         return isinstance(value, str) and check_name("name", value) == value
     except KeyFormatError:

@@ -109,16 +109,16 @@ class Storage(Protocol):
         """Raise `OSError` if two processes could create one file here. If it does not wait, the next commit does."""
 
     def earlier(self, directory: str) -> Mapping[str, Sequence[Earlier]]:
-        """Return the contents that the files of a directory have had and have, of each the oldest first.
+        """Return the earlier and present contents of the files in a directory, of each file the oldest first.
 
-        Of one that was deleted and made again, since then; none of what is not there. Raises `OSError` where that can't
-        be asked.
+        If a file was deleted and created again, only contents since then; none if it does not exist. Raises `OSError`
+        if the server can't tell.
         """
 
     def free_names(self, directory: str, above: str) -> None:
-        """Forget what files were whose names were deleted, and are above one: some servers don't give them away again.
+        """Delete the old versions of deleted files above a name: some servers refuse to create such names again.
 
-        Raises `OSError` where that can't be done.
+        Raises `OSError` if the server can't do that.
         """
 
     def sizes(self, path: str) -> dict[str, int]:
@@ -169,7 +169,7 @@ class Storage(Protocol):
         """Move a file in one step; FileExistsError if the target exists."""
 
     def replace(self, source: str, target: str) -> None:
-        """Move a file in one step, in the place of the target if there is one."""
+        """Move a file in one step, replacing the target if it exists."""
 
     def replace_blanked(self, source: str, target: str, blanks: Sequence[tuple[int, int]]) -> None:
         """As `replace`, durably; ranges, (offset, length), of the old file are zeros then for every process that has it
@@ -183,7 +183,7 @@ class Storage(Protocol):
         """Write the beginning of a file that may be lost in a crash."""
 
     def delete(self, *paths: str) -> None:
-        """Delete files, in any order; nothing happens where one does not exist."""
+        """Delete files, in any order; a file that does not exist is no error."""
 
     def remove_directory(self, path: str) -> None:
         """Delete an empty directory; nothing happens where it is not empty, or does not exist."""
@@ -201,7 +201,7 @@ class Storage(Protocol):
         """Return the free space in bytes; None if unknown."""
 
     def now(self) -> float:
-        """Return the time in seconds since 1970, of a server by its own clock."""
+        """Return the time in seconds since 1970, by the server's clock if there is a server."""
 
     def place(self) -> int:
         """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
