@@ -1,7 +1,7 @@
 """How an array is cut into chunks, and which chunks a selection touches.
 
-A shard counts as a chunk here: it is stored under one key. This module imports numpy, so callers import it only when
-they lock a selection.
+A shard counts as a chunk here: it is stored under one key. This module imports numpy, so a transaction imports it late:
+most transactions lock nothing.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Grid:
 
 
 class TooManyChunksError(OverflowError):
-    """To tell which chunks a selection touches, more would have to be counted than is reasonable."""
+    """A selection may touch more chunks than `MAX_CHUNKS`, the most that are counted one by one."""
 
 
 def _lazy_product(along: Sequence[Sequence[int]]) -> Iterator[Chunk]:

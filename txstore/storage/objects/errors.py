@@ -223,9 +223,9 @@ def _is_of_library(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, path: str, secrets: Secrets, wish: str) -> Explained | None:
-    """Return what an exception means for `path`, a whole URL; None if it does not come from the store.
+    """Return the meaning of an exception for `path`, a whole URL; None if it does not come from the store.
 
-    `wish` is what was to be done with it: read, list, write, delete, or ask for.
+    `wish` names the failed request: read, list, write, delete, or ask for.
     """
     if isinstance(error, RuntimeError) and "shutdown" in str(error):
         # Background work for head caches and leases may come this late, and some libraries need a thread for a request.

@@ -57,7 +57,7 @@ INSTANCE_OPTIONS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Where a store is, and all that it takes to connect. Pickled with its options, shown without."""
+    """The place of a store, and the options to connect. A pickle holds the options, `repr` does not."""
 
     family: str
     protocol: str
