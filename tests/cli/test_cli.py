@@ -454,7 +454,7 @@ def test_ls_of_what_zarr_can_not_read(repo: txstore.Repository, fill_value: str)
 
 
 def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
-    assert_refused(run("ls", filled.url, "nowhere"), "no array or group is at 'nowhere'")
+    assert_refused(run("ls", filled.url, "nowhere"), "no array or group exists at 'nowhere'")
     assert_refused(run("ls", filled.url, "a//b"), "empty segment")
     assert_refused(run("ls", filled.url, "--at", "2"), "versions 0 to 1")
     assert_refused(run("ls", filled.url, "--at", "v2", "--keys"), "'v2'")

@@ -166,7 +166,7 @@ def test_a_good_run_is_ok():
     [
         (replace(GOOD, torn=1, first_torn="why"), "append on TxStore: 1 torn reads, the first: why"),
         (replace(GOOD, failed=2, first_failure="E: x"), "append on TxStore: 2 failed reads, the first: E: x"),
-        (replace(GOOD, whole=49), "append on TxStore: only 49 whole reads, 50 are asked for (more seconds may help)"),
+        (replace(GOOD, whole=49), "append on TxStore: only 49 whole reads, 50 are required (more seconds may help)"),
         (replace(GOOD, store="LocalStore", error="the writer: E: x"), "append on LocalStore: the writer: E: x"),
     ],
 )

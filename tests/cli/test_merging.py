@@ -35,14 +35,14 @@ def test_merge(branched: txstore.Repository) -> None:
     put(branched, y=2)
     head = branched.head()
     shown = run("merge", url, "dev", "--dry-run").stdout
-    assert shown == "would be done to main: 1 taken\n"
+    assert shown == "would change main: 1 taken\n"
     plan = run_json("merge", url, "dev", "--dry-run")
     assert (plan["plan"]["taken"], plan["commit"], branched.head()) == ({"x/c/0": "x/c/0"}, None, head)
     assert run("merge", url, "dev").stdout.endswith("merge of dev@1\n")
     merged = branched.head()
     assert merged is not None
     assert (merged.parent, merged.merged) == (head.id, dev.id)
-    assert run("merge", url, "dev").stdout == "nothing to do: main has it all, at main@2\n"
+    assert run("merge", url, "dev").stdout == "nothing to do: main has all of these changes, at main@2\n"
     told = run_json("merge", url, "dev")
     assert (told["commit"]["id"], told["is_new"], told["conflicts"]) == (merged.id, False, [])
     told = run_json("merge", url, "main", "--into", "dev", "-m", "both")
@@ -75,7 +75,7 @@ def test_cherry_pick_and_revert(branched: txstore.Repository) -> None:
     put(branched, "dev", y=7)
     assert "pick of dev@2" in run("cherry-pick", url, "dev").stdout
     assert (value(branched, "x"), value(branched, "y")) == (0, 7)
-    assert run("revert", url, "1", "--dry-run").stdout == "would be done to main: 1 deleted\n"
+    assert run("revert", url, "1", "--dry-run").stdout == "would change main: 1 deleted\n"
     assert run_json("revert", url, "1")["commit"]["message"].startswith("revert of main@1")
     assert value(branched, "y") == 0
     assert run("revert", url, "1", "--branch", "dev", "-m", "no").exit_code == 0

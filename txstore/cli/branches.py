@@ -1,4 +1,4 @@
-"""`txstore branch`: list, create, delete, rename; and the graph that `txstore log --graph` draws."""
+"""`txstore branch`: list, create, delete, rename; and the graph of `txstore log --graph`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from txstore.format.names import MAIN
 if TYPE_CHECKING:
     from txstore.commit import Commit
 
-app = typer.Typer(help="Begin, rename and delete branches.", no_args_is_help=True, cls=Commands)
+app = typer.Typer(help="List, create, rename and delete branches.", no_args_is_help=True, cls=Commands)
 
-NewBranchArgument = Annotated[str, typer.Argument(metavar="BRANCH", help="Its name.", show_default=False)]
+NewBranchArgument = Annotated[str, typer.Argument(metavar="BRANCH", help="Name of the new branch.", show_default=False)]
 
 
 @app.command("list")
@@ -52,11 +52,11 @@ def create(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Begin a branch behind a commit."""
+    """Create a branch that starts at a commit."""
     repo = open_repository(path, storage_options)
     repo.branches[name] = commit = commit_or_newest(repo, at, branch)
     print_outcome(
-        {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} begins behind {commit}", as_json=as_json
+        {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} starts at {commit}", as_json=as_json
     )
 
 
@@ -65,7 +65,7 @@ def create(
 def delete(
     path: PathArgument, name: BranchArgument, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Delete a branch. What only it has goes with the next vacuum."""
+    """Delete a branch. The next vacuum deletes the files that only this branch needs."""
     branches = open_repository(path, storage_options).branches
     commit = _existing(branches.get(name), name)
     del branches[name]
@@ -85,11 +85,11 @@ def rename(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rename a branch. Its readers and writers go on."""
+    """Rename a branch. Its readers and writers continue to work."""
     branches = open_repository(path, storage_options).branches
     _existing(branches.get(name), name)
     branches.rename(name, new)
-    print_outcome({"branch": new}, f"branch {name} is called {new} now", as_json=as_json)
+    print_outcome({"branch": new}, f"branch {name} is now called {new}", as_json=as_json)
 
 
 def _existing(commit: Commit | None, name: str) -> Commit:
@@ -102,34 +102,34 @@ def _existing(commit: Commit | None, name: str) -> Commit:
 
 
 class Row(NamedTuple):
-    """One line: what is drawn, and the commit that it is of; None: lines alone."""
+    """One line of the graph and the commit it shows; None if it shows only lanes."""
 
     drawn: str
     commit: Commit | None
 
 
 def newest_first(lines: Iterable[Iterable[Commit]]) -> list[Commit]:
-    """Return the commits of several branches, each once and before its parents; else the newest first."""
+    """Return the commits of several branches, each once, newest first, and always before its parents."""
     found: dict[str, Commit] = {}
     for line in lines:
         for commit in line:
             if commit.id in found:
-                break  # and so are those before it
+                break  # its ancestors were seen too
             found[commit.id] = commit
-    # A parent is older than its child, and has a smaller seq; a merge is as a rule younger than what it has merged.
+    # A parent is older than its child and has a smaller seq; a merge is usually younger than the commits it merged.
     return sorted(found.values(), key=lambda commit: (commit.time, commit.seq), reverse=True)
 
 
 def draw(commits: Sequence[Commit]) -> Iterator[Row]:
-    """Yield the lines of a graph, one lane for each line of commits that goes on below."""
-    lanes: list[str] = []  # the id that each lane goes on with
+    """Yield the lines of a graph, with one lane for each line of commits that continues below."""
+    lanes: list[str] = []  # the id of the next commit in each lane
     there = {commit.id for commit in commits}
     for commit in commits:
         if commit.id not in lanes:
             lanes.append(commit.id)
         at = lanes.index(commit.id)
         while (other := next((i for i in range(len(lanes) - 1, at, -1) if lanes[i] == commit.id), None)) is not None:
-            # Two lines come from this commit: the right one ends here.
+            # Two lanes lead to this commit: the right one ends here.
             between = "_" if other > at + 1 else ""
             drawn = "| " * at + "|" + (between * 2 * (other - at - 1)) + "/ " + "| " * (len(lanes) - other - 1)
             yield Row(drawn.rstrip(), None)

@@ -1,4 +1,4 @@
-"""`txstore import` and `export`: files of other kinds into a repository, and a commit out of it as plain Zarr."""
+"""`txstore import` and `export`: copy other formats into a repository, and a commit out of it as plain Zarr."""
 
 from __future__ import annotations
 
@@ -49,39 +49,44 @@ def import_(
     path: PathArgument,
     into: Annotated[
         str,
-        typer.Option("--path", metavar="NODE", help="What it becomes.", show_default="the root"),
+        typer.Option("--path", metavar="NODE", help="Path of the new array or group.", show_default="the root"),
     ] = "",
     concat: Annotated[
-        str | None, typer.Option(metavar="DIMENSION", help="Join several sources along it: its name, or number from 0.")
+        str | None,
+        typer.Option(
+            metavar="DIMENSION", help="Join the sources along this dimension: its name, or its number from 0."
+        ),
     ] = None,
     chunks: Annotated[
         str | None,
-        typer.Option(metavar="DIMENSION=N,...", help="Lengths of chunks.", show_default="as in the source"),
+        typer.Option(metavar="DIMENSION=N,...", help="Chunk lengths, in elements.", show_default="as in the source"),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Leave this out; a pattern. Can be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Skip names that match this pattern. Can be repeated.")
     ] = None,
     source_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="zarr|netcdf|hdf5", help="Of the source.", show_default="what it looks like"),
+        typer.Option("--format", metavar="zarr|netcdf|hdf5", help="Format of the source.", show_default="detected"),
     ] = None,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of the transaction: the same command goes on where it was interrupted."),
+        typer.Option(
+            metavar="NAME", help="Name of the transaction. After an interruption, the same command continues."
+        ),
     ] = None,
     no_verify: NoVerifyOption = False,
     storage_options: StorageOption = None,
     from_options: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The same, of the sources.", show_default=False)
+        str | None, typer.Option(metavar="JSON", help="The same, for the sources.", show_default=False)
     ] = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import plain Zarr, NetCDF or HDF5 in one commit: everything, or nothing.
+    """Import plain Zarr, NetCDF or HDF5 in one commit: all of it or nothing.
 
-    Of a manifest of kerchunk's, references are imported: the chunks stay in the files that it names, below --source.
+    A kerchunk manifest is imported as references: the chunks stay in the files that it names, below --source.
     """
     from txstore.interchange.manifests import is_manifest
     from txstore.interchange.places import FORMATS
@@ -91,7 +96,7 @@ def import_(
     options = options_of(from_options, "--from-options")
     if source_format is None and len(sources) == 1 and is_manifest(sources[0]):
         if concat is not None or chunks is not None or exclude or no_verify:
-            raise typer.BadParameter("references are imported as they are: without --concat, --chunks, --exclude, ...")
+            raise typer.BadParameter("a manifest is imported unchanged: leave out --concat, --chunks, --exclude, ...")
         made = repo.import_references(
             sources[0], into, branch=branch, message=message, name=name, storage_options=options, progress=True
         )
@@ -134,9 +139,7 @@ def export(
         str,
         typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
     ] = "",
-    no_consolidated: Annotated[
-        bool, typer.Option("--no-consolidated", help="Add no consolidated metadata to the root.")
-    ] = False,
+    no_consolidated: Annotated[bool, typer.Option("--no-consolidated", help="Write no consolidated metadata.")] = False,
     no_verify: NoVerifyOption = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
@@ -144,7 +147,7 @@ def export(
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one commit as plain Zarr, byte for byte. Interrupted, it is run again."""
+    """Write one commit as plain Zarr, byte for byte. If it is interrupted, run it again."""
     repo = open_repository(path, storage_options, source=source)
     commit = None if at is None else find_commit(repo, at, branch)
     options = options_of(to_options, "--to-options")
@@ -157,7 +160,7 @@ def export(
             {"commit": commit_as_dict(done.commit), "keys": done.keys, "bytes": done.bytes, "written": done.written}
         )
     elif done.is_unchanged:
-        tell(f"nothing to do: {done.commit} is in {public_place(destination)}, by an export that is finished")
+        tell(f"nothing to do: an earlier export of {done.commit} to {public_place(destination)} is complete")
     else:
         tell(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {public_place(destination)}")
 
@@ -172,6 +175,6 @@ def _lengths(text: str) -> dict[str | int, int]:
     for part in text.split(","):
         name, equals, length = part.partition("=")
         if not equals or not length.strip().isdecimal() or int(length) < 1:
-            raise typer.BadParameter(f"{part!r} is no length of a chunk: give a dimension and a number, time=100")
+            raise typer.BadParameter(f"{part!r} is not a chunk length: give a dimension and a number, such as time=100")
         found[_dimension(name.strip())] = int(length)
     return found

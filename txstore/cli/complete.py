@@ -1,7 +1,7 @@
-"""What the shell completes: names of branches, tags and transactions, of a repository on this machine.
+"""Completes names of branches, tags and transactions in the shell, for repositories on this machine.
 
-Whatever is wrong with the repository, the shell is told of no names, and of nothing else. Nothing is asked of a server:
-a key that is pressed in a shell must not wait, and needs no credentials.
+If the repository can't be read, the shell gets no names, and no error. A completion never asks a server: the Tab key
+must not wait for a network, nor need credentials.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txstore.errors import TxStoreError
 if TYPE_CHECKING:
     from txstore.repository import Repository
 
-#: What `find_commit` takes for the newest commit of the branch that a command is about.
+#: `find_commit` takes these for the newest commit of the command's branch.
 _HEAD = "HEAD"
 
 
@@ -39,7 +39,7 @@ def complete_transaction(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(context: typer.Context, incomplete: str, asked: Callable[[Repository], Iterable[str]]) -> list[str]:
-    # Behind an option that still lacks its value, the arguments are not told apart: one of them is the repository.
+    # After an option without its value, click can't tell the arguments apart: one of them is the repository.
     given = context.params.get("path")
     for path in context.args if given is None else [given]:
         if "://" in path:

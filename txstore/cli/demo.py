@@ -1,13 +1,13 @@
-"""The demo: one process writes, another reads, first on zarr's LocalStore, then on TxStore.
+"""The demo: one process writes while another reads, first on zarr's LocalStore, then on TxStore.
 
-The scenes are in `demo_scenes`, the display and the picture in `demo_picture`; here are the processes. The reader opens
-the data afresh for every read, knows what the data should be, and calls each read
+This module runs the processes. `demo_scenes` has the scenes, `demo_picture` the display and the picture. The reader
+opens the data again for every read, knows what they should be, and counts each read as
 
 - whole: it shows the state before a write or after it;
-- torn: it shows a state that the writer never meant to exist;
+- torn: it shows a state that the writer never made;
 - failed: it raised.
 
-Neither is slowed down, and both use zarr's default codecs.
+No process is slowed down, and both stores use zarr's default codecs.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ STOP_SECONDS = 20.0  # the write or read under way may finish
 # -- the two processes -------------------------------------------------------------------------------------------------
 
 WRITES, WHOLE, TORN, FAILED = range(4)
-"""Places in the counters. Each is written by one of the two processes alone, so they need no lock."""
+"""Indices of the counters. Only one of the two processes writes each, so they need no lock."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the two processes of a scene share with their parent."""
+    """The state that the two processes of a scene share with their parent."""
 
     counters: ctypes.Array[ctypes.c_longlong]
     go: Event
     stop: Event
 
     def steps(self) -> Iterator[int]:
-        """1, 2, ... from go to stop. Ends also when the parent is gone, so that no process is left behind."""
+        """Yield 1, 2, ... from go to stop. Also ends if the parent died, so that no process stays behind."""
         parent = multiprocessing.parent_process()
         assert parent is not None
         step = 0
@@ -80,7 +80,7 @@ class Stage:
 
 @dataclass
 class Notes:
-    """What a process has to tell beyond its counters: each the first of its kind."""
+    """The messages of a process beside its counters: the first of each kind."""
 
     torn: str | None = None
     failure: str | None = None
@@ -105,7 +105,7 @@ def read(scene: Scene, place: SceneStore, stage: Stage, ready: Callable[[], None
         try:
             with place.reading() as store:
                 torn = scene.torn(store)
-        except Exception as error:  # noqa: BLE001 - whatever a reader can meet is what is counted; the first is told
+        except Exception as error:  # noqa: BLE001 - a failed read of any kind is counted; the first is reported
             stage.counters[FAILED] += 1
             notes.failure = notes.failure or describe(error)
             continue
@@ -118,11 +118,11 @@ Role = Callable[[Scene, SceneStore, Stage, Callable[[], None]], Notes]
 
 
 def perform(role: Role, scene: Scene, place: SceneStore, stage: Stage, pipe: Connection) -> None:
-    """A child's main: tells None when it is ready, and its notes at the end."""
+    """The main function of a child: it sends None when it is ready, and its notes at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process in order
     try:
         notes = role(scene, place, stage, lambda: pipe.send(None))
-    except Exception as error:  # told to the parent, and raised again for the traceback
+    except Exception as error:  # sent to the parent, and raised again for the traceback
         pipe.send(Notes(error=describe(error)))
         raise
     pipe.send(notes)
@@ -143,10 +143,10 @@ class Child:
         self.pipe, other = context.Pipe(duplex=False)
         self.process = context.Process(target=perform, args=(role, scene, place, stage, other), daemon=True)
         self.process.start()
-        other.close()  # the child holds the only other end: when it dies, the pipe ends
+        other.close()  # the child holds the only other end: if it dies, the pipe closes
 
     def next_word(self, seconds: float) -> Notes | None:
-        """What the child tells next; of a child that died, or told nothing for `seconds`, notes that say so."""
+        """Return the next message of the child; if it died or sent nothing for `seconds`, notes that say so."""
         try:
             if self.pipe.poll(seconds):
                 word: Notes | None = self.pipe.recv()
@@ -172,13 +172,13 @@ class Child:
 def holding_interrupts() -> Iterator[None]:
     """Ctrl-C inside takes effect at the end, and processes started inside never see it.
 
-    So each child that runs is known to its parent, and none prints a traceback while it imports.
+    So the parent knows each child that runs, and no child prints a traceback while it imports.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[int] = []
-    # The mask is for the children, who inherit it. The handler is for a signal that another thread takes.
+    # The children inherit the mask. The handler is for a signal that another thread takes.
     handler = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -191,7 +191,7 @@ def holding_interrupts() -> Iterator[None]:
 
 
 def play(scene: Scene, place: SceneStore, seconds: float, show: Callable[[SceneResult], None]) -> SceneResult:
-    """Play one scene on one store. Both processes are gone when this returns or raises."""
+    """Play one scene on one store. Both processes have ended when this returns or raises."""
     context = multiprocessing.get_context("spawn")
     stage = Stage(context.RawArray(ctypes.c_longlong, 4), context.Event(), context.Event())
     children: list[Child] = []
@@ -245,11 +245,12 @@ def run(
 ) -> DemoReport:
     """Play both scenes on both stores, each for `seconds`, in a temporary directory below `directory`.
 
-    Shows the counters on `console` as they grow, the result as a table, and draws it to `picture`. What the first scene
-    has written to TxStore stays at `keep`, to be looked at; what is there already stays, too.
+    Shows the counters on `console` as they grow, then the result as a table, and draws it to `picture`. The repository
+    that the first scene wrote stays at `keep`; anything that already exists there is left alone.
 
-    Before anything is played it raises ModuleNotFoundError if the extra `demo` is not installed, FileNotFoundError if
-    the picture or the scratch data have no folder to go to, and ValueError if the picture's suffix is of no format.
+    Before the first scene it raises ModuleNotFoundError if the extra `demo` is not installed, FileNotFoundError if the
+    directory of the picture or of the scratch data does not exist, and ValueError if the picture's suffix names no
+    format.
     """
     console = console or Console()
     columns = load_storms()
@@ -278,7 +279,5 @@ def run(
         console.print(f"Drawn: {escape(str(picture))}", highlight=False, soft_wrap=True)
     if keep is not None:
         shown = escape(shlex.quote(str(keep)))
-        console.print(
-            f"Look at what was written: [bold]txstore serve {shown} --open[/]", highlight=False, soft_wrap=True
-        )
+        console.print(f"Look at the result: [bold]txstore serve {shown} --open[/]", highlight=False, soft_wrap=True)
     return report

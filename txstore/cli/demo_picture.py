@@ -1,4 +1,4 @@
-"""The demo's results: as a report, as counters in a terminal, and as a picture."""
+"""Shows the demo's results: a report, counters in a terminal, and a picture."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 DATA = "positions of Atlantic storms, 1975 to 2020 (NOAA HURDAT2)"
-JUDGED = "TxStore"  # the other store is measured only
+JUDGED = "TxStore"  # the other store is only measured
 ENOUGH_READS = 50
-"""Whole reads that a scene on TxStore must reach, or "none was torn" would say little."""
+"""Whole reads that a scene on TxStore must reach: with fewer, "none was torn" would say little."""
 
 
 @dataclass(frozen=True)
 class SceneResult:
-    """What came of one scene on one store."""
+    """The result of one scene on one store."""
 
     scene: str
     store: str
@@ -57,7 +57,7 @@ class DemoReport:
 
     @property
     def problems(self) -> list[str]:
-        """What must not be. LocalStore is measured, not judged, unless one of its processes broke down."""
+        """Yield what is wrong. LocalStore is only measured, unless one of its processes broke down."""
         return [problem for result in self.results for problem in self._problems_of(result)]
 
     @property
@@ -94,11 +94,11 @@ class DemoReport:
         if result.failed:
             yield f"{where}: {result.failed} failed reads, the first: {result.first_failure}"
         if result.whole < ENOUGH_READS:
-            yield f"{where}: only {result.whole} whole reads, {ENOUGH_READS} are asked for (more seconds may help)"
+            yield f"{where}: only {result.whole} whole reads, {ENOUGH_READS} are required (more seconds may help)"
 
 
 class Board:
-    """The results of all (scene, store), side by side, in a table that is up to date at any time."""
+    """A table of the results of all scenes and stores, updated while they run."""
 
     def __init__(self, plays: Sequence[tuple[str, str]], seconds: float) -> None:
         self._results: dict[tuple[str, str], SceneResult | None] = dict.fromkeys(plays)
@@ -118,7 +118,7 @@ class Board:
 
     @contextmanager
     def live(self, console: Console) -> Iterator[None]:
-        """While inside, the table is on the console if that is a terminal; what is printed there stands above it."""
+        """Show the table while inside, if the console is a terminal; other output appears above it."""
         if console.is_terminal:
             with Live(get_renderable=self.table, console=console, transient=True, refresh_per_second=10):
                 yield
@@ -153,7 +153,7 @@ class Board:
 
 
 def summary(result: SceneResult) -> str:
-    """What came of a scene, and what its first bad reads looked like. In rich's markup."""
+    """Return the result of a scene and its first bad reads, in rich's markup."""
     style = "bold red" if result.torn or result.failed else "green"
     bad = f"[{style}]{result.torn:,} torn, {result.failed:,} failed[/]"
     lines = [f"{result.scene} on {result.store}: {bad} of {result.reads:,} reads beside {result.writes:,} writes"]
@@ -165,7 +165,7 @@ def summary(result: SceneResult) -> str:
 
 # -- the picture -------------------------------------------------------------------------------------------------------
 
-# Told apart by lightness as well as by hue, so that it also reads in grey and for the colour-blind.
+# The colours differ in lightness as well as in hue, for grey prints and colour-blind readers.
 BAD = "#c0432a"
 SHARES = (
     ("torn", BAD, "torn: a mixture of states"),
@@ -177,24 +177,24 @@ INK, FAINT = "#1f1f1f", "#6b6b6b"
 
 
 def check_picture(path: Path) -> None:
-    """Says before the scenes are played what would fail after them.
+    """Check before the scenes are played that the picture can be drawn after them.
 
-    Raises ModuleNotFoundError without matplotlib, FileNotFoundError without the folder, and ValueError if the suffix is
-    of no format that can be drawn.
+    Raises ModuleNotFoundError without matplotlib, FileNotFoundError without the directory, and ValueError if the suffix
+    names no format that matplotlib can draw.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("matplotlib is not installed: pip install 'txstore[demo]'", name="matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"no folder for the picture: {path.parent}")
+        raise FileNotFoundError(f"the directory for the picture does not exist: {path.parent}")
     formats = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
         raise ValueError(f"can't draw {path.name}: give it the suffix of one of {', '.join(sorted(formats))}")
 
 
 def draw(results: Sequence[SceneResult], titles: Mapping[str, str], small_print: str, path: Path) -> None:
-    """Draws a panel per scene and in it a bar per store, split into the torn, failed and whole reads."""
+    """Draw a panel per scene, with a bar per store, split into torn, failed and whole reads."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -257,7 +257,7 @@ def verdict(result: SceneResult) -> str:
 
 
 def headline(results: Sequence[SceneResult]) -> str:
-    """One sentence a store: its reads in all scenes."""
+    """Return one sentence per store, about its reads in all scenes."""
     sentences = []
     for store in dict.fromkeys(result.store for result in results):
         played = [result for result in results if result.store == store]

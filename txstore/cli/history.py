@@ -1,4 +1,4 @@
-"""`diff`, `blame`, `mv`, `cp`, `restore`: what has changed, who has changed it, and changing it without copying."""
+"""`diff`, `blame`, `mv`, `cp`, `restore`: show what commits changed, and change it without copying values."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def diff(
     a: NewestArgument = None,
     b: OtherArgument = None,
     three_dot: Annotated[
-        bool, typer.Option("--three-dot", help="What the second has changed since both had the same history.")
+        bool, typer.Option("--three-dot", help="Show what the second commit changed since the two diverged.")
     ] = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what differs between two commits, or one and its parent: nodes, attributes, regions of elements."""
+    """Show how two commits, or a commit and its parent, differ: nodes, attributes, regions of elements."""
     repo = open_repository(path, storage_options)
     first = commit_or_newest(repo, a, branch)
     found = repo.diff(first, None if b is None else find_commit(repo, b, branch), three_dot=three_dot)
@@ -72,7 +72,7 @@ def blame(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell which commits have written the chunks and documents of an array or group."""
+    """Show which commits wrote the chunks and metadata documents of an array or group."""
     repo = open_repository(path, storage_options)
     found = repo.blame(node, None if at is None else find_commit(repo, at, branch), branch=branch)
     if as_json:
@@ -85,7 +85,7 @@ def blame(
             "-" if commit is None else local_time(commit.time),
             f"{chunks:,}",
             ", ".join(documents),
-            "not kept any more" if commit is None else commit.message.partition("\n")[0],
+            "no longer kept" if commit is None else commit.message.partition("\n")[0],
         )
         for commit, chunks, documents in found.rows()
     ]
@@ -102,7 +102,7 @@ def mv(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move an array or group, without copying values, in a commit of its own."""
+    """Move an array or group in one commit, without copying its values."""
     told = f"move {node} to {new}"
     _commit(path, storage_options, branch, message, told, lambda _, tx: tx.move(node, new), as_json)
 
@@ -118,7 +118,7 @@ def cp(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an array or group, without copying values, in a commit of its own."""
+    """Copy an array or group in one commit, by reference: its values are not copied."""
 
     def copy(repo: Repository, tx: Transaction) -> None:
         tx.copy(node, new, None if at is None else repo.mapping(find_commit(repo, at, branch)))
@@ -137,7 +137,7 @@ def restore(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an array or group what it was at a commit, or delete it, if it was not there; in a commit of its own."""
+    """Restore an array or group to its state at a commit. If it did not exist then, it is deleted."""
 
     def back(repo: Repository, tx: Transaction) -> None:
         tx.restore(node, repo.mapping(find_commit(repo, at, branch)))
@@ -154,7 +154,7 @@ def _commit(
     change: Callable[[Repository, Transaction], None],
     as_json: bool,
 ) -> None:
-    """Commit a change with the user's message, or else with what is told of it, if it changes anything."""
+    """Commit a change, if it changes anything, with the user's message or a description of the change."""
     repo = open_repository(path, storage_options)
     with repo.begin(message or told, branch=branch) as transaction:
         transaction.needs_change = not message

@@ -1,4 +1,4 @@
-"""`txstore publish` and `references`: repositories for readers that do not know TxStore."""
+"""`txstore publish` and `references`: copies and references for readers without TxStore."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def register(app: typer.Typer) -> None:
 def publish(
     path: PathArgument,
     destination: DestinationArgument,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on, after each commit.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new commits and publish each.")] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="With --follow: end when no commit came for so long."),
+        typer.Option(min=0, metavar="SECONDS", help="With --follow: stop after this long without a new commit."),
     ] = None,
     no_verify: NoVerifyOption = False,
-    full: Annotated[bool, typer.Option("--full", help="Compare everything with what is there.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Compare every file at the destination.")] = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a plain Zarr hierarchy at the newest commit, for readers that have no txstore. Run again, it goes on."""
+    """Update a plain Zarr copy to the newest commit, for readers without txstore. Run it again after each commit."""
 
     def tell_of(done: Published) -> None:
-        if as_json:  # one line each: with --follow there is no end
+        if as_json:  # one line per commit: with --follow the output has no end
             print_json(asdict(done) | {"commit": commit_as_dict(done.commit)}, indent=None)
         elif done.written or done.deleted:
             told = (
@@ -70,7 +70,7 @@ def publish(
             tell(f"{done.commit}: nothing to do")
 
     try:
-        # Followed may be what is yet to be written.
+        # With --follow, the repository may have no commit yet.
         repo = open_repository(path, storage_options, source=source, create=follow)
         repo.publish(
             destination, branch=branch, follow=follow, timeout=timeout, verify=not no_verify, full=full,
@@ -87,26 +87,24 @@ def references(
     destination: Annotated[
         str,
         typer.Argument(
-            metavar="DESTINATION", help="The file x.json, or the directory x.parquet; or a URL.", show_default=False
+            metavar="DESTINATION", help="A file x.json or a directory x.parquet, as a path or URL.", show_default=False
         ),
     ],
     tag: Annotated[
         str,
-        typer.Option(
-            metavar="TAG", help="Of the commit that is shown.", show_default=False, autocompletion=complete_tag
-        ),
+        typer.Option(metavar="TAG", help="Tag of the commit.", show_default=False, autocompletion=complete_tag),
     ],
     create_tag: Annotated[
-        bool, typer.Option("--create-tag", help="Tag the newest commit, unless there is such a tag.")
+        bool, typer.Option("--create-tag", help="Create the tag at the newest commit if it does not exist.")
     ] = False,
     no_templates: Annotated[
-        bool, typer.Option("--no-templates", help="Of JSON: write full URLs, for readers that do not know templates.")
+        bool, typer.Option("--no-templates", help="In JSON: write full URLs, for readers without template support.")
     ] = False,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write where each chunk of a tagged commit lies: fsspec and zarr read the repository by that, without txstore."""
+    """Write where each chunk of a tagged commit is stored, so that fsspec and zarr read it without txstore."""
     done = open_repository(path, storage_options).references(
         destination, tag=tag, create_tag=create_tag, templates=not no_templates,
         storage_options=options_of(to_options, "--to-options"),

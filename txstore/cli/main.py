@@ -1,7 +1,7 @@
-"""The command line: each command parses, asks the repository, and prints; `--json` for scripts.
+"""The command line: each command parses its arguments, asks the repository, and prints; `--json` for scripts.
 
-Exit status: 0 well, 1 the answer is bad or the command has failed (no such repository or commit, faults found, a torn
-read in the demo), 2 wrong usage.
+Exit status: 0 success; 1 the command failed or found something wrong (no such repository or commit, faults, a torn read
+in the demo); 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from txstore.repository import Repository
 
 app = typer.Typer(
-    help="Look into TxStore repositories, check them, and see what they are for.",
+    help="Inspect, check and maintain TxStore repositories.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     cls=Commands,
@@ -103,17 +103,19 @@ def main(
 @reporting_errors
 def demo(
     seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long each of the four plays lasts.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long each of the four runs lasts.")
     ] = 4.0,
     directory: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Where the scratch data go.", show_default="the system's"),
+        typer.Option(metavar="PATH", help="Directory for the scratch data.", show_default="the system's"),
     ] = None,
-    picture: Annotated[Path, typer.Option(metavar="PATH", help="The PNG, PDF or SVG to draw.")] = Path("demo.png"),
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    picture: Annotated[Path, typer.Option(metavar="PATH", help="PNG, PDF or SVG file to write.")] = Path("demo.png"),
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw no picture.")] = False,
     keep: Annotated[
         Path,
-        typer.Option(metavar="PATH", help="Where the repository stays that was written, unless something is there."),
+        typer.Option(
+            metavar="PATH", help="Keep the repository of the demo here, unless something exists at this path."
+        ),
     ] = Path("demo.tx"),
     as_json: JsonOption = False,
 ) -> None:
@@ -136,14 +138,16 @@ def log(
     limit: LimitOption = None,
     node: Annotated[
         str | None,
-        typer.Option("--path", metavar="NODE", help="Only what has changed this array or group.", show_default=False),
+        typer.Option(
+            "--path", metavar="NODE", help="Only commits that changed this array or group.", show_default=False
+        ),
     ] = None,
     branch: BranchOption = MAIN,
-    graph: Annotated[bool, typer.Option("--graph", help="Draw how all branches have come from one another.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw all branches and where they started.")] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the commits, newest first, with the branches that they are the newest of, and their tags."""
+    """List the commits, newest first, with the branches whose head they are, and their tags."""
     repo = open_repository(path, storage_options)
     if graph:
         lines = [repo.log(each, path=node) for each in dict.fromkeys([branch, *repo.branches])]
@@ -169,7 +173,7 @@ def ls(
         str,
         typer.Argument(
             metavar="NODE",
-            help="The array or group to begin at; with --keys, what keys begin with.",
+            help="The array or group to list; with --keys, a prefix of keys.",
             show_default=False,
         ),
     ] = "",
@@ -179,7 +183,7 @@ def ls(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the arrays and groups, with what is stored of each."""
+    """List the arrays and groups, with their stored sizes."""
     repo = open_repository(path, storage_options)
     commit = None if at is None else find_commit(repo, at, branch)
     if keys:
@@ -201,13 +205,13 @@ def show(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all that is known of one commit, and what it has changed."""
+    """Show one commit and what it changed."""
     repo = open_repository(path, storage_options)
     found = commit_or_newest(repo, commit, branch)
     told = commit_as_dict(found)
     try:
         changes = repo.diff(found)
-    except SnapshotExpiredError:  # the commit before it is not kept: nothing to compare with
+    except SnapshotExpiredError:  # its parent is not kept: nothing to compare with
         changes = None
     if as_json:
         print_json(told | {"changes": None if changes is None else changes.as_dict()["nodes"]})
@@ -216,7 +220,7 @@ def show(
     print_pairs(_pairs(told))
     tell()
     for line in (
-        ["what it has changed is not known: its parent is not kept"] if changes is None else str(changes).splitlines()
+        ["its changes are not known: its parent is no longer kept"] if changes is None else str(changes).splitlines()
     ):
         tell(line)
 
@@ -230,7 +234,7 @@ def constraints(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what every commit has to keep."""
+    """List the constraints that every commit must satisfy."""
     from txstore.history.declarations import encode
 
     repo = open_repository(path, storage_options)
@@ -241,7 +245,7 @@ def constraints(
     print_table(["name~", "kind", "what~"], [_constraint_row(*each) for each in sorted(declared.items())])
 
 
-# --- asking
+# --- queries
 
 
 def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) -> Iterator[dict[str, Any]]:
@@ -257,11 +261,11 @@ def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) ->
         if isinstance(top, zarr.Group):
             nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
     except FileNotFoundError as error:
-        raise ValueError(f"no array or group is at {prefix or '/'!r}: --keys lists raw keys") from error
+        raise ValueError(f"no array or group exists at {prefix or '/'!r}: --keys lists raw keys") from error
     except TxStoreError:
         raise
-    except Exception as error:  # whatever zarr raises of a document that makes no sense
-        raise ValueError(f"zarr can't read what is at {prefix or '/'!r} ({error!r}): --keys lists raw keys") from error
+    except Exception as error:  # zarr raises many kinds for an invalid document
+        raise ValueError(f"zarr can't read the node at {prefix or '/'!r} ({error!r}): --keys lists raw keys") from error
     sizes = dict.fromkeys(nodes, 0)
     chunks = dict.fromkeys(nodes, 0)
     for key in keys:
@@ -285,7 +289,7 @@ def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) ->
 
 
 def _chunks(array: Any) -> list[int] | None:
-    """Return the lengths of a chunk; None where they vary."""
+    """Return the lengths of a chunk, in elements; None if chunks differ in length."""
     try:
         return list(array.chunks)
     except NotImplementedError:
@@ -358,7 +362,7 @@ def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
     if as_json:
         print_json([{"key": key, "bytes": size} for key, size in listed])
         return
-    for key, size in listed:  # there may be millions: no table that waits for the last
+    for key, size in listed:  # there may be millions: a table would wait for the last
         tell(f"{size:>14,}  {key}")
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def verify(
     path: PathArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Restore what can be restored. Nothing is deleted: see quarantine/.")
+        bool, typer.Option("--repair", help="Repair damaged files where possible. Nothing is deleted: see quarantine/.")
     ] = False,
     storage_options: StorageOption = None,
     source: SourceOption = None,
@@ -42,7 +42,7 @@ def verify(
 ) -> None:
     """Check every checksum and every reference of the whole history.
 
-    With --source, also whether the files are the same still that the newest commit refers to.
+    With --source, also check that the outside files that the newest commit refers to are unchanged.
     """
     from txstore.history.opening import Access, open_commits, open_storage
     from txstore.maintenance import repair as repairing
@@ -56,7 +56,7 @@ def verify(
         if not commits.identity.exists():
             raise RepositoryNotFoundError(storage.url)
     except CorruptionError:
-        pass  # that is what we are to tell, and may be able to repair
+        pass  # `verify` reports this fault, and may be able to repair it
     except UnsupportedFormatError:
         if not repair:
             raise
@@ -83,7 +83,7 @@ def _print(report: Report, repair: bool) -> None:
         )
         tell(f"FAULT {fault}{left}")
     for path in report.strays:
-        tell(f"NOTE  {path}: no file of a repository is called so; it does no harm, and stays")
+        tell(f"NOTE  {path}: not a file of the repository; it does no harm and is left alone")
     tell(str(report))
 
 
@@ -92,12 +92,12 @@ def backup(
     path: PathArgument,
     destination: DestinationArgument,
     no_verify: NoVerifyOption = False,
-    erase: Annotated[bool, typer.Option("--erase", help="Erase in the copy, too, what was erased since.")] = False,
+    erase: Annotated[bool, typer.Option("--erase", help="Apply erasures of the repository to the copy, too.")] = False,
     storage_options: StorageOption = None,
     to_options: ToOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a repository to another place while it is in use; a second time, only what is new."""
+    """Copy a repository while it is in use. The next backup to the same place copies only new files."""
     from txstore.history.opening import Access, open_storage
     from txstore.maintenance.backup import back_up
 
@@ -119,10 +119,10 @@ def backup(
 
 @reporting_errors
 def protect(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Move a repository on a disk to PATH.d, with a link in its place: zarr and xarray refuse to overwrite PATH then.
+    """Move a local repository to PATH.d and leave a link at PATH, which zarr and xarray refuse to overwrite.
 
-    If the link was deleted, put it back; what was written in its place is moved aside. End what has the repository
-    open first: it would have to open it again.
+    If the link was deleted, this puts it back and moves aside anything written at PATH since. First stop the processes
+    that have the repository open: they would have to open it again.
     """
     from txstore.maintenance.protect import protect as protect_directory
 
@@ -132,4 +132,4 @@ def protect(path: PathArgument, as_json: JsonOption = False) -> None:
         return
     tell(f"{made.link} is a link to {made.directory}: zarr and xarray refuse to overwrite it")
     if made.aside is not None:
-        tell(f"what was in the place of the link is {made.aside} now")
+        tell(f"the files that were in the place of the link are now in {made.aside}")

@@ -1,4 +1,4 @@
-"""`merge`, `cherry-pick`, `revert`: changes of other commits, put together with what a branch has become."""
+"""`merge`, `cherry-pick`, `revert`: apply changes of other commits to the head of a branch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _ResolveOption = Annotated[
     typer.Option(
         "--resolve",
         metavar="NODE=SIDE",
-        help="What to do about conflicts at and below this path: 'ours' or 'theirs'. '=theirs' is for all. Can be "
-        "repeated.",
+        help="Take this side in conflicts at and below this path: 'ours' or 'theirs'. '=theirs' is for all paths. "
+        "Can be repeated.",
         show_default=False,
     ),
 ]
@@ -57,7 +57,7 @@ _AppendOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="'concatenate': put rows that both have appended one behind the other.",
+        help="'concatenate': if both sides appended rows, put theirs after ours.",
         show_default=False,
     ),
 ]
@@ -75,7 +75,7 @@ def merge(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge a branch into another one. Conflicts are listed; then nothing is changed, and the exit status is 1."""
+    """Merge a branch into another. On conflicts, list them, change nothing, and exit with status 1."""
     how, answers = _append(append), _answers(resolve)
     repo = open_repository(path, storage_options)
     _report(
@@ -100,7 +100,7 @@ def cherry_pick(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the changes of one commit once more, on a branch. Conflicts are as those of `merge`."""
+    """Apply the changes of one commit to a branch. Conflicts are handled as in `merge`."""
     how, answers = _append(append), _answers(resolve)
     repo = open_repository(path, storage_options)
     found = find_commit(repo, commit, branch)
@@ -123,7 +123,7 @@ def revert(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo the changes of one commit, in a new one. Conflicts are as those of `merge`."""
+    """Undo the changes of one commit, in a new commit. Conflicts are handled as in `merge`."""
     repo, answers = open_repository(path, storage_options), _answers(resolve)
     found = find_commit(repo, commit, branch)
     _report(
@@ -174,9 +174,9 @@ def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePl
         )
     else:
         if isinstance(made, MergePlan):
-            tell(f"would be done to {branch}: {made}")
+            tell(f"would change {branch}: {made}")
         elif made is not None and made == before:
-            tell(f"nothing to do: {branch} has it all, at {made}")
+            tell(f"nothing to do: {branch} has all of these changes, at {made}")
         elif made is not None:
             tell(f"{made} {made.id[:12]} {made.message}")
         if conflicts:
@@ -186,7 +186,7 @@ def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePl
             if is_cut:
                 tell(f"txstore: {CUT}", err=True)
             tell(
-                f"txstore: {len(conflicts)} conflicts; nothing was changed. Say whose to take, by path: "
+                f"txstore: {len(conflicts)} conflicts; nothing was changed. Choose a side by path: "
                 "--resolve NODE=ours or NODE=theirs",
                 err=True,
             )

@@ -1,6 +1,6 @@
-"""What commands are given: each argument and option with one name, one metavar and one meaning, wherever it stands.
+"""The arguments and options that commands share: each has one name, one metavar and one meaning in every command.
 
-`tests/cli/test_options.py` has the table. A number that begins with a minus, such as -1, is a commit, not an option.
+`tests/cli/test_options.py` has the table. A negative number, such as -1, is a commit, not an option.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from txstore.commit import Commit
     from txstore.repository import Repository
 
-#: What names a commit: `history/find.py`. A decimal number this short is a version; a longer one begins an id.
+#: A commit argument (`history/find.py`). A decimal number this short is a version; a longer one is the start of an id.
 _VERSION = re.compile(r"(-?\d{1,9})((?:~\d*)*)")
 _NEGATIVE = re.compile(r"-\d+(~\d*)*")
-_COMMIT = "A version (-1: the newest), an id, a tag, a branch, a date; HEAD~1."
+_COMMIT = "A version (-1: the newest), id, tag, branch, date, or HEAD~1."
 
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The array or group.", show_default=False)]
@@ -39,7 +39,7 @@ NewestArgument = Annotated[
 OtherArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="COMMIT", help="What to compare it with.", show_default=False, autocompletion=complete_commit
+        metavar="COMMIT", help="The commit to compare with.", show_default=False, autocompletion=complete_commit
     ),
 ]
 BranchArgument = Annotated[
@@ -48,10 +48,12 @@ BranchArgument = Annotated[
 TagArgument = Annotated[
     str, typer.Argument(metavar="TAG", help="The tag.", show_default=False, autocompletion=complete_tag)
 ]
-NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name from now on.", show_default=False)]
+NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The new name.", show_default=False)]
 TransactionArgument = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Of the transaction.", show_default=False, autocompletion=complete_transaction),
+    typer.Argument(
+        metavar="NAME", help="Name of the transaction.", show_default=False, autocompletion=complete_transaction
+    ),
 ]
 DestinationArgument = Annotated[
     str,
@@ -72,35 +74,34 @@ TargetOption = Annotated[
     str, typer.Option("--branch", metavar="BRANCH", help="The branch to commit to.", autocompletion=complete_branch)
 ]
 MessageOption = Annotated[
-    str | None, typer.Option("--message", "-m", metavar="TEXT", help="What the log says of it.", show_default=False)
+    str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit message.", show_default=False)
 ]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Show the newest N.", show_default=False)
 ]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Tell what would be done, and change nothing.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not read back what is written.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on the standard output.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Do not read written files back to check them.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on the standard output.")]
 StorageOption = Annotated[
     str | None,
     typer.Option(
         "--storage-options",
         metavar="JSON",
-        help="Options of the fsspec file system that PATH is on: '{\"anon\": true}', or @FILE with the same in it.",
+        help="Options of PATH's fsspec file system, as JSON: '{\"anon\": true}', or @FILE to read them from a file.",
         show_default=False,
     ),
 ]
 ToOption = Annotated[
     str | None,
-    typer.Option("--to-options", metavar="JSON", help="The same, of what is written to.", show_default=False),
+    typer.Option("--to-options", metavar="JSON", help="The same, for the destination.", show_default=False),
 ]
 SourceOption = Annotated[
     list[str] | None,
     typer.Option(
         "--source",
         metavar="PREFIX[=JSON]",
-        help="Read files below this directory or URL that the repository refers to; with options of fsspec. Can be "
-        "repeated.",
+        help="Allow reads of referenced files below this directory or URL; fsspec options may follow. Can be repeated.",
         show_default=False,
     ),
 ]
@@ -109,7 +110,7 @@ SourceOption = Annotated[
 def open_repository(
     path: str, storage_options: str | None, *, source: list[str] | None = None, create: bool = False
 ) -> Repository:
-    """Raises `typer.BadParameter`, and what `Repository` raises."""
+    """Raises `typer.BadParameter`, and the errors of `Repository`."""
     from txstore.repository import Repository
 
     options = options_of(storage_options, "--storage-options")
@@ -117,7 +118,7 @@ def open_repository(
 
 
 def options_of(given: str | None, option: str) -> dict[str, Any]:
-    """Return the options of a file system that a command is given. Raises `typer.BadParameter`, `OSError`."""
+    """Return the file-system options given to a command. Raises `typer.BadParameter`, `OSError`."""
     if given is None:
         return {}
     text = Path(given[1:]).read_text(encoding="utf-8") if given.startswith("@") else given
@@ -125,14 +126,14 @@ def options_of(given: str | None, option: str) -> dict[str, Any]:
         options = json.loads(text)
     except ValueError as error:
         options = error
-    if not isinstance(options, dict):  # without what was given: it may be a secret
+    if not isinstance(options, dict):  # the message omits the value: it may be a secret
         why = f": {options.msg}" if isinstance(options, json.JSONDecodeError) else ""
         raise typer.BadParameter(f"{option} takes a JSON object, such as '{{\"anon\": true}}'{why}")
     return options
 
 
 def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the `sources` of a repository that `--source` says. Raises `typer.BadParameter`."""
+    """Return the repository's `sources`, as given by `--source`. Raises `typer.BadParameter`."""
     from txstore.storage.objects.urls import public
 
     found: dict[str, dict[str, Any]] = {}
@@ -140,13 +141,13 @@ def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
         prefix, begins, rest = each.partition("={")
         try:
             found[prefix] = json.loads(begins[1:] + rest) if begins else {}
-        except ValueError as error:  # without what was given: it may be a secret
-            raise typer.BadParameter(f"the options of {public(prefix)!r} are no JSON: {error}") from None
+        except ValueError as error:  # the message omits the value: it may be a secret
+            raise typer.BadParameter(f"the options of {public(prefix)!r} are not JSON: {error}") from None
     return found
 
 
 def one_of(option: str, given: str | None, known: Sequence[str]) -> None:
-    """Raise `typer.BadParameter` if an option has a value that there is not."""
+    """Raise `typer.BadParameter` if an option's value is not one of `known`."""
     if given is not None and given not in known:
         raise typer.BadParameter(f"{option} takes {' or '.join(known)}, not {given!r}")
 
@@ -155,7 +156,7 @@ def one_of(option: str, given: str | None, known: Sequence[str]) -> None:
 
 
 def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
-    """Return the commit that a version of a branch, a tag, a date, another branch or the first digits of an id name."""
+    """Return the commit named by a version of `branch`, a tag, a date, another branch or the first digits of an id."""
     version = _VERSION.fullmatch(commit)
     if version is None:
         return repo.commit(commit, branch=branch)
@@ -164,23 +165,23 @@ def find_commit(repo: Repository, commit: str, branch: str = MAIN) -> Commit:
 
 
 def commit_or_newest(repo: Repository, commit: str | None, branch: str) -> Commit:
-    """Return the commit that was named, or else the newest of a branch. Raises `CommitNotFoundError`."""
+    """Return the named commit, by default the newest of a branch. Raises `CommitNotFoundError`."""
     found = repo.head(branch) if commit is None else find_commit(repo, commit, branch)
     if found is None:
         raise CommitNotFoundError(repo.url, advice="nothing was committed yet")
     return found
 
 
-# --- negative numbers: what parses the command line takes them for options
+# --- negative numbers: the command-line parser takes them for options
 
 
 def shield(arguments: Sequence[str]) -> list[str]:
-    """Put a space before negative numbers: then they are no options. `unshield` takes it away."""
+    """Put a space before negative numbers, so that the parser takes none for an option. `unshield` removes it."""
     return [f" {each}" if _NEGATIVE.fullmatch(each) else each for each in arguments]
 
 
 def unshield(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a command as they were given."""
+    """Return the arguments of a command as the user typed them."""
     return {name: _unshielded(value) for name, value in values.items()}
 
 

@@ -1,7 +1,7 @@
-"""How commands print, as text for people and as JSON for scripts, and how they fail.
+"""How commands print, as text for people and as JSON for scripts, and how they report errors.
 
-What a repository says may be anything, and what a command is given may hold a password. So all text goes through `tell`
-and the tables, which escape what would steer a terminal, and errors through `_fail`, which shows no secret either.
+Text from a repository may be hostile, and arguments may hold a password. So all text goes through `tell` and the
+tables, which escape terminal control characters. Errors go through `_fail`, which also removes secrets.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-#: click's, of which typer may have its own copy: what it prints as wrong usage.
+#: click's error for wrong usage; typer may have its own copy of click.
 _CommandError: Any = typer.BadParameter.__mro__[2]
 
-#: Width where the output is no terminal: nothing is folded, so that each row is one line.
+#: Width, in columns, if the output is not a terminal: each row then stays on one line.
 _WIDE = 100_000
-#: From this width on, tables have those columns, too, that are left out of 80.
+#: From this width on, in columns, tables show the columns marked `?`, too.
 _ROOMY = 100
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Show what went wrong as one line on the standard error, and exit with status 1."""
+    """Print an error as one line on the standard error, and exit with status 1."""
 
     @functools.wraps(command)
     def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **unshield(kwargs))
         except BrokenPipeError:
-            raise  # the reader of our output has left; click ends quietly
+            raise  # the reader of our output closed the pipe; click exits quietly
         except (TxStoreError, OSError, ValueError, ImportError) as error:
             _fail(error)
         except (_CommandError, typer.Exit, typer.Abort):
@@ -76,11 +76,11 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(1)
 
 
-# --- what was given, of which nothing secret is shown
+# --- hiding secrets of the command line
 
 
 class Commands(TyperGroup):
-    """The commands. What they were given is not shown again where it may be a secret, nor what others say of it."""
+    """The commands. Their errors show no argument that may be a secret, nor a library's message that repeats it."""
 
     def main(self, args: Sequence[str] | None = None, *arguments: Any, **options: Any) -> Any:
         _given[:] = sys.argv[1:] if args is None else args
@@ -104,7 +104,7 @@ _given: list[str] = []
 
 
 def _secrets() -> Secrets:
-    """What must not be shown of the arguments: credentials in URLs, and the values of options in JSON."""
+    """Return the secrets among the arguments: credentials in URLs, and the values of JSON options."""
     from txstore.storage.objects.errors import Secrets
 
     options = {}
@@ -130,7 +130,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 class LogLines(logging.Handler):
-    """Prints what libraries log as all else is printed: nothing steers the terminal, nothing secret is shown."""
+    """Prints log messages of libraries like all other text: control characters escaped, secrets removed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         for line in self.format(record).splitlines():
@@ -138,7 +138,7 @@ class LogLines(logging.Handler):
 
 
 def names_of_commits(repo: Repository) -> dict[str, list[str]]:
-    """Return what commits are called, by their ids: branches that they are the newest of, then tags."""
+    """Return the names of commits, by id: first the branches whose head they are, then tags."""
     names: dict[str, list[str]] = {}
     for name, commit in repo.branches.items():
         names.setdefault(commit.id, []).append(name)
@@ -152,17 +152,17 @@ def commit_as_dict(commit: Commit) -> dict[str, Any]:
 
 
 def tell(text: str = "", *, err: bool = False) -> None:
-    """Print a line of text. What it holds may be what a repository says."""
+    """Print a line of text, which may come from a repository."""
     typer.echo(printable(text), err=err)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print JSON, ASCII only. It has no numbers that are not finite: they are strings, as Zarr writes them."""
+    """Print JSON, in ASCII only. Numbers that are not finite become strings, as Zarr writes them."""
     typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
 def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -> None:
-    """Say what a command has done: as JSON, or in a line of text."""
+    """Print the result of a command, as JSON or as a line of text."""
     if as_json:
         print_json(told)
     else:
@@ -170,7 +170,7 @@ def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -
 
 
 def print_named(kind: str, found: Mapping[str, Commit], *, as_json: bool) -> None:
-    """Print commits by the names that they have: tags, or branches."""
+    """Print commits by their tags or branches."""
     if as_json:
         print_json({name: commit_as_dict(commit) for name, commit in found.items()})
         return
@@ -192,7 +192,7 @@ def _finite(value: Any) -> Any:
 
 
 def public_place(place: str) -> str:
-    """Return a path or URL that a command was given without what may be secret in it."""
+    """Return a path or URL from the command line without any secrets in it."""
     from txstore.storage.objects.urls import lacks_slashes, public
 
     return public(place) if "://" in place or lacks_slashes(place) else place
@@ -208,9 +208,9 @@ def new_console(*, stderr: bool = False) -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. What the name of a column ends in says how it is shown.
+    """Print a table. The last character of a column's name says how to show it.
 
-    `>`: aligned to the right; `~`: folded where there is no room, as no other is; `?`: left out on 80 columns.
+    `>`: aligned to the right; `~`: the only column that is folded if there is no room; `?`: left out of 80 columns.
     """
     from rich import box
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`txstore serve`: a page in the browser, and plain Zarr over HTTP."""
+"""`txstore serve`: shows a repository in the browser, and serves it as plain Zarr over HTTP."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ from txstore.cli.output import (
 def serve(
     path: PathArgument,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: one that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 chooses a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     no_token: Annotated[
         bool,
-        typer.Option("--no-token", help="Answer every user who can reach the port: all of this machine can."),
+        typer.Option(
+            "--no-token",
+            help="Need no token: any user who can reach the port may read, and all users of this machine can.",
+        ),
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name that this server is called by. Can be repeated.", show_default=False),
+        typer.Option(metavar="NAME", help="Another host name of this server. Can be repeated.", show_default=False),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Pages of this origin may read, such as https://neuroglancer-demo.appspot.com. Can be repeated.",
+            help="Let pages of this origin read, such as https://neuroglancer-demo.appspot.com. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +55,7 @@ def serve(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a repository in the browser, and serve its commits as plain Zarr. For reading only; ends with Ctrl-C."""
+    """Show a repository in the browser, and serve its commits as plain Zarr. Read-only; Ctrl-C stops it."""
     repo = open_repository(path, storage_options, source=source)
     try:
         from txstore.serving.server import Server  # late: no other command needs it
@@ -65,7 +68,7 @@ def serve(
     )
     print_outcome(
         {"url": server.address, "zarr": f"{server.base}at/main/", "token": server.token},
-        f"{server.address} shows {repo.url}; Ctrl-C ends it",
+        f"{server.address} shows {repo.url}; Ctrl-C stops it",
         as_json=as_json,
     )
     with contextlib.ExitStack() as until_the_end:
@@ -78,9 +81,9 @@ def serve(
 
 @contextlib.contextmanager
 def redirecting_to(address: str) -> Iterator[Path]:
-    """Yield a file that only this user can read, which leads a browser to an address.
+    """Yield a file that only this user can read, which sends a browser to an address.
 
-    All users see the command line of the browser: the token must not stand there.
+    All users see the browser's command line, so the token must not be part of it.
     """
     with tempfile.NamedTemporaryFile("w", prefix="txstore-", suffix=".html", encoding="ascii") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')

@@ -1,4 +1,4 @@
-"""`txstore optimize`, `vacuum`, `erase` and `du`: what a repository takes of the disk, and getting rid of it."""
+"""`txstore optimize`, `vacuum`, `erase` and `du`: show the disk use of a repository, and reduce it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 def optimize(
     path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Copy small packs, and packs that are mostly out of date, into large ones. Nothing is deleted: see vacuum."""
+    """Copy small packs, and packs with mostly old values, into large ones. Nothing is deleted: see vacuum."""
     with warnings.catch_warnings(record=True) as told:
         made = open_repository(path, storage_options).optimize(branch=branch, progress=True)
     for each in told:
@@ -56,7 +56,7 @@ def optimize(
     elif made is None:
         tell("nothing to do")
     else:
-        tell(f"optimized as {made}; `txstore vacuum` frees what is needed no more")
+        tell(f"optimized as {made}; `txstore vacuum` deletes the old files")
 
 
 @reporting_errors
@@ -64,17 +64,17 @@ def vacuum(
     path: PathArgument,
     keep: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Give up all but the N newest commits.", show_default=False),
+        typer.Option(min=1, metavar="N", help="Expire all but the N newest commits.", show_default=False),
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Give up commits older than this: 30d, 12h, 90m.")
+        str | None, typer.Option(metavar="AGE", help="Expire commits older than this: 30d, 12h, 90m.")
     ] = None,
     dry_run: DryOption = False,
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what no commit of any branch needs that is kept: all are, but those of one branch that options give up."""
+    """Delete files that no kept commit needs. Every commit is kept unless an option expires it, in one branch."""
     age = None if older_than is None else _age(older_than)
     repo = open_repository(path, storage_options)
     report = repo.vacuum(keep=keep, older_than=age, dry_run=dry_run, branch=branch)
@@ -90,14 +90,14 @@ def erase(
     nodes: Annotated[list[str], typer.Argument(metavar="NODE", help="Arrays and groups.")],
     yes: YesOption = False,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions to end.")
     ] = 60.0,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase every version of arrays and groups, from every commit, branch and tag. There is no way back."""
+    """Erase every version of arrays and groups, from every commit, branch and tag. This can't be undone."""
     if as_json and not yes:
-        raise typer.BadParameter("--json does not ask: give --yes, too")
+        raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
     repo = open_repository(path, storage_options)
     if not yes:
         shown = ", ".join(repr(node) for node in nodes)
@@ -109,14 +109,14 @@ def erase(
     elif report.commit is None:
         tell("nothing is left to erase")
     else:
-        tell(f"{report}; copies of it elsewhere are not known: see docs/how-to/maintenance.md")
+        tell(f"{report}; copies in other places are not erased: see docs/how-to/maintenance.md")
 
 
 @reporting_errors
 def du(
     path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say what the bytes on the disk are for, and which arrays have how many."""
+    """Show what the bytes on the disk are used for, in all and for each array."""
     usage = open_repository(path, storage_options).usage(branch=branch)
     if as_json:
         print_json({**asdict(usage), "total": usage.total})
@@ -132,10 +132,10 @@ def du(
 
 def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
     yield usage.live, "live: values at the head"
-    yield usage.history, "history: what else the kept commits need"
-    yield usage.overwritten, "overwritten: optimize, then vacuum --keep 1, frees it"
-    yield usage.staged, "staged: transactions that are going on, or were"
-    yield usage.orphan, "orphan: needed by nothing; vacuum deletes it"
+    yield usage.history, "history: other values that kept commits need"
+    yield usage.overwritten, "overwritten: freed by optimize, then vacuum --keep 1"
+    yield usage.staged, "staged: open transactions, and what dead ones left"
+    yield usage.orphan, "orphan: not needed; the next vacuum deletes it"
     yield usage.total, "total"
 
 
@@ -143,5 +143,5 @@ def _age(text: str) -> timedelta:
     """Raises `typer.BadParameter`."""
     found = _AGE.fullmatch(text.strip())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no age: give a number and one of s, m, h, d or w, such as 30d")
+        raise typer.BadParameter(f"{text!r} is not an age: give a number and one of s, m, h, d or w, such as 30d")
     return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])

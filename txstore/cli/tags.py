@@ -1,4 +1,4 @@
-"""`txstore tag`: list, create, delete."""
+"""`txstore tag`: list, create and delete tags."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from txstore.cli.output import (
 )
 from txstore.format.names import MAIN
 
-app = typer.Typer(help="Give commits names, which a vacuum then keeps.", no_args_is_help=True, cls=Commands)
+app = typer.Typer(help="Name commits, so that a vacuum keeps them.", no_args_is_help=True, cls=Commands)
 
-NewTagArgument = Annotated[str, typer.Argument(metavar="TAG", help="Its name.", show_default=False)]
+NewTagArgument = Annotated[str, typer.Argument(metavar="TAG", help="Name of the new tag.", show_default=False)]
 
 
 @app.command("list")
@@ -59,7 +59,7 @@ def create(
 def delete(
     path: PathArgument, name: TagArgument, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
-    """Delete a tag. Its commit stays for as long as `vacuum` keeps it."""
+    """Delete a tag. Its commit stays until a vacuum expires it."""
     tags = open_repository(path, storage_options).tags
     try:
         commit = tags[name]

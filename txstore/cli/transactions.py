@@ -1,4 +1,4 @@
-"""`txstore tx`: the transactions that have a name, and that any process may look at and end."""
+"""`txstore tx`: lists, commits and rolls back named transactions, from any process."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from txstore.format.shown import readable_size
 if TYPE_CHECKING:
     from txstore.transactions.participants.named import NamedTransaction, Participant
 
-app = typer.Typer(help="List the transactions that have a name, and end them.", no_args_is_help=True)
+app = typer.Typer(help="List, commit and roll back named transactions.", no_args_is_help=True)
 
-#: What becomes of a process in a transaction: it may still stage; it has left; it died before it was done.
+#: States of a process in a transaction: it may still stage; it has left; it died before it left.
 _ATTACHED, _SEALED, _LOST = "attached", "sealed", "lost"
 
 
 @app.command("list")
 @reporting_errors
 def list_transactions(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
-    """List the transactions that were neither committed nor rolled back."""
+    """List the open transactions: neither committed nor rolled back."""
     found = open_repository(path, storage_options).transactions()
     if as_json:
         print_json([_as_dict(transaction) for transaction in found])
@@ -54,11 +54,11 @@ def list_transactions(path: PathArgument, storage_options: StorageOption = None,
 def show(
     path: PathArgument,
     name: TransactionArgument,
-    keys: Annotated[bool, typer.Option("--keys", help="List the keys, and who has staged them.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List the keys, and the process that staged each.")] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who stages into a transaction, and what has been staged by now."""
+    """Show the processes of a transaction, and what they have staged so far."""
     repo = open_repository(path, storage_options)
     staged = repo.engine.existing(name)
     found = next((each for each in repo.transactions() if each.id == staged.id), None)
@@ -104,12 +104,12 @@ def commit(
     name: TransactionArgument,
     message: MessageOption = None,
     allow_lost: Annotated[
-        bool, typer.Option("--allow-lost", help="Take also what processes have staged that died before they were done.")
+        bool, typer.Option("--allow-lost", help="Also commit what processes staged that died before they left.")
     ] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit a transaction, when all processes have left it. By default with the message that it was begun with."""
+    """Commit a transaction after all processes have left it. The default message is the one it was begun with."""
     staged = open_repository(path, storage_options).engine.existing(name)
     try:
         snapshot = staged.commit(message, allow_lost=allow_lost)
@@ -119,7 +119,7 @@ def commit(
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
     elif made is None:
-        tell(f"{name} has ended; it has changed nothing and has no message, so there is no commit")
+        tell(f"{name} has ended without a commit: it changed nothing and has no message")
     else:
         statistics = made.statistics
         deleted = statistics["keys_deleted"] + statistics["prefixes_deleted"]
@@ -136,9 +136,9 @@ def rollback(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop all that was staged in a transaction, when all processes have left it."""
+    """Drop everything staged in a transaction, after all processes have left it."""
     if as_json and not yes:
-        raise typer.BadParameter("--json does not ask: give --yes, too")
+        raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
     staged = open_repository(path, storage_options).engine.existing(name)
     try:
         count = staged.staged_count
@@ -178,7 +178,7 @@ def _state(participant: Participant) -> str:
 
 
 def _processes(participants: tuple[Participant, ...]) -> Iterator[tuple[str, list[str], int]]:
-    """Yield each process, what became of it, and the bytes that it has staged: it may have joined several times."""
+    """Yield each process, its states (a process may join several times), and the bytes it staged."""
     for label in dict.fromkeys(map(str, participants)):
         own = [each for each in participants if str(each) == label]
         yield label, sorted(set(map(_state, own))), sum(each.bytes for each in own)
