@@ -120,7 +120,7 @@ def test_protect(path):
     path.unlink()
     path.mkdir()
     _, aside = run("protect", path).stdout.splitlines()
-    assert aside.startswith(f"the files that were in the place of the link are now in {path}.aside-")
+    assert aside.startswith(f"the files that were in the place of the link are in {path}.aside-")
     assert aside.endswith(" now")
     for command in ("log", "verify", "du"):
         assert run(command, path).exit_code == 0

@@ -132,4 +132,4 @@ def protect(path: PathArgument, as_json: JsonOption = False) -> None:
         return
     tell(f"{made.link} is a link to {made.directory}: zarr and xarray refuse to overwrite it")
     if made.aside is not None:
-        tell(f"the files that were in the place of the link are now in {made.aside}")
+        tell(f"the files that were in the place of the link are in {made.aside} now")

@@ -1,1 +1,1 @@
-"""What differs between two commits, in the words of arrays, groups and attributes."""
+"""Shows how two commits differ, in terms of arrays, groups and attributes."""

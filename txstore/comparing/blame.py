@@ -1,4 +1,4 @@
-"""Blame: which commit has written each chunk of an array, and each document. Each ref has the seq of its commit."""
+"""Blame: finds the commit that wrote each chunk of an array, and each document, by the seq of its ref."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Blame:
     def _cells(self) -> Iterator[tuple[str, str, str]]:
         for commit, count, documents in self.rows():
             what = [*([f"{count:,} chunks"] if count else []), *documents]
-            told = "not kept any more" if commit is None else commit.message.partition("\n")[0]
+            told = "no longer kept" if commit is None else commit.message.partition("\n")[0]
             yield "-" if commit is None else f"{commit} {commit.id[:12]}", ", ".join(what), printable(told)
 
 

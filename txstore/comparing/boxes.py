@@ -1,4 +1,4 @@
-"""Chunks that have changed, joined into boxes: arithmetic."""
+"""Joins changed chunks into boxes: arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diff: what differs between two commits, or between a commit and what is staged on top of it."""
+"""Diff: how two commits differ, or a commit and the changes staged on top of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the documents of one node differ: fields as people call them, attributes key by key. No I/O."""
+"""Compares the documents of one node: fields by the names that users know, attributes key by key. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has changed of an array: regions of elements, and the elements themselves, read chunk by chunk."""
+"""Finds what changed in an array: regions of elements, and the elements themselves, read chunk by chunk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What has become of each node between two commits: keys that differ, grouped by the node that they belong to.
+"""Finds how each node changed between two commits: groups the keys that differ by the node they belong to.
 
-What is kept of a chunk is its place in the grid. Values are read when they are asked for.
+Of a chunk it keeps only the place in the grid. Values are read on demand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A diff for people: as text that fits 80 columns, and as HTML."""
+"""Shows a diff to people: as text that fits 80 columns, and as HTML."""
 
 from __future__ import annotations
 

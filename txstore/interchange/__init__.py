@@ -1,1 +1,1 @@
-"""Ways in and out for tools that do not know TxStore."""
+"""Import and export for tools that do not know TxStore."""

@@ -1,4 +1,4 @@
-"""Arrays of a file that is imported: what each importer of a format has to say about them, and how they are copied."""
+"""Arrays of a file that is imported: how each format's importer describes them, and how they are copied."""
 
 from __future__ import annotations
 

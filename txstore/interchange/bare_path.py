@@ -1,12 +1,12 @@
-"""Keeps zarr's own stores of this process from deleting a repository that they are given by its bare path.
+"""Keeps zarr's own stores in this process from deleting a repository that a caller names by its bare path.
 
-`zarr.open("data.tx", mode="w")`, `overwrite=True` and `ds.to_zarr("data.tx", mode="w")` have the store of the path
-delete whatever lies there, before anything of it is read. From `import txstore` on, the methods that do so look first.
-Where nothing is to be deleted, that takes one look at the disk. On objects it takes a request, if the store is to be
-deleted from its root on, or what is called like a part of a repository.
+`zarr.open("data.tx", mode="w")`, `overwrite=True` and `ds.to_zarr("data.tx", mode="w")` make the store of the path
+delete everything there before they read any of it. From `import txstore` on, the deleting methods first look for a
+repository. If nothing would be deleted, that costs one look at the disk. On an object store it costs one request, and
+only if the store is to be deleted from its root on, or a name like that of a part of a repository.
 
-zarr may be imported before or after. If it is imported after, a finder sees to it, and is gone then. This module is
-part of `import txstore`, so it imports late what only a look needs.
+zarr may be imported before or after. If it is imported after, an import finder patches it and then removes itself. This
+module is part of `import txstore`, so it imports only when needed what the check needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What bridges raise: without the credentials that a URL or an option holds, whichever library says them.
+"""Removes credentials in URLs and options from the errors that bridges raise, whichever library's text has them.
 
-Bridges call many libraries, with URLs as they were given: any of them may put one into an error, or into what that was
-made of. An error that shows none is left as it is.
+Bridges pass URLs on unchanged to many libraries, and any of these may put one into an error, or into the error's cause.
+An error that shows no credentials is left as it is.
 """
 
 from __future__ import annotations

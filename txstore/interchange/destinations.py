@@ -1,6 +1,7 @@
-"""Where plain copies go: a directory of this machine, or the objects below a URL. Each file is replaced in one step.
+"""Destinations of plain copies: a local directory, or the objects below a URL. Each file is replaced in one step.
 
-What stands there may be somebody else's: no link below the root is followed, and nothing but a regular file is read.
+Files at the destination may belong to another user: no link below the root is followed, and only regular files are
+read.
 """
 
 from __future__ import annotations

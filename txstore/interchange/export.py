@@ -1,6 +1,6 @@
-"""`Repository.export`: one commit as a plain Zarr hierarchy, byte for byte, that is there whole or can't be opened.
+"""`Repository.export`: one commit as a plain Zarr hierarchy, byte for byte; until it is complete, it can't be opened.
 
-But for consolidated metadata at the root, which readers look for: the repository has none.
+Only the consolidated metadata at the root are added, because readers look for them: the repository has none.
 """
 
 from __future__ import annotations

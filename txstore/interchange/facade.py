@@ -1,4 +1,4 @@
-"""What the ways in and out need of a repository: `txstore.Repository`, which lies above them and calls them."""
+"""The interface of `txstore.Repository` that import and export need: the class lies above them and calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zarr format 2 for readers that know no other: the same chunks, under documents that say the same of them."""
+"""Writes Zarr format 2 for readers that know no other: the same chunks, under equivalent documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zarr format 3 for hierarchies of format 2 that come to lie below groups of format 3: no key of a chunk changes."""
+"""Converts hierarchies of Zarr format 2 to format 3 when they come below groups of format 3; chunk keys stay."""
 
 from __future__ import annotations
 

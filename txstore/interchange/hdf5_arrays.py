@@ -1,4 +1,4 @@
-"""HDF5 files, through h5py: groups, data sets, attributes, and the names of dimensions where scales are attached."""
+"""Reads HDF5 files, through h5py: groups, data sets, attributes, and dimension names from attached scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Repository.import_from`: plain Zarr, NetCDF and HDF5 in one transaction: everything, or nothing."""
+"""`Repository.import_from`: imports plain Zarr, NetCDF and HDF5 in one transaction, all of it or nothing."""
 
 from __future__ import annotations
 

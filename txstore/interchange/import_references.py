@@ -1,4 +1,4 @@
-"""`Repository.import_references`: the chunks of other files as values that stay where they are, in one transaction."""
+"""`Repository.import_references`: imports chunks of other files by reference, without a copy, in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an import goes: a path that is free, below groups, in a transaction that does nothing else."""
+"""The target of an import: a free path below groups, in a transaction that does nothing else."""
 
 from __future__ import annotations
 

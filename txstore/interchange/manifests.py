@@ -1,7 +1,7 @@
-"""Manifests: which bytes of which files the keys of a Zarr hierarchy are. kerchunk's, as JSON or as Parquet files.
+"""Reads manifests: which bytes of which files hold the keys of a Zarr hierarchy. kerchunk's, as JSON or Parquet.
 
-VirtualiZarr writes both. What a manifest says is a claim: no template in it is run, and no file that it names is opened
-here.
+VirtualiZarr writes both. A manifest is not trusted: this module runs no template in it, and opens no file that it
+names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NetCDF files, through xarray, whose way to write them as Zarr it keeps: nothing is decoded, so nothing is changed."""
+"""Reads NetCDF files through xarray, and keeps its way to write them as Zarr: values are not decoded or changed."""
 
 from __future__ import annotations
 

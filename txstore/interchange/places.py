@@ -1,4 +1,4 @@
-"""Files outside of the repository, at any fsspec URL: which there are, of what kind, and whether they are the same."""
+"""Files outside the repository, at any fsspec URL: lists them, detects their kind, and tells if they changed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Publishing: a plain Zarr hierarchy at a URL that follows the head of a branch, for readers that do not know TxStore.
+"""Publishes a plain Zarr hierarchy at a URL that follows the head of a branch, for readers without TxStore.
 
 The order makes creation and append atomic to clients that read consolidated metadata: chunks first, then the documents
-of the nodes, the consolidated metadata at the root last, each by one replacement. What shrinks or goes does so in the
-reverse order, after the root. Each step is durable before the next begins, and a hidden file says what was done: a
-publisher that was killed anywhere is simply run again.
+of the nodes, and last the consolidated metadata at the root, each by one replacement. Arrays that shrink and nodes that
+go are handled in the reverse order, after the root. Each step is durable before the next begins, and a hidden file
+records progress: a publisher that was killed anywhere is simply run again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a plain copy says of itself in a hidden file: which commit it is at, and how far one that was begun has come.
+"""The hidden file of a plain copy: which commit the copy is at, and how far an unfinished update has come.
 
-It is believed only where it was written, and where it fits: the commits are in the history of the repository, and the
-documents at the root of the copy are the ones that were written. A key in a copy is as in the commit of the first mark
-that covers it: marks of attempts cover the chunks up to a key, in the order of keys; that of the finished copy covers
-all.
+The publisher trusts it only at the place where it was written, and only if it fits: the repository's history has the
+commits, and the documents at the root of the copy are the ones that were written. A key in a copy is as in the commit
+of the first mark that covers it. Marks of attempts cover the chunks up to a key, in the order of keys; the mark of the
+finished copy covers all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What references say of each key of a commit: the value itself, or where it lies."""
+"""The reference of each key of a commit: the value itself, or where it is stored."""
 
 from __future__ import annotations
 

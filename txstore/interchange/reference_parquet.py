@@ -1,6 +1,6 @@
-"""References as Parquet: a directory that fsspec's `LazyReferenceMapper` reads bit by bit.
+"""Writes references as Parquet: a directory that fsspec's `LazyReferenceMapper` reads file by file as needed.
 
-It knows format 2 only, arrays below a group, and chunks by their numbers in the grid: `.zmetadata` holds all documents,
+It knows only format 2, arrays below a group, and chunks by their numbers in the grid: `.zmetadata` holds all documents,
 and `<array>/refs.<n>.parq` the chunks from `n` times `RECORD` on. A file without any chunk is left out.
 """
 

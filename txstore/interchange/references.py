@@ -1,7 +1,7 @@
-"""`Repository.references`: where in the packs the values of a tagged commit lie, for readers with zarr and fsspec only.
+"""`Repository.references`: where the packs hold the values of a tagged commit, for readers with only zarr and fsspec.
 
-A pack never changes, and a vacuum keeps those of tagged commits: so the references hold for as long as the tag is
-there. They are kerchunk's, which fsspec's `ReferenceFileSystem` reads: JSON, or Parquet (`reference_parquet`).
+A pack never changes, and a vacuum keeps the packs of tagged commits, so the references are valid while the tag exists.
+They are kerchunk's, which fsspec's `ReferenceFileSystem` reads: JSON, or Parquet (`reference_parquet`).
 """
 
 from __future__ import annotations

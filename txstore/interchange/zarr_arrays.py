@@ -1,4 +1,4 @@
-"""Plain Zarr, of format 2 or 3: copied key by key, byte for byte; or, where several are joined, array by array."""
+"""Reads plain Zarr of format 2 or 3: copies it key by key, byte for byte, or array by array if sources are joined."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Copying a repository while others write it: `backup`. What the heads were at the start is what the copy holds.
+"""Copies a repository while others write it. The copy holds what the heads were when the backup started.
 
-Order: packs, commits behind all that they need, branches, tags, head caches, and in a new copy `format.json` last: at
-any moment the copy is a whole repository, or none yet. Each file is copied beside its place, checked, synced and
-renamed, so that what is there is complete, and an interrupted backup is simply run again. No lock is taken; what is
-copied is pinned.
+Order: packs, each commit after all that it needs, branches, tags, head caches, and in a new copy `format.json` last. So
+at any moment the copy is a whole repository, or none yet. Each file is copied to a temporary name, checked, synced and
+renamed, so a file with its final name is complete. An interrupted backup is simply run again. A backup takes no lock;
+it pins what it copies.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from txstore.storage.interface import StagedFile, Storage, write_over
 from txstore.storage.request_threads import in_parallel
 
 _COPIED = 1 << 20
-#: Files that are written before they are synced: together they cost little more than one.
+#: Files written before they are synced: syncing them together costs little more than syncing one.
 _BATCH = 64
-Check = Callable[[Files, str], list[Fault]]  # of a file at another place
+Check = Callable[[Files, str], list[Fault]]  # checks a file at another place
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Backup:
-    """What a backup did. `version` and `commit` are of the head of "main" that the copy has now; `bytes` were copied.
+    """The result of a backup. `version` and `commit` name the copy's new head of "main"; `bytes` were copied.
 
     `erasures` records of erasures are new in the copy, and `erased` values were erased there for them. `is_new`:
-    there was no copy before.
+    no copy existed before.
     """
 
     destination: str
@@ -141,11 +141,11 @@ class _BackUp:
         self._files = self._bytes = self._total = 0
         self._erasures = self._erased = 0
         self._branches: dict[str, Branch] = {}  # by name
-        self._heads: dict[str, Stored] = {}  # by branch, if it has commits of its own
+        self._heads: dict[str, Stored] = {}  # by branch, if the branch has commits of its own
         self._oldest_kept_versions: dict[str, int] = {}  # of all branches
-        self._tags: dict[str, bytes] = {}  # what those say that are copied, by their names
+        self._tags: dict[str, bytes] = {}  # content of the copied tags, by name
         self._seen: set[tuple[bytes, int]] = set()  # runs whose packs are known
-        self._needed: dict[str, set[str]] = {}  # by the file that runs lie in, what they refer to
+        self._needed: dict[str, set[str]] = {}  # by the file that holds runs: the files that these refer to
 
     def run(self) -> Backup:
         try:
@@ -160,7 +160,7 @@ class _BackUp:
                 return self._run()
             except (FileNotFoundError, CorruptionError) as error:
                 if self._are_tags_gone():
-                    continue  # without them: below the oldest kept version only they had kept what is missing
+                    continue  # again without these tags: only they kept the missing file, below the oldest kept version
                 if isinstance(error, FileNotFoundError) and self._is_overtaken():
                     raise BackupError(self.target.url, "a vacuum has deleted files meanwhile: run it again") from error
                 if isinstance(error, FileNotFoundError) and (missing := self._in_source(error)) is not None:
@@ -168,7 +168,7 @@ class _BackUp:
                 raise
 
     def _is_overtaken(self) -> bool:
-        """Tell whether a vacuum may have deleted what is to be copied."""
+        """Tell whether a vacuum may have deleted files that this backup has yet to copy."""
         commits = open_commits(self.source)
         return any(
             not commits.branches.is_living(branch) or commits.oldest_kept(branch) > oldest_kept
@@ -176,7 +176,7 @@ class _BackUp:
         )
 
     def _in_source(self, error: FileNotFoundError) -> str | None:
-        """Return which file of the repository is missing, if it is one of that."""
+        """Return the path of the missing file, if it is a file of the repository."""
         begin = f"{self.source.url}/"
         path = error.filename if isinstance(error.filename, str) else str(error)
         return path.removeprefix(begin) if path.startswith(begin) else None
@@ -191,7 +191,7 @@ class _BackUp:
         erasures = self._new_erasures(copies)
         for directory in ("", *names.DIRECTORIES):
             self._make_directory(directory)
-        self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever lies in the source
+        self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever the source has
         self._erase(erasures)
         if self._heads:
             self._copy_history(last)
@@ -205,7 +205,7 @@ class _BackUp:
         for branch, head in self._heads.items():
             made = copies.head(branch)
             if made is None or made.header.id != head.header.id:
-                raise BackupError(self.target.url, "somebody has committed into it meanwhile: choose another place")
+                raise BackupError(self.target.url, "a process has committed into it meanwhile: choose another place")
             if self._files:
                 head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
@@ -219,7 +219,7 @@ class _BackUp:
         )  # fmt: skip
 
     def _pin_heads(self) -> None:
-        """Find the heads; a vacuum leaves alone what is kept of them for as long as this object lives."""
+        """Find and pin the heads: while this object lives, a vacuum deletes nothing that they keep."""
         oldest_kept_versions = hold_all(self.commits, self._pins_of, self)
         found = self.commits.branches.all()
         self._branches = {name: record for name, record in found.items() if record.id in oldest_kept_versions}
@@ -233,7 +233,7 @@ class _BackUp:
     def _pins_of(self, branch: str) -> Pins:
         return self._pins.setdefault(branch, Pins(self.source.open_pins, branch))
 
-    # --- whether it may be done
+    # --- checks of the target
 
     def _check_target(self, copies: Commits) -> bool:
         """Tell whether the place is new, or holds the beginning of a backup; raise `BackupError` if neither."""
@@ -272,17 +272,16 @@ class _BackUp:
             if branch not in self._heads or stored is None or stored.hash != last.hash:
                 version = last.header.version
                 what = f"its commit {last.commit.id[:12]}, in version {version}, is not in the repository's history"
-                why = "somebody has committed into it, or a vacuum has passed it: choose another directory"
+                why = "another process has committed into it, or a vacuum has passed it: choose another directory"
                 raise BackupError(self.target.url, f"{what}: {why}")
             found[branch] = last
         return found
 
     def _new_erasures(self, copies: Commits) -> list[tuple[ErasureRecord, Survey]]:
-        """Return the records that the copy does not have, each with what there is to erase for it in the copy.
+        """Return the records that the copy lacks, each with the values that it erases in the copy.
 
-        Every user who may write the repository may write such a record, and the copy may be the last place that has the
-        values. So there must be nothing to erase, or the caller has to have asked for it: else this raises
-        `BackupErasureError`.
+        Any user who may write the repository may write such a record, and the copy may be the last place that has the
+        values. So this raises `BackupErasureError` if a record would erase values and the caller did not ask for it.
         """
         known = {record.id: record for record in read_records(self.target)}
         new = [record for record in read_records(self.source) if known.get(record.id) != record]
@@ -294,18 +293,18 @@ class _BackUp:
         return found
 
     def _erase(self, erasures: Iterable[tuple[ErasureRecord, Survey]]) -> None:
-        """Erase in the copy what was erased since the last time: files of these names are not copied again."""
+        """Erase in the copy what was erased since the last backup: existing files are not copied again."""
         for record, _ in erasures:
-            found = survey(open_commits(self.target), record.paths, record.until)  # two records may be of one file
+            found = survey(open_commits(self.target), record.paths, record.until)  # two records may concern one file
             scrub(self.target, found, record.paths)
-            open_commits(self.target).forget_head_caches()  # before the record, by which this is done
+            open_commits(self.target).forget_head_caches()  # before the record, which says that this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)
             self._erasures += 1
             self._erased += found.values
 
-    # --- what there is to copy
+    # --- finding what to copy
 
     def _copy_history(self, last: Mapping[str, Stored]) -> None:
         stored = list(self._new_commits(last))
@@ -318,7 +317,7 @@ class _BackUp:
                 path = pack.path
                 if path in ours or path in packs or self.target.exists(path):
                     continue
-                if end is not None or self.source.exists(path):  # else a vacuum has found that no reader needs it
+                if end is not None or self.source.exists(path):  # else a vacuum deleted it, because no reader needs it
                     packs[path] = end
         older = [self._of_pack(*found) for found in sorted(packs.items())]
         ordered = _in_order(stored, self._needed)
@@ -326,7 +325,7 @@ class _BackUp:
         self._total = sum(copy.length for copy in (*older, *newer))
         for first in range(0, len(older), _BATCH):
             self._copy_batch(older[first : first + _BATCH])
-        # What one directory holds is durable before another's refers to it.
+        # The files of one directory are durable before those of the next refer to them.
         for _, of_branch in groupby(newer, key=lambda copy: os.path.dirname(copy.path)):
             copies = list(of_branch)
             for first in range(0, len(copies), _BATCH):
@@ -338,8 +337,8 @@ class _BackUp:
                         self._write_once(path)
 
     def _new_commits(self, last: Mapping[str, Stored]) -> Iterator[Stored]:
-        """Yield the commits to copy, of each branch the oldest first: from the oldest kept version on, and what has a
-        name below.
+        """Yield the commits to copy, the oldest of each branch first: from the oldest kept version on, and named ones
+        below.
         """
         tags = map(Tag.decode, self._tags.values())
         named = {(tag.branch, tag.version) for tag in tags}
@@ -355,7 +354,7 @@ class _BackUp:
             )
             if branch in last:
                 first = max(first, last[branch].header.version)
-            # One by one: how many versions there are is what a header says, until the first is found missing.
+            # One by one: the header only claims how many versions exist, and the first missing one ends the loop.
             versions = range(first, head.header.version + 1)
             for stored in map(self._kept, self.commits.each(partial(self._read, branch), versions)):
                 met.add((branch, stored.header.version))
@@ -373,14 +372,14 @@ class _BackUp:
         return found
 
     def _kept(self, found: tuple[Stored, bytes]) -> Stored:
-        """Return a commit; if its file was read to the beginning, that is enough to copy it."""
+        """Return a commit, and keep its content if the whole file was read: the copy then needs no second read."""
         stored, end = found
         if len(end) == stored.footer.file_length:
             self._fetched.keep(stored.path, end)
         return stored
 
     def _packs_of(self, stored: Stored) -> Iterator[tuple[PackName, int | None]]:
-        """Yield the packs that a commit refers to, and where those end that came with it."""
+        """Yield the packs that a commit refers to, each with its end if it came with this commit."""
         for data in stored.header.packs:
             yield data.name, data.end
         for name in names_of(stored.header.runs, stored.header.name):
@@ -390,7 +389,7 @@ class _BackUp:
             table = self._table(name, name.pack.path)
             self._needed.setdefault(name.pack.path, set()).update(pack.path for pack in table)
             for pack in (name.pack, *table):
-                # Other commit files are copied as commits; of a branch that was deleted, none.
+                # Other commit files are copied as commits; those of a deleted branch are not copied.
                 if pack.branch is None or pack.version < self._oldest_kept_versions.get(pack.branch, pack.version + 1):
                     yield pack, None
 
@@ -401,7 +400,7 @@ class _BackUp:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
     def _read_tags(self) -> dict[str, bytes]:
-        """Return what the tags on commits up to the heads say: read once, since others delete and make them."""
+        """Return the content of tags on commits up to the heads: read once, because other processes change tags."""
         found = {}
         for name, tag in sorted(self.commits.tags().items()):
             head = self._heads.get(tag.branch)
@@ -410,7 +409,7 @@ class _BackUp:
         return found
 
     def _are_tags_gone(self) -> bool:
-        """Tell whether a tag that was to be copied has been deleted since."""
+        """Tell whether another process has deleted a tag that this backup wanted to copy."""
         there = self.commits.tags()
         return any(name not in there or there[name].encode() != content for name, content in self._tags.items())
 
@@ -425,7 +424,7 @@ class _BackUp:
                 else PackName(pack_id, *(names.parse_commit_path(path) or (None, 0)))
             )
             if end is None:
-                return []  # where its frames end was known to a commit that is gone
+                return []  # only an expired commit knew where its frames end
             return check_frames(files, name, self._id, end, path=temporary).faults
 
         return _Copy(path, length, check)
@@ -438,7 +437,7 @@ class _BackUp:
             footer = stored.footer
             encoded = files.read_range(temporary, footer.header_offset, footer.header_length)
             if commitfile.header_hash(encoded) != stored.hash:
-                faults.append(Fault(stored.path, "the header is another than was read", footer.header_offset))
+                faults.append(Fault(stored.path, "the header differs from the one read before", footer.header_offset))
             for run in stored.header.runs:
                 if run.pack is None:
                     open_run(files, run, temporary)
@@ -458,7 +457,7 @@ class _BackUp:
                 file = self.target.create(temporary, at_most=self._at_most(copy.path))
                 written.append((copy, temporary, file))
                 self._copy(copy, file)
-            # At once: what a disk writes to sync one, it writes for the others, too.
+            # All at once: when a disk syncs one file, it mostly writes the others, too.
             deque(in_parallel(lambda each: each[2].sync(), written), maxlen=0)
             for copy, temporary, _ in written:
                 self._check(copy, temporary)
@@ -488,21 +487,21 @@ class _BackUp:
         self.target.make_directory(path, durable=True, at_most=self._at_most(path))
 
     def _at_most(self, path: str) -> int:
-        """Return the permission bits that a copy may have: for others no more than what is copied has."""
+        """Return the permission bits of a copy: no more for other users than the source file has."""
         try:
             return self.source.permissions(path) | 0o700
-        except FileNotFoundError:  # a tag that was deleted meanwhile; an empty directory that another copy had left out
+        except FileNotFoundError:  # a tag deleted meanwhile, or an empty directory that another copy left out
             return 0o700
 
     def _check(self, copy: _Copy, temporary: str) -> None:
-        """Checked or not, it is a pack of this repository: somebody may have given its name to another's file."""
+        """Check the copied file, at least that it is a pack of this repository: another's file may have this name."""
         try:
             files: Files = self.target
-            if copy.length <= _COPIED:  # it is opened once
+            if copy.length <= _COPIED:  # one open suffices
                 files = _Content(self.target.read_range(temporary, 0, copy.length))
             head = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))
             if head[1] != self._id:
-                raise CorruptionError(copy.path, offset=0, reason="this is no pack of this repository")
+                raise CorruptionError(copy.path, offset=0, reason="this is not a pack of this repository")
             faults = copy.check(files, temporary) if self._verify else []
         except ValueError as error:
             raise CorruptionError(copy.path, reason=str(error)) from error
@@ -510,7 +509,7 @@ class _BackUp:
             raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
 
     def _write_branches(self, copies: Commits) -> None:
-        """Write the records of the branches into the copy. What was renamed loses its old name there, too."""
+        """Write the records of the branches into the copy. A renamed branch loses its old name there, too."""
         if self._branches:
             self._make_directory(names.BRANCHES)
         for name, record in self._branches.items():
@@ -521,7 +520,7 @@ class _BackUp:
                 copies.branches.delete(name)
 
     def _write_small(self, path: str, content: bytes) -> None:
-        """Write a tag, or the record of a branch, into the copy. One that was given anew is replaced."""
+        """Write a tag, or the record of a branch, into the copy, in place of an older one of this name."""
         if self.target.exists(path) and self.target.read(path) != content:
             write_over(self.target, path, content, at_most=self._at_most(path))
             self._files += 1
@@ -529,11 +528,11 @@ class _BackUp:
             self._write_once(path, content)
 
     def _write_once(self, path: str, content: bytes | None = None) -> None:
-        """Copy a small file, or write what was read of it, unless it is there."""
+        """Copy a small file, or write `content`, unless it exists in the copy."""
         content = self.source.read(path) if content is None else content
         if self.target.exists(path):
             if self.target.read(path) != content:
-                raise BackupError(self.target.url, f"its {path} is another than the repository's: choose a new one")
+                raise BackupError(self.target.url, f"its {path} differs from the repository's: choose a new one")
             return
         self._make_directory(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
@@ -543,9 +542,9 @@ class _BackUp:
 
 
 def _in_order(commits: Iterable[Stored], referred: Mapping[str, set[str]]) -> list[Stored]:
-    """Return commits, each behind those of them that it needs, which may be of other branches; else as they come.
+    """Return commits in their order, but each after those it needs, which may be of other branches.
 
-    `referred`: by a file, what the runs in it refer to.
+    `referred`: by file, the files to which its runs refer.
     """
     by_path = {stored.path: stored for stored in commits}
     ordered: dict[str, Stored] = {}
@@ -571,5 +570,5 @@ def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
     for run in header.runs:
         if run.pack is not None and run.pack != header.name:
             yield run.pack.path
-    for pack in header.compaction_outputs:  # which are copied before all commits
+    for pack in header.compaction_outputs:  # copied before all commits
         yield from sorted(referred.get(pack.path, ()))

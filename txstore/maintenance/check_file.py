@@ -1,6 +1,6 @@
-"""Checking the parts of one file: the frames of a pack, what follows them, a run. Each fault is noted, none ends it.
+"""Checks the parts of one file: the frames of a pack, its sections, a run. It notes each fault and continues.
 
-Files are read in windows, not mapped: a disk that fails while it is read is an error then, and no signal.
+Files are read in windows, not mapped: if a disk fails during a read, that is an error and not a signal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FRAME_HEAD_MOST = packfile.FRAME_HEAD_MOST + (1 << 16) + packfile.ALIGNMENT
 
 
 class Files(Protocol):
-    """What files are read from: a storage, or what was fetched of one."""
+    """A source of files: a storage, or the parts fetched from one."""
 
     def read_range(self, path: str, offset: int, length: int) -> bytes: ...
 
@@ -78,7 +78,7 @@ class Window:
         return True
 
     def frame(self, position: int, end: int) -> Frame | None:
-        """Return the frame that begins here and ends by `end`, None if there is none."""
+        """Return the frame that begins at `position` and ends by `end`; None if there is none."""
         room = self.at(position, min(end - position, _FRAME_HEAD_MOST))
         try:
             frame = packfile.decode_frame(room, position, begin=position, size=end)
@@ -88,7 +88,7 @@ class Window:
 
 
 def walk_frames(window: Window, end: int) -> Iterator[tuple[int, Frame | None]]:
-    """Yield the frames of a pack up to `end`, and where each begins; None for what lies where there should be one."""
+    """Yield the offset and the frame of each frame of a pack up to `end`; None in place of a damaged frame."""
     position, sequence = packfile.HEAD_SIZE, 0
     while position < end:
         frame = window.frame(position, end)
@@ -104,11 +104,11 @@ def walk_frames(window: Window, end: int) -> Iterator[tuple[int, Frame | None]]:
 
 
 def _next_frame(window: Window, damaged: int, end: int, sequence: int) -> tuple[int, int] | None:
-    """Return where the first frame behind a damaged one begins, and its number."""
+    """Return the offset and the number of the first frame after a damaged one."""
     fixed = bytes(window.at(damaged, packfile.FRAME.size))
     if (
         len(fixed) == packfile.FRAME.size
-    ):  # its lengths may still be right: nothing in a value is taken for a frame then
+    ):  # its lengths may still be right: then bytes inside a value are not mistaken for a frame
         _, kind, seen, key_length, _, length, _ = packfile.FRAME.unpack(fixed)
         rest = window.at(damaged + packfile.FRAME_SIZE, _FRAME_HEAD_MOST)
         before = packfile.rest_length(kind, seen, key_length, rest)
@@ -119,7 +119,7 @@ def _next_frame(window: Window, damaged: int, end: int, sequence: int) -> tuple[
     position = damaged + 8
     while position < end:
         part = bytes(window.at(position, min(_WINDOW, end - position)))
-        if not part:  # the file ends before
+        if not part:  # the file ends here
             return None
         at = part.find(b"TXFR")
         while at >= 0:
@@ -148,7 +148,7 @@ class _Views(NamedTuple):
 
 
 class Values:
-    """Where the frames of many packs have their values: what refs must match. In a scratch file, 21 bytes each."""
+    """Where the frames of many packs hold their values, to check refs against. In a scratch file, 21 bytes a frame."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this
@@ -179,7 +179,7 @@ class Values:
         self._end += -(-len(content) // 8) * 8
 
     def has(self, pack_id: bytes, kind: int, offset: int, length: int, checksum: int) -> bool | None:
-        """Tell whether a frame has what a ref of this kind leads to; None if not all frames of the pack are known."""
+        """Tell whether a frame holds the value of a ref of this kind; None if not all frames of the pack are known."""
         found = self._views.get(pack_id) or self._view(pack_id)
         if found is None:
             return None
@@ -214,7 +214,7 @@ class Values:
 
 @dataclass(slots=True)
 class Checked:
-    """What was counted in one pack."""
+    """The counts of one pack."""
 
     values: int = 0
     end: int = packfile.HEAD_SIZE  # of the frames
@@ -228,7 +228,7 @@ def check_frames(
 ) -> Checked:
     """Check head and frames of a pack, which end at `end`. Raises `OSError`.
 
-    `path` is where the pack lies, if not in its place.
+    `path` is given if the pack is not at its own path.
     """
     window, checked = Window(storage, path or name.path), Checked()
     offsets, lengths, sums, kinds = array("Q"), array("Q"), array("I"), array("B")
@@ -273,7 +273,7 @@ def check_frames(
 
 
 def _ref_of(frame: Frame) -> int:
-    """Return the kind of the refs that may lead to what a frame holds; `REF_TOMBSTONE` if none does."""
+    """Return the kind of refs that may lead to a frame's content; `REF_TOMBSTONE` if no ref may."""
     if frame.is_erased:
         return packfile.REF_ERASED
     if frame.kind == packfile.FRAME_MERGED and frame.length:
@@ -298,12 +298,12 @@ def _fault_of_head(head: bytes, name: PackName, repository_id: bytes) -> str | N
 
 
 def frames_end(stored: Stored) -> int:
-    """Return where the frames of a commit file end, the padding behind them included."""
+    """Return where the frames of a commit file end, including the padding after them."""
     return min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
 
 
 def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault]:
-    """Check that sections and header follow one another with nothing between them. Raises `OSError`."""
+    """Check that sections and header follow each other without gaps. Raises `OSError`."""
     window, faults = Window(storage, path or stored.path), []
     header, footer = stored.header, stored.footer
     runs = {(run.offset, run.length) for run in header.runs if run.pack is None}
@@ -327,7 +327,7 @@ def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault
 
 
 def open_run(storage: Files, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
-    """Read a whole run and check every block. Raises `ValueError` (what is wrong) or `OSError`."""
+    """Read a whole run and check every block. Raises `ValueError`, which says what is wrong, or `OSError`."""
     run = index.Run(storage.read_range(path, name.offset, name.length), name.seq)
     run.verify()
     if run.max_seq > name.max_seq or run.entries != name.entries:

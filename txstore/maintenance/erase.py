@@ -1,9 +1,10 @@
-"""Erasing all versions of what lies below some paths: from every commit, of every branch, and every tag, for good.
+"""Erases all versions of the nodes below some paths, from every commit, branch and tag, for good.
 
-Order: nothing is changed before all was looked through and no reader or writer is in the way. Then the heads lose it by
-ordinary commits; the erasure waits once more for readers of older commits; a record says what is being erased. From
-then on no process reads it, and one file after the other is replaced, until a walk through all of them finds nothing.
-Interrupted anywhere, it is done again: what was erased stays so.
+Order: first the erasure surveys every file and checks that no reader or writer is in the way; until then it changes
+nothing. Then ordinary commits delete the paths from the heads, the erasure waits once more for readers of older
+commits, and a record says what is being erased. From then on no process reads these values. The erasure replaces one
+file after the other, until a walk through all of them finds nothing. If it is interrupted, run it again: erased values
+stay erased.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from txstore.storage.turns import this_user
 T = TypeVar("T")
 
 _LOOK_AGAIN = 0.05  # seconds
-#: So often it is looked whether anything is left, where others can't be kept from committing meanwhile.
+#: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
 
 #: Deletes the paths from the head of a branch with a commit. Raises what a commit raises.
@@ -54,17 +55,17 @@ Delete = Callable[[Snapshot, str], object]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ErasureReport:
-    """What was erased.
+    """The result of an erasure.
 
     Attributes
     ----------
     paths : tuple of str
     commit : Commit or None
-        The one that says so in the history of "main"; None if nothing was left to erase.
+        The commit that records the erasure in the history of "main"; None if nothing was left to erase.
     values, bytes : int
-        How many values, of all versions, and how long they were.
+        Number of erased values, of all versions, and their length in bytes.
     files : int
-        How many files were put in the place of others.
+        Number of replaced files.
     """
 
     paths: tuple[str, ...]
@@ -88,7 +89,7 @@ class ErasureReport:
 def erase(
     commits: Commits, snapshots: Snapshots, paths: Collection[str], delete: Delete, *, timeout: float | None
 ) -> ErasureReport:
-    """See `Repository.erase`. `delete` commits that nothing is below the paths any more."""
+    """See `Repository.erase`. `delete` makes a commit that deletes everything below the paths."""
     return _Erasing(commits, snapshots, paths, delete, timeout).run()
 
 
@@ -103,9 +104,9 @@ class _Erasing:
         self._delete = delete
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._files = 0
-        self._deleted = 0  # how many commits of this erasure have deleted it, or tried to
+        self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
-        self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: for which head, and what `_first_without` says
+        self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
@@ -127,32 +128,32 @@ class _Erasing:
         until = self._delete_everywhere()
         while True:
             self._wait(done="The newest commits have it no more, the older ones still have it")
-            # An optimize that was waited for has committed copies of it, perhaps. So what this is about ends only here.
+            # An optimize that we waited for may have committed copies. So the erased range ends only here.
             deleted, until = self._deleted, self._delete_everywhere()
             if self._deleted == deleted:
                 break
-        if self._storage.is_remote:  # else a vacuum sees at once who lives
+        if self._storage.is_remote:  # else a vacuum sees at once which processes live
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
-        vacuum(self._commits, self._snapshots, branch=MAIN)  # what nothing needs need not be looked through
+        vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
         if record is None:
             record = ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, until)
         record = replace(record, until=until)
         write_record(self._storage, record)
         record = self._scrub(record)
-        # A file that another vacuum has deleted just when another was put in its place is there again.
+        # If another vacuum deleted a file just as this erasure replaced it, the file exists again.
         vacuum(self._commits, self._snapshots, branch=MAIN)
         commit = self._note(record)
         write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
         return ErasureReport(self._paths, commit, record.values, record.length, self._files)
 
-    # --- whether it may be done
+    # --- checks before the erasure
 
     def _check_quarantine(self) -> None:
         if self._storage.list(names.QUARANTINE):
             raise ErasureError(
                 self._paths,
-                f"a repair has left files in {names.QUARANTINE}/, and what is in them can't be told: look at them, "
+                f"a repair has left files in {names.QUARANTINE}/, and they may hold these values: look at them, "
                 "delete them",
             )
 
@@ -162,13 +163,13 @@ class _Erasing:
                 raise NodeNotFoundError(path)
 
     def _begun(self) -> ErasureRecord | None:
-        """Return the record of the same erasure, if that was interrupted."""
+        """Return the record of the same erasure, if one was interrupted."""
         for record in read_records(self._storage):
             if record.paths == self._paths and record.finished is None:
                 return record
         return None
 
-    # --- who is in the way
+    # --- processes in the way
 
     def _wait(self, done: str = "Nothing was changed") -> None:
         while holders := list(self._holders()):
@@ -181,16 +182,16 @@ class _Erasing:
                 self._has_collected = True
 
     def _holders(self) -> Iterator[str]:
-        """Say who reads a commit that has what is to be erased, or has a transaction open on one."""
+        """Yield, in words, each process that reads a commit with values to erase, or has a transaction open on one."""
         living = living_branches(self._commits)
         for branch in {*self._commits.branch_directories()} - {*living}:
             if self._snapshots.pins(branch).lowest(SPAN) is not None:
-                yield f"a process reads a branch that was deleted, {branch}"
+                yield f"a process reads the deleted branch {branch}"
         for branch in living:
             yield from self._while_living(branch, self._holders_of) or ()
 
         if self._storage.is_remote:
-            # These do not say which commit they are based on. The recorded ones do.
+            # Unrecorded transactions do not say which commit they are based on.
             for transaction, paths in self._staged().items():
                 if self._storage.are_held(paths):
                     yield f"transaction {transaction.hex()} is open"
@@ -216,7 +217,7 @@ class _Erasing:
         return found
 
     def _while_living(self, branch: str, work: Callable[[str], T]) -> T | None:
-        """Do something with a branch; again, if a vacuum has overtaken it, and no more, if the branch was deleted."""
+        """Do `work` with a branch; repeat it if a vacuum overtook it; return None if the branch was deleted."""
         while True:
             oldest_kept = self._commits.oldest_kept(branch)
             try:
@@ -237,7 +238,7 @@ class _Erasing:
         return first
 
     def _staged(self) -> dict[bytes, list[str]]:
-        """Return the packs that are staged, by their transactions, without the recorded ones."""
+        """Return the staged packs by transaction, without recorded transactions."""
         recorded = {record.id for record in self._commits.recorded()}
         found: dict[bytes, list[str]] = {}
         for path in self._commits.paths_in(names.STAGING):
@@ -250,7 +251,7 @@ class _Erasing:
         return any(map(snapshot.has_keys_below, self._paths))
 
     def _survey(self, until: Mapping[str, int] | None) -> Survey:
-        """Look through every file. Vacuums may delete some meanwhile, which then need not be looked through."""
+        """Survey every file. Files that a vacuum deletes meanwhile need no survey."""
         while True:
             kept = self._kept()
             try:
@@ -262,10 +263,10 @@ class _Erasing:
     def _kept(self) -> dict[str, int]:
         return {branch: self._commits.oldest_kept(branch) for branch in living_branches(self._commits)}
 
-    # --- what is done
+    # --- deleting and recording
 
     def _delete_everywhere(self) -> dict[str, int]:
-        """Return of each branch the last version that may have any of it."""
+        """Delete the paths from every head; return, for each branch, the last version that may still have values."""
         until = {}
         for branch in self._commits.branch_directories():
             until[branch] = max(self._commits.versions(branch), default=-1)
@@ -276,7 +277,7 @@ class _Erasing:
         return until
 
     def _delete_from(self, branch: str) -> int:
-        """Return the version of a commit of a branch that has nothing of it."""
+        """Return the version of a commit of the branch that has nothing below the paths."""
         while True:
             head = self._snapshots.newest(branch)
             if not self._is_there(head):
@@ -299,10 +300,10 @@ class _Erasing:
                 write_record(self._storage, record)
                 self._files += scrub(self._storage, found, self._paths)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
-        raise ErasureError(self._paths, "others write it again and again: try again when they have ended")
+        raise ErasureError(self._paths, "other processes keep writing there: try again when they have ended")
 
     def _note(self, record: ErasureRecord) -> Commit:
-        """Make the commit that says so."""
+        """Make the commit that records the erasure."""
         writer = self._commits.new_pack(os.urandom(16), 0)
         publisher = Publisher(
             self._commits, writer, branch=MAIN, durable=True, message=f"erased {_shown(self._paths)}",
@@ -332,17 +333,17 @@ class _Unchanged:
 
 
 def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
-    """Put every file in the place of the old one that holds any of it; return how many."""
+    """Replace every file that holds values to erase; return the number of files."""
     count = 0
     for path, change in found.changes.items():
-        with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it since: it must not come back
+        with contextlib.suppress(FileNotFoundError):  # a vacuum deleted it since: it must not come back
             rewrite(storage, path, change, paths)
             count += 1
     return count
 
 
 def write_record(storage: Storage, record: ErasureRecord) -> None:
-    """Write a record, in the place of an earlier one of the same erasure."""
+    """Write a record, replacing an earlier one of the same erasure."""
     storage.make_directory(names.ERASED, durable=True)
     write_over(storage, names.erasure_path(record.id), record.encode())
 
@@ -353,7 +354,7 @@ def _shown(paths: Collection[str]) -> str:
 
 
 def check_paths(paths: Collection[str]) -> tuple[str, ...]:
-    """Return the paths of nodes as keys begin with them. Raises `ValueError`, `KeyFormatError`."""
+    """Return the paths of nodes in the form of key prefixes. Raises `ValueError`, `KeyFormatError`."""
     if not paths:
         raise ValueError("name the arrays or groups to be erased")
     found = [directory_prefix(path)[:-1] for path in paths]

@@ -1,8 +1,8 @@
-"""Making one line of history of commits that have taken each other's versions, on a server that had let them.
+"""Restores one line of history after commits replaced each other's versions on a server without exclusive creation.
 
-What came first would be there, had the server created exclusively: in each version, the oldest commit that follows the
-one in the version below. Where the server keeps versions, what was replaced is still there. What does not follow is
-kept in the quarantine, and each commit that is in the history no more is told by its id.
+With exclusive creation, the first commit of each version would have won: the oldest that follows the commit in the
+version below. If the server keeps object versions, the replaced commits still exist. Commits that do not follow go to
+the quarantine, and the report names each commit that the history has lost, by its id.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from txstore.storage.interface import Earlier, Storage
 
 
 class _Occupant(NamedTuple):
-    """A commit that a version holds, or has held."""
+    """A commit that a version holds, or held before."""
 
     stored: Stored
-    content: bytes = b""  # if there are several
-    versions: tuple[Earlier, ...] = ()  # the same
+    content: bytes = b""  # if the version held several commits
+    versions: tuple[Earlier, ...] = ()  # the server's versions of the object with this content
 
 
 def were_taken_twice(storage: Storage) -> bool:
-    """Tell whether a version of a living branch has held several commits, as far as the server has kept them."""
+    """Tell whether a version of a living branch held several commits, by what the server still keeps."""
     if not storage.is_remote:
         return False
     files = Replacer(storage)
@@ -42,7 +42,7 @@ def were_taken_twice(storage: Storage) -> bool:
 def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]:
     """Put the commits of a branch in one line; return the lost ones.
 
-    Nothing is done where no process was stopped, and no version has held several commits, as far as can be known.
+    It does nothing if no process was stopped and no version is known to have held several commits.
     Raises `OSError`, also if the server still does not create exclusively.
     """
     if not storage.is_remote:
@@ -57,7 +57,7 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
     for version, commit_id in stops:
         line.tell_of(commit_id, version, "a process has found that it may have lost its place")
     line.drop_tags()
-    if line.is_whole():  # else what could not be moved away is in it
+    if line.is_whole():  # else a file that could not be moved is still in the way
         for version, commit_id in stops:
             files.move_away(names.stop_path(branch, version, commit_id), "moved away: commits may be made again")
     return line.lost
@@ -77,7 +77,7 @@ class _Line:
         self._dropped: list[Stored] = []
 
     def has_doubles(self) -> bool:
-        """Tell whether a version has held several commits."""
+        """Tell whether any version held several commits."""
         earlier = self._earlier
         doubles = [version for version in self._versions() if len(earlier.get(names.version_name(version), ())) > 1]
         return any(len(self._held(version, None)) > 1 for version in doubles)
@@ -92,9 +92,9 @@ class _Line:
         return True
 
     def restore(self) -> None:
-        """Put the oldest line in its place, and what does not follow it out of the way.
+        """Restore the oldest line, and move commits that do not follow it out of the way.
 
-        Where no process was stopped, commits may follow one that has taken another's place: these stay.
+        If no process was stopped, commits may follow one that replaced another: these stay.
         """
         versions = self._versions()
         currents = list(self._commits.each(self._read, versions))
@@ -123,18 +123,18 @@ class _Line:
 
     @cached_property
     def _earlier(self) -> Mapping[str, Sequence[Earlier]]:
-        """What the server has kept of this branch's versions: none of it where that can't be asked."""
+        """Return what the server keeps of this branch's versions; nothing if the server can't tell."""
         try:
             return self.storage.earlier(self._directory)
         except OSError as error:
             if error.errno != errno.ENOTSUP and (self._was_stopped or not isinstance(error, PermissionError)):
                 raise
             if self._was_stopped:
-                self._files.note(self._directory, f"only what is there now was looked at: {error.strerror}")
+                self._files.note(self._directory, f"only present files were looked at: {error.strerror}")
             return {}
 
     def _held(self, version: int, current: Stored | None) -> list[_Occupant]:
-        """Return the commits that a version has held and holds, the oldest first."""
+        """Return the commits that a version held and holds, the oldest first."""
         earlier = self._earlier.get(names.version_name(version), ())
         if len(earlier) < 2:
             return [] if current is None else [_Occupant(current)]
@@ -146,12 +146,12 @@ class _Line:
                 stored = self._commits.decode(path, self._branch, version, content, len(content))
             except CorruptionError:
                 continue
-            others = found[stored.hash].versions if stored.hash in found else ()  # an erasure has written it again
+            others = found[stored.hash].versions if stored.hash in found else ()  # an erasure wrote it again
             found[stored.hash] = _Occupant(stored, content, (*others, kept))
         return list(found.values())
 
     def _settle(self, current: Stored | None, held: Sequence[_Occupant], chosen: _Occupant) -> None:
-        """Let one commit have a version that several have held: the others are in the quarantine then."""
+        """Give a version that held several commits to one of them; the others go to the quarantine."""
         for each in held:
             if each is not chosen:
                 self._dropped.append(each.stored)
@@ -163,7 +163,7 @@ class _Line:
             self._files.note(chosen.stored.path, f"commit {chosen.stored.header.id.hex()} has its place again")
 
     def _drop_from(self, first: int, versions: Sequence[int]) -> None:
-        """Move away what is in a version and in those above it, the newest first, as far as that can be done."""
+        """Move away the commits of a version and of those above it, newest first, until a move fails."""
         for version in sorted((version for version in versions if version >= first), reverse=True):
             current = self._read(version)
             held = self._held(version, current)
@@ -188,15 +188,15 @@ class _Line:
         else:
             self.storage.delete(names.head_cache_path(self._branch))
 
-    # --- what is lost
+    # --- lost commits
 
     @cached_property
     def _kept(self) -> set[bytes]:
-        """The commits that there are in the end. Those of a group commit may have got other versions than they had."""
+        """Return the ids in the final history. Members of a group commit may have other versions than before."""
         return {stored.header.id for stored in self._commits.each(self._read, self._versions()) if stored is not None}
 
     def tell_of_dropped(self) -> None:
-        """Tell which commits are lost: what was dropped, and what that followed, of which nothing else is known."""
+        """Report the lost commits: the dropped ones, and their parents of which nothing but the id is known."""
         for stored in self._dropped:
             header = stored.header
             said = f"{header.message!r} by {header.author!r}: its file is in {names.QUARANTINE}/"
@@ -209,7 +209,7 @@ class _Line:
     def drop_tags(self) -> None:
         """Move away the tags of commits that are lost."""
         for name in self._commits.tag_names():
-            with contextlib.suppress(TxStoreError):  # which `verify` reports
+            with contextlib.suppress(TxStoreError):  # `verify` reports it
                 tag = self._commits.read_tag(name)
                 if tag.branch == self._branch and tag.commit_id in self._told:
                     action = f"moved away: the commit that it names is lost, {tag.commit_id.hex()}"

@@ -1,10 +1,11 @@
-"""Merging small packs and runs into large ones: a commit that changes no content.
+"""Merges small packs and runs into large ones: a commit that changes no content.
 
-The values of the packs that were chosen are copied into new ones. A run says where they lie now, each with the seq that
-it had, so no reader takes it for a change; merged with the runs that it was taken from, it stands in their place.
-Others commit meanwhile, and merge the newest runs as they do: values of such runs stay where they were, and have their
-turn the next time. The oldest runs, in which almost everything lies, change rarely; where they don't, there are few
-keys, and they can be merged while no process commits. So there is progress under any stream of commits.
+It copies the values of the chosen packs into new ones. A new run says where the values are now, each with its old seq,
+so no reader takes it for a change. Merged with the runs that listed these values, it replaces them.
+Other committers commit meanwhile, and merge the newest runs as usual: values of such runs stay where they were until
+the next time. The oldest runs, which list almost everything, change rarely. If they do change often, the repository has
+few keys, and the optimizer can merge the runs while no process commits. So it makes progress under any stream of
+commits.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled
 
-#: A new pack is ended when it has reached this length, in bytes.
+#: A new pack is closed at this length, in bytes.
 PACK_LENGTH = 256 << 20
-#: `optimize` copies packs below this length, and those of which less than `LIVE_SHARE` is live.
+#: `optimize` copies packs shorter than this, in bytes, and those with a live share below `LIVE_SHARE`.
 SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
-#: Values of an object store, and bytes, that are fetched at once.
+#: Values, and bytes, that are fetched at once from an object store.
 FETCHED_AT_ONCE, BYTES_AT_ONCE = 64, 16 << 20
 _PAGE = 4096  # keys
 _FRAME_OVERHEAD = packfile.FRAME_SIZE + 16  # bytes; the padding is an estimate
 
-#: Bytes that are left on a disk that is nearly full.
+#: Bytes left free on a disk that is nearly full.
 _RESERVE = 64 << 10
 
 _ATTEMPTS = 5
-#: Keys up to which the runs are merged under the commit lock, in some 50 ms at the most, if others were faster twice:
-#: where each commit writes much of what there is, all runs may be new after each.
+#: With at most this many keys (about 50 ms), runs are merged under the commit lock after two lost races: if commits
+#: write much of the repository, each may replace all runs.
 MERGED_UNDER_LOCK = 20_000
 
 
 @dataclass(slots=True)
 class PackUse:
-    """What of one pack is live, in bytes: values, whose number is `values`, and runs that lie in it."""
+    """The live bytes of one pack: its values, `values` in number, and the runs in it."""
 
     name: PackName
     length: int = 0
@@ -67,23 +68,23 @@ class PackUse:
         return self.live + self.runs < LIVE_SHARE * (self.length - packfile.HEAD_SIZE)
 
 
-#: Which packs to copy, of the packs in use at a commit.
+#: Chooses the packs to copy, from the packs in use at a commit.
 Choice = Callable[[Mapping[PackName, PackUse]], set[PackName]]
 
 
 def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
-    """Choose as `optimize` does when a person asks for it."""
+    """Choose packs as an explicit `optimize` does."""
     chosen = [use for use in uses.values() if use.values and (use.length < SMALL_PACK or use.is_wasteful)]
     if len(chosen) == 1 and not chosen[0].is_wasteful:
-        return set()  # to copy it would change nothing
+        return set()  # copying it would change nothing
     return {use.name for use in chosen}
 
 
 def below(branch: str, oldest_kept: int) -> Choice:
-    """Choose a branch's commit files below a version, which are to be deleted, and data packs small beside the others.
+    """Choose the branch's commit files below a version, which will be deleted, and comparatively small data packs.
 
-    A data pack is taken along while it has at most twice the live bytes of those chosen before it together, so each
-    value is copied a number of times that is logarithmic in all there is.
+    A data pack is chosen if it has at most twice the live bytes of all those chosen before it. So a value is copied a
+    number of times that is logarithmic in the size of the repository.
     """
 
     def choose(uses: Mapping[PackName, PackUse]) -> set[PackName]:
@@ -109,14 +110,14 @@ def optimize(
     choose: Choice = small_or_wasteful,
     progress: Progress | None = None,
 ) -> Stored | None:
-    """Return the commit that was made; None if there was nothing to do, or others were faster each time.
+    """Return the commit that was made; None if nothing was to be done, or other committers won each race.
 
     `progress` is called with the bytes copied so far and in all. Raises what a commit raises.
     """
     stored = commits.head(branch)
     if stored is None:
         return None
-    commits.identity.create(durable=durable)  # of a copy, empty directories may be missing
+    commits.identity.create(durable=durable)  # a copied repository may lack empty directories
     head = snapshots.of_head(stored)
     uses = uses_of(head)
     for name in _shared(commits, branch, uses):
@@ -125,7 +126,7 @@ def optimize(
     if not chosen and len(head.run_names) < 2:
         return None
     for use in uses.values():
-        use.runs = 0  # they are about to be merged: what is left of their files may not be worth keeping then
+        use.runs = 0  # the runs are about to be merged: the rest of their files may then not be worth keeping
     wanted = choose(uses)
     chosen = _fitting(commits.storage, head, uses, wanted)
     total = sum(uses[name].live for name in chosen)
@@ -151,9 +152,9 @@ def optimize(
 def _fitting(
     storage: Storage, head: Snapshot, uses: Mapping[PackName, PackUse], wanted: set[PackName]
 ) -> set[PackName]:
-    """Return those of the packs that there is room to copy, the most wasteful first. Raises `OSError` if there is none.
+    """Return the packs that fit on the disk when copied, the most wasteful first. Raises `OSError` if none fits.
 
-    What is copied is freed by the next vacuum only: on a disk that is nearly full, a little at a time.
+    Only the next vacuum frees the old packs: on a disk that is nearly full, each call copies a little.
     """
     free = storage.free()
     if free is None:
@@ -173,7 +174,7 @@ def _fitting(
 
 
 def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> set[PackName]:
-    """Return the packs that a branch has from the commit that it begins behind: a copy would free nothing."""
+    """Return the packs that a branch has from the commit where it starts: copying them would free nothing."""
     fork = commits.fork_point(branch)
     if fork is None:
         return set()
@@ -183,7 +184,7 @@ def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> 
 
 
 def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
-    """Return what is live of each pack that a commit reaches."""
+    """Return the live bytes of each pack that a commit reaches."""
     uses: dict[PackName, PackUse] = {}
     runs = snapshot.runs
     for key, name, length in live_values(snapshot):
@@ -218,10 +219,10 @@ def _batches(found: Iterable[index.Listed]) -> Iterator[list[index.Listed]]:
 
 
 class _Copies:
-    """Values copied into new packs, and which run of the snapshot said where they lay.
+    """Values copied into new packs, each with the snapshot's run that listed it.
 
-    Where each lies now is kept in a run, since there may be millions: in place of its pack, the entry of a key has the
-    run that it was found in, and the upper bits of its offset say in which of the new packs it is.
+    The new places are kept in a run, since there may be millions. In place of its pack, the entry of a key has the run
+    that listed it, and the upper bits of its offset say which of the new packs holds it.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class _Copies:
         return native_index.Run(content, 1)
 
     def _copied(self, head: Snapshot, chosen: set[PackName]) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
-        """Copy the values, and yield where they lie, ascending by key."""
+        """Copy the values, and yield their new places, ascending by key."""
         done = 0
         writers: dict[int, int] = {}  # by the group of their values
         places: dict[int, int] = {}  # the packs by their numbers in the transaction
@@ -272,7 +273,7 @@ class _Copies:
             self._progress(done)
 
     def _values(self, runs: index.Runs, chosen: set[PackName]) -> Iterator[tuple[index.Listed, memoryview]]:
-        """Yield what lies in the packs that were chosen, ascending by key."""
+        """Yield the values in the chosen packs, ascending by key."""
 
         def view(found: index.Listed) -> memoryview:
             return runs.stored(found.key.decode(errors="replace"), found)
@@ -292,7 +293,7 @@ class _Copies:
         return self.writers[-1]
 
     def packs(self) -> list[tuple[DataPack, str]]:
-        """Return the packs that were written, each with the path of its file until the commit is made."""
+        """Return the new packs, each with the path of its file until the commit."""
         return [
             (
                 DataPack(PackName(packfile.participants_pack(self.id, number)), end),
@@ -305,16 +306,16 @@ class _Copies:
         return {number: end for writer in self.writers for number, end in writer.ends().items()}
 
     def run_of(self, oldest: int, count: int) -> Mapped:
-        """Build a run of what was found in the `oldest` last of `count` runs."""
+        """Build a run of the values that were listed in the `oldest` last of `count` runs."""
         return self._build(entry for entry in self._entries() if entry[3] > count - oldest)
 
     def run_for(self, head: Snapshot) -> Mapped:
-        """Build a run of what a later snapshot still has of the same seq: the same value, wherever its ref has gone."""
+        """Build a run of the values that a later snapshot still has with the same seq, in whichever run."""
         kept = {each.key: each.seq for each in head.runs.scan_all()}
         return self._build(entry for entry in self._entries() if kept.get(entry[0]) == entry[2])
 
     def _entries(self) -> Iterator[tuple[bytes, int, int, int, int, int, int]]:
-        """Yield all that was copied, ascending by key: key, kind, seq, run, place, length and checksum."""
+        """Yield all copied values, ascending by key: key, kind, seq, run, place, length and checksum."""
         start = b""
         while page := self._run.scan(start, None, _PAGE):
             yield from page
@@ -330,7 +331,7 @@ class _Copies:
         return index.build(moved, (), [pack.name for pack, _ in self.packs()], self._commits.storage)
 
     def close(self, *, published: bool) -> None:
-        """Delete what lies below `.staging/`, and all that was copied unless it was, or may have been, published."""
+        """Delete the staged files, and all copies unless they were, or may have been, published."""
         for writer in self.writers:
             if published:
                 writer.release()
@@ -339,7 +340,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that says where copies lie: a `Plan` of `history.publisher`, which is tried a few times."""
+    """The commit that publishes the new places: a `Plan` of `history.publisher`, tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
@@ -355,7 +356,7 @@ class _Optimizer:
         )
         # Of one attempt:
         self.inputs: tuple[RunName, ...] = ()
-        self.merged: tuple[Section, RunName] | None = None  # what takes the place of `inputs`
+        self.merged: tuple[Section, RunName] | None = None  # replaces `inputs`
         self.may_wait = True
 
     def run(self) -> Stored | None:
@@ -409,9 +410,9 @@ class _Optimizer:
         return section, index.name_run(content, 0, section.offset)
 
     def _merge(self, head: Snapshot, oldest: int, relocated: Mapped) -> Mapped:
-        """Merge the oldest runs of a snapshot, and above them what was copied out of them.
+        """Merge the oldest runs of a snapshot, with the new places of their copied values on top.
 
-        Tombstones are forgotten up to the oldest kept version: no transaction is based on anything older.
+        Tombstones up to the oldest kept version are dropped: no transaction is based on an older version.
         """
         assert head.stored is not None
         header = head.stored.header

@@ -1,10 +1,10 @@
-"""Moving a repository beside its path, with a link in its place: `shutil.rmtree` refuses to follow the link.
+"""Moves a repository beside its path and leaves a link there: `shutil.rmtree` refuses to follow the link.
 
 `data.tx` becomes `data.tx.d`, and `data.tx` a link to it. zarr's `mode="w"` calls `shutil.rmtree` on the path, which
-raises an error then before it deletes anything, in any process. There is one name for each file still, so nothing else
-in the repository knows of the link. What overwrites a path below it is not kept from that.
+then raises an error before it deletes anything, in any process. Each file still has only one name, so the rest of the
+repository need not know of the link. The link does not protect paths below it.
 
-Order: the directory is moved, then the link is made. A death in between leaves the directory beside its path, where
+Order: the directory is moved, then the link is made. After a crash in between, the directory is beside its path, where
 the next call finds it.
 """
 
@@ -21,13 +21,13 @@ from txstore.errors import RepositoryNotFoundError
 from txstore.history.opening import is_repository, open_commits, open_storage
 from txstore.storage.objects.urls import public
 
-#: What is added to the name of a repository that is protected.
+#: Suffix of the directory of a protected repository.
 _BESIDE = ".d"
 
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """Where a repository is. `aside` is where that was moved which lay in the place of the link, if something did."""
+    """Where a repository is. `aside` is the new path of anything that was in the place of the link; None if nothing."""
 
     link: str
     directory: str
@@ -35,9 +35,9 @@ class Protected:
 
 
 def protect(path: str | os.PathLike[str]) -> Protected:
-    """Protect a repository on a disk, or put its link back; nothing happens if the path is a link to one already.
+    """Protect a local repository, or put its link back; if the path already is a link to one, do nothing.
 
-    Handles that are open raise an error afterwards: open it again. Raises `FileExistsError` if there are two.
+    Open handles raise an error afterwards: open the repository again. Raises `FileExistsError` if there are two.
     """
     protocol, place = split_protocol(os.fspath(path))
     if protocol not in (None, "file", "local"):
@@ -54,7 +54,7 @@ def protect(path: str | os.PathLike[str]) -> Protected:
     if is_there and os.path.lexists(directory):
         raise FileExistsError(errno.EEXIST, f"this is in the way of {link}: look what it is, and move it", directory)
     if not is_there and not is_beside:
-        open_commits(open_storage(link)).identity.exists()  # which knows what else is there
+        open_commits(open_storage(link)).identity.exists()  # its error says what else is there
         raise RepositoryNotFoundError(link)
     aside = None if is_there or not os.path.lexists(link) else f"{link}.aside-{os.urandom(4).hex()}"
     moved = directory if is_there else aside
@@ -62,7 +62,7 @@ def protect(path: str | os.PathLike[str]) -> Protected:
         os.rename(link, moved)
     try:
         os.symlink(os.path.basename(directory), link)
-    except OSError:  # a file system without links; or another process has made something there
+    except OSError:  # the file system has no links, or another process created something there
         if moved is not None:
             with contextlib.suppress(OSError):
                 os.rename(moved, link)

@@ -1,4 +1,4 @@
-"""The one walk over what is kept: which files a commit needs to be read."""
+"""Walks what is kept: the one place that decides which files a commit needs to be read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txstore.segments.runs import Runs, names_of
 class Reachable:
     """The files that some commits need: their own, those of their runs, and those of the values in the runs.
 
-    A run's table of packs is taken at its word: a pack that only hidden entries of the run point at counts, too.
+    Each pack in a run's table counts, even if only hidden entries of the run point to it.
     """
 
     def __init__(self, commits: Commits) -> None:
@@ -51,16 +51,16 @@ class Reachable:
 
 
 def living_branches(commits: Commits) -> list[str]:
-    """Return the ids of the branches that there are, the first one first."""
+    """Return the ids of the existing branches, the first branch first."""
     return [MAIN, *dict.fromkeys(record.id for record in commits.branches.all().values())]
 
 
 def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> Iterator[Stored]:
-    """Yield every commit that is kept, once: each branch down to its oldest kept version, and what has a name below.
+    """Yield every kept commit once: each branch down to its oldest kept version, and named commits below.
 
-    That is: what is tagged, what a branch begins behind, and what a commit that is kept has merged.
-    `oldest_kept_versions` are those of branches of which it is not the oldest kept version as it is now. Who makes one
-    of these of another, or of a pin, looks afterwards whether it was kept, so they are looked for in this order (I10).
+    Named commits are those with a tag, those where a branch starts, and those merged by a kept commit.
+    `oldest_kept_versions` overrides the present oldest kept version of some branches. A process that makes one of these
+    names from another, or from a pin, checks afterwards that the commit was kept: so this looks in that order (I10).
     """
     met: set[CommitName] = set()
     merged: set[tuple[str, int]] = set()
@@ -72,8 +72,8 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
         head = commits.head(branch)
         if head is None or head.header.branch != branch:
             continue
-        # What the head says of its oldest kept version does not count before the file does: until then, others may
-        # begin to hold what is below, and the vacuum that has raised it may never come to the file.
+        # The oldest kept version in the head does not count before the file has it: until then, other processes may
+        # begin to hold commits below, and the vacuum that raised it may die before it writes the file.
         oldest_kept = oldest_kept_versions[branch] if branch in oldest_kept_versions else commits.oldest_kept(branch)
         for stored in commits.ancestors(head, lowest=oldest_kept):
             if stored.header.version < oldest_kept or stored.header.branch != branch:
@@ -89,7 +89,7 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
 
 
 def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> dict[str, int]:
-    """Pin what is kept of every branch for as long as `holder` lives; return their oldest kept versions."""
+    """Pin the kept commits of every branch while `holder` lives; return the branches' oldest kept versions."""
     return commits.hold_kept(
         lambda: {branch: commits.oldest_kept(branch) for branch in living_branches(commits)},
         lambda branch, stored: pins(branch).hold(holder, stored.header.seq),
@@ -100,13 +100,13 @@ def data_packs(commits: Commits) -> Iterable[str]:
     """Return the paths of all data packs."""
     found = []
     for folder in commits.pack_folders():
-        with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
+        with contextlib.suppress(WrongFileTypeError):  # not a directory, so none of our files is in it
             found += commits.paths_in(folder)
     return found
 
 
 class StagedPacks:
-    """Which data packs files of `.staging/` belong to, or their transactions do: they may be about to be committed."""
+    """The data packs of staged files and of their transactions: these may be about to be committed."""
 
     def __init__(self, files: Iterable[str]) -> None:
         files = list(files)
@@ -123,7 +123,7 @@ class StagedPacks:
 
 
 def sizes_of(commits: Commits, paths: Iterable[str]) -> dict[str, int]:
-    """Return the lengths of files in bytes; 0 of one that is gone, or a directory."""
+    """Return the lengths of files in bytes; 0 for a missing file or a directory."""
     paths = list(paths)
     directories = {posixpath.dirname(path) for path in paths}
     found = {

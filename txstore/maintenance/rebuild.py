@@ -1,7 +1,7 @@
-"""Making damaged parts of packs anew, from what else says the same. Nothing is written here.
+"""Rebuilds damaged parts of packs from other parts that hold the same facts. It writes nothing.
 
-A run follows from the frames of its transaction, or from the runs that it was merged of; the beginning of a frame from
-the run; a footer from the header; a header, if one bit of it has changed, from its checksums. A value has no second
+A run is rebuilt from the frames of its transaction, or from the runs that were merged into it; the beginning of a frame
+from the run; a footer from the header; a header in which one bit has changed from its checksums. A value has no second
 copy.
 """
 
@@ -35,32 +35,32 @@ from txstore.segments.runs import names_of
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
-#: A header above this length is not searched for the one bit that has changed.
+#: A header longer than this, in bytes, is not searched for one changed bit.
 _HEADER_MOST = 64 << 10
-#: Where the header of a commit whose footer is damaged is looked for: bytes before the end.
+#: If the footer is damaged, the header is searched for in this many bytes before the end.
 _TAIL = 1 << 20
 
 
-#: Places where a header, or a footer, may be that are looked at.
+#: Candidate places of a header or footer that are tried.
 _ENDS = 64
 
 _FRAME_OF_REF = {**packfile.FRAME_OF_REF, packfile.REF_ERASED: packfile.FRAME_VALUE | packfile.FRAME_ERASED}
 
-#: So much of a damaged frame is searched for the one bit.
+#: Bytes of a damaged frame that are searched for one changed bit.
 _FRAME_START_MOST = 512
 
 
 class Part(NamedTuple):
-    """What belongs at an offset of a file."""
+    """The right bytes for an offset of a file."""
 
     offset: int
     content: bytes
 
 
 class Rebuilt(NamedTuple):
-    """A run that was made anew. `is_sure`: it holds as many keys and bytes as the commit says that it wrote.
+    """A rebuilt run. `is_sure`: it has as many keys and bytes as the commit says that it wrote.
 
-    Else it may hold more: what was equal, or absent, in the base.
+    If not, it may also have keys that were equal, or absent, in the base.
     """
 
     section: bytes
@@ -71,11 +71,11 @@ class Rebuilt(NamedTuple):
 
 
 def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt | None:
-    """Build the run of a commit from its frames; None if they are damaged, or form no chain (I7)."""
+    """Build the run of a commit from its frames; None if they are damaged, or do not form a write chain (I7)."""
     header = stored.header
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
-    erased: set[tuple[int, int]] = set()  # participants and sequences of frames whose values are no more
+    erased: set[tuple[int, int]] = set()  # participants and sequences of frames with erased values
     compaction_outputs = header.compaction_outputs
     staged_packs = [pack for pack in header.packs if pack.name not in compaction_outputs]
     packs = [pack.name for pack in staged_packs]
@@ -93,7 +93,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     numbers = {packfile.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
     base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
     found = None
-    for keeps_equal in (False, True):  # whether a value was left out as equal depended on what was read besides
+    for keeps_equal in (False, True):  # what else the committer read decided whether it left out equal values
         prefixes = [prefix for prefix in staged.prefixes if _was_below(base, prefix)]
         entries = list(_entries(staged, merged, erased, base, numbers, keeps_equal=keeps_equal))
         section = runs.build(entries, [prefix.encode() for prefix in prefixes], packs)
@@ -102,7 +102,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         found = Rebuilt(section, counted == header.statistics.as_tuple()[:4])
         if found.is_sure:
             return found
-    # What a commit has not staged, but copied, is not among its frames with all that it was.
+    # Values that a commit copied by reference are not fully described by its frames.
     complete = header.statistics.keys_set + header.statistics.keys_deleted == header.runs[0].entries <= len(entries)
     return found if complete and not packs else None
 
@@ -115,9 +115,9 @@ def _stage(
     first: int,
     frame: packfile.Frame,
 ) -> bool:
-    """Add a frame of the pack with a number, before which its participant had written `first` frames.
+    """Add a frame of the numbered pack, before which its participant had written `first` frames.
 
-    Return whether its key can be one.
+    Return False if its key is not a valid one.
     """
     kind = frame.original_kind
     key = (decode_key if kind in packfile.FRAMES_WITH_KEY else decode_prefix)(frame.key)
@@ -133,7 +133,7 @@ def _stage(
     elif kind in packfile.FRAMES_OF_KEYS:
         offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
         link = Link(participant, sequence, frame.seen, kind, offset, frame.length, frame.checksum, frame.region)
-        staged.add(key, link, later=True)  # all is settled in the end
+        staged.add(key, link, later=True)  # settled at the end
     return True
 
 
@@ -146,7 +146,7 @@ def _entries(
     *,
     keeps_equal: bool,
 ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
-    # What was merged may have been staged in packs that the commit does not need.
+    # Merged values may have been staged in packs that the commit does not need.
     rest = ((key, link) for key, link in staged.items() if key not in merged)
     for key, link in heapq.merge(((key, None) for key in sorted(merged)), rest, key=itemgetter(0)):
         if link is None:
@@ -182,7 +182,7 @@ def _was_below(base: Snapshot, prefix: str) -> bool:
 
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind: int) -> bool:
-    """Tell whether the commit has taken a value for the base's, as `Staging.is_unchanged` does."""
+    """Tell whether the commit took a value to equal the base's, as `Staging.is_unchanged` does."""
     is_metadata = is_document(key) or is_consolidated(key)
     if staged.is_below_deleted(key) or not (is_metadata or link.seen == packfile.SEEN_NOTHING):
         return False
@@ -191,9 +191,9 @@ def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind
 
 
 def merged_run(commits: Commits, stored: Stored, parent: Stored | None, run: RunName) -> Rebuilt | None:
-    """Merge anew what a commit has merged into a run: runs of its parent that it no longer lists.
+    """Repeat a commit's merge of runs: those of its parent that it no longer lists.
 
-    It may have merged some, and installed what was merged of others: each run is newer than all that stand behind it.
+    It may have merged some, and installed the merged run of others: each run is newer than all after it in the list.
     """
     if parent is None:
         return None
@@ -217,7 +217,7 @@ def as_merged(section: bytes, name: RunName) -> bytes:
 
 
 def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | None:
-    """Return what a commit carries of those before it; None if they can't be read: how many is what its length says."""
+    """Return the headers of earlier commits that a commit carries, as many as fill `length`; None if unreadable."""
     entries: list[tuple[bytes, bytes]] = []
     with contextlib.suppress(TxStoreError, OSError):
         for before in islice(commits.ancestors(stored), 1, carried.GROUP):
@@ -234,7 +234,7 @@ def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | No
 
 
 def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
-    """Return the beginnings of damaged frames, where but one bit has changed, or the commit's run has the key."""
+    """Return the beginnings of damaged frames in which only one bit changed, or whose key the commit's run has."""
     if pack in stored.header.compaction_outputs:
         lengths = [run.length for run in stored.header.runs if run.pack == pack]
         return [Part(0, packfile.encode_compaction_output(pack.id, stored.header.repository_id, lengths[0]))]
@@ -259,13 +259,13 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
             if part is None:
                 break
             found.append(part)
-        if at == stop:  # else something lay there that no ref leads to
+        if at == stop:  # else there was something that no ref leads to
             parts += found
     return parts
 
 
 def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int, bytes, int, int, int]]:
-    """Return what a commit's own run says of a pack: offset, key, length, checksum and kind of frame, ascending.
+    """Return the refs of the commit's own run to a pack: offset, key, length, checksum and kind of frame, ascending.
 
     Raises `ValueError` if the run is damaged.
     """
@@ -283,7 +283,7 @@ def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int
 
 
 def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
-    """Return header, key and predecessor of a frame, if they are whole once one bit is turned and it ends at `stop`."""
+    """Return header, key and predecessor of a frame, if turning one bit makes them whole and it ends at `stop`."""
     content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
     for turned in _frames_with_one_bit_turned(content):
         try:
@@ -296,7 +296,7 @@ def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part |
 
 
 def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
-    """Yield what a frame may have been, of which one bit has turned."""
+    """Yield the candidates for a frame in which one bit has turned."""
     if len(content) < packfile.FRAME_SIZE:
         return
     yield content
@@ -308,7 +308,7 @@ def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
     bit = turned_bit(len(checked), crc32c(checked) ^ stored)
     if bit is not None:
         yield _with_turned(content, bit if bit < 8 * packfile.FRAME.size else bit + 8 * encoding.CHECKSUM.size)
-    # Of its own checksum, and of what says which bytes that covers: kind, what was seen, the lengths of key and region.
+    # Bits of the checksum, and of the fields that say which bytes it covers: kind, seen, lengths of key and region.
     for other in (*range(8 * packfile.FRAME.size, 8 * packfile.FRAME_SIZE), *range(8 * 4, 8 * 8)):
         yield _with_turned(content, other)
     if kind == packfile.FRAME_PARTIAL:
@@ -345,7 +345,7 @@ def _frame_start(
 def whole_end(
     commits: Commits, path: str, version: int, size: int, parent: Stored | None, child: Stored | None
 ) -> tuple[Part, int] | None:
-    """Return header and footer of a commit file that has one of them whole, and how long the file is then."""
+    """Return header and footer of a commit file if one of them is whole, and the file's resulting length."""
     begin = max(size - _TAIL, 0)
     tail = commits.storage.read_range(path, begin, size - begin)
     for header_at, header_end, checksum in _ends(tail, begin):
@@ -365,13 +365,13 @@ def whole_end(
 
 
 def _fits(header: Header, encoded: bytes, parent: Stored | None) -> bool:
-    """Tell whether a header that no checksum speaks for is what was written on top of its parent."""
+    """Tell whether a header without a valid checksum is plausible as written on top of its parent."""
     above = (encoding.NO_ID, encoding.NO_ID) if parent is None else (parent.header.id, parent.hash)
     return header.encode() == encoded and (header.parent_id, header.parent_hash) == above
 
 
 def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
-    """Yield where a header may lie, and its checksum if a footer that is whole tells it."""
+    """Yield the places where a header may be, each with its checksum if a whole footer has it."""
     starts = [len(tail) - commitfile.FOOTER_SIZE]
     while (at := tail.rfind(b"TXSTFOOT", 0, starts[-1] if len(starts) > 1 else None)) >= 0 and len(starts) <= _ENDS:
         starts.append(at)
@@ -395,7 +395,7 @@ def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
 
 
 def _corrected(encoded: bytes, checksum: int | None) -> Iterator[bytes]:
-    """Yield a header as it was: as it is, or with the one bit turned that makes the checksum right."""
+    """Yield candidates for the original header: unchanged, or with the one bit turned that fits the checksum."""
     if checksum is None or crc32c(encoded) == checksum:
         yield encoded
     elif len(encoded) <= _HEADER_MOST:
@@ -405,7 +405,7 @@ def _corrected(encoded: bytes, checksum: int | None) -> Iterator[bytes]:
 
 
 def _sealed_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
-    """Yield what bytes that end in their checksum may have been, of which one bit has turned."""
+    """Yield candidates for bytes that end in their checksum, and in which one bit has turned."""
     yield content
     size = len(content) - encoding.CHECKSUM.size
     if size > 0:
@@ -418,10 +418,10 @@ def _sealed_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
 
 
 def turned_bit(length: int, difference: int) -> int | None:
-    """Return which one bit of `length` bytes has turned, if one has; None if not.
+    """Return which single bit of `length` bytes has turned; None if no single bit explains the difference.
 
-    `difference` is what their checksum is by exclusive or with what it was. That of one bit depends on how many bytes
-    follow it alone: no checksum of the bytes has to be computed anew for each of their bits.
+    `difference` is the exclusive or of their checksum now and before. For one bit it depends only on the number of
+    bytes that follow: so no checksum of the bytes is computed for each bit.
     """
     zero = crc32c(b"\0")
     differences = [crc32c(bytes([1 << bit])) ^ zero for bit in range(8)]
@@ -446,9 +446,9 @@ def _decoded(encoded: bytes) -> Header | None:
 
 
 def new_end(commits: Commits, branch: str, version: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
-    """Make a new header for the newest commit of a branch, whose own is lost: its frames and its run are whole.
+    """Make a new header for the newest commit of a branch, whose header is lost, if its frames and run are whole.
 
-    None if they are not: how many frames there were is then not known.
+    None if they are damaged: then the number of frames is not known.
     """
     path = names.commit_path(branch, version)
     is_first = parent is not None and parent.header.branch != branch
@@ -476,7 +476,7 @@ def new_end(commits: Commits, branch: str, version: int, size: int, parent: Stor
         return None
     for name in names_of_packs:
         if name.branch is not None or name.id[:12] != commit_id[:12]:
-            continue  # what was moved or copied lies in packs of other commits
+            continue  # moved or copied values are in packs of other commits
         frames = walk_frames(Window(commits.storage, name.path), 1 << 62)
         packs.append(commitfile.DataPack(name, next((start for start, frame in frames if frame is None))))
     refs = [entry for page in entries_of(run) for entry in page]
@@ -529,7 +529,7 @@ def _first_run(rest: bytes, seq: int) -> tuple[bytes, native.Run] | None:
 
 
 def tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | None:
-    """Return the tag whose bytes are nearly these: that of one commit of the history, and of no other."""
+    """Return the tag that `content` nearly equals, if exactly one commit of the history fits."""
     found = set()
     for head in heads:
         with contextlib.suppress(TxStoreError, OSError):  # the rest of the history can't be read
@@ -544,7 +544,7 @@ def tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | No
 
 
 def branch_with_one_bit_turned(file: str, content: bytes) -> Branch | None:
-    """Return the record of a branch, of which one bit has turned."""
+    """Return the record of a branch in which one bit has turned."""
     for turned in _sealed_with_one_bit_turned(content):
         with contextlib.suppress(encoding.MalformedError):
             found = Branch.decode(turned)
@@ -554,7 +554,7 @@ def branch_with_one_bit_turned(file: str, content: bytes) -> Branch | None:
 
 
 def branch(commits: Commits, file: str, branch_id: str) -> Branch | None:
-    """Return the record of a branch as its first commit tells it, if that is there. Capitals are lost."""
+    """Return the record of a branch as told by its first commit, if that exists. Capital letters are lost."""
     versions = commits.versions(branch_id)
     try:
         first = commits.read(branch_id, min(versions)) if versions else None

@@ -1,10 +1,10 @@
-"""Repairing what `verify` reports, as far as anything else says what was there. Nothing is ever deleted.
+"""Repairs what `verify` reports, if other parts of the repository hold the same facts. It never deletes anything.
 
-Each step leaves a repository that is no worse than before, so a repair that was interrupted is simply run again: a file
-is written anew beside the old one and synced, the old one gets a second name below `quarantine/`, and the new one takes
-its place. The order: what makes a repository of the directory; the ends of commit files, without which nothing else
-can be judged; then which commits follow one another; then packs and runs, the oldest first, since what is newer is
-rebuilt from what is older.
+Each step leaves the repository no worse than before, so an interrupted repair is simply run again: it writes a new file
+beside the old one and syncs it, gives the old one a second name below `quarantine/`, and renames the new one into
+place. Order: first the files that make a directory a repository; then the ends of commit files, without which nothing
+else can be checked; then the order of commits; then packs and runs, the oldest first, because newer ones are rebuilt
+from older ones.
 """
 
 from __future__ import annotations

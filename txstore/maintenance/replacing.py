@@ -1,4 +1,4 @@
-"""Putting files in the place of others, or out of the way; what was there is kept in the quarantine."""
+"""Replaces files, or moves them out of the way; the quarantine keeps the old content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verifying and repairing tell: faults, repairs, and the report of both."""
+"""The results of verifying and repairing: faults, repairs, and the report of both."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Expiring and compacting old commits while new ones are made, for a repository that is not vacuumed otherwise.
+"""Expires and compacts old commits while new ones are made, for a repository that is not vacuumed otherwise.
 
-Every `STEP` commits, the process that has made the last one gives up the commits that are out of date: their live
-values are copied together, the oldest kept version is raised, and their files go. That takes a look at every key, so it
-waits until what was committed since is worth it: what it costs is spread over the commits that are folded, however many
-keys there are.
+Every `STEP` commits, the process that made the last one expires old commits: it copies their live values together,
+raises the oldest kept version, and deletes their files. This reads every key, so the process waits until enough was
+committed since: the cost is spread over the expired commits, for any number of keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Taking values out of the files that hold them: what `erase` does to a repository, and a backup to an older copy.
+"""Removes values from the files that hold them: `erase` does this in a repository, and a backup in an older copy.
 
-A file keeps its length, and all that others say of it: which commit it is, its hash, where its frames and runs are. Of
-a frame below a path, the value becomes zeros, and the kind says so; of an entry of a run, the kind says so, and the
-checksum becomes zero. So it is enough to put one file after the other in the place of the old one, in any order.
+A file keeps its length, and everything other files say of it: its commit, its hash, where its frames and runs are. In a
+frame below an erased path, the value becomes zeros, and the kind says so. In an entry of a run, the kind says so, and
+the checksum becomes zero. So the files can be replaced one by one, in any order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which commits a fault touches."""
+"""Finds the commits that a fault touches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repository's bytes are for."""
+"""Measures what the bytes of a repository are used for."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Deleting what nothing that is kept needs any more. I10: the oldest kept version first, durably; then the files.
+"""Deletes files that no kept commit needs. I10: first the oldest kept version, durably; then the files.
 
-A vacuum that raises the oldest kept version is a commit, so that every writer meets it. When that is durable, and the
-file `oldest_kept/<version>` says so too, the vacuum reads pins and tags once more: a process that pins or tags a commit
-reads the oldest kept version afterwards, so one of the two sees the other. Whatever is left undone when a vacuum is
-interrupted, the next one does.
+A vacuum raises the oldest kept version by a commit, so that every writer meets it. When that commit is durable, and
+the file `oldest_kept/<version>` says the same, the vacuum reads pins and tags once more. A process that pins or tags a
+commit reads the oldest kept version afterwards, so one of the two sees the other. If a vacuum is interrupted, the next
+one finishes its work.
 
-Where there is no room for the two, on a full disk or in a bucket at its quota, what nothing needs already goes first.
-That takes no record: the oldest kept version that says so was raised before. Then go two small files that can be
-written anew.
+If there is no room for the commit and the file, on a full disk or in a bucket at its quota, the vacuum first deletes
+what is already unneeded. That takes no record: the oldest kept version that allows it was raised before. Then it
+deletes two small files that can be written again.
 
-What goes from one to another, from pin to record of a transaction, or to tag, is looked for in that order.
+A commit's protection may pass from a pin to the record of a transaction, or to a tag: the vacuum reads them in this
+order.
 """
 
 from __future__ import annotations

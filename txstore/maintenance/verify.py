@@ -1,7 +1,7 @@
-"""Walking everything that can be reached, from the oldest kept version to the head: `verify` reports, and changes
-nothing.
+"""Checks everything reachable, from the oldest kept version to the head, and changes nothing.
 
-Two passes: the frames of all packs, then the runs, whose refs must lead to them. What a fault touches is found last.
+Two passes: the frames of all packs, then the runs, whose refs must lead to them. The commits that a fault touches are
+found last.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Merging: what two lines of history have made of a base is put together, key by key and element by element."""
+"""Merging: combines the changes of two lines of history since their base, key by key and element by element."""

@@ -1,6 +1,7 @@
-"""What both sides of a merge have appended to an array: theirs is put behind ours, whole chunks by reference.
+"""Merges rows that both sides appended to an array: theirs go after ours, whole chunks by reference.
 
-Arrays that share a named dimension are appended to together, or it is a conflict: their rows belong together.
+Arrays that share a named dimension must be appended to together, because their rows belong together; else the merge
+reports a conflict.
 """
 
 from __future__ import annotations

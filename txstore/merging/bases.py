@@ -1,9 +1,9 @@
-"""The base of a merge whose two sides have several best common ancestors: the merge of these, which is never committed.
+"""Builds the base of a merge whose sides have several best common ancestors: their merge, which is never committed.
 
-Two branches that have each merged what the other, or a third one, was before have come from several commits of which
-none is an ancestor of another. Any one of these as the base would make news of what the others say: what was reverted
-would be back, and elements would be in conflict that one branch alone has written. So the base is the merge of all of
-them, by the same rules, and the base of that merge is found in the same way: git calls it the recursive strategy.
+If two branches merged each other's earlier commits, or those of a third branch, they can share several best common
+ancestors, none an ancestor of another. Any single one as the base would make changes of the others look new: reverted
+changes would come back, and elements that only one branch wrote would be in conflict. So the base is the merge of all
+of them, by the same rules, and the base of that merge is found in the same way. Git calls this the recursive strategy.
 """
 
 from __future__ import annotations

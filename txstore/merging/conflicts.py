@@ -1,4 +1,4 @@
-"""What a merge can't settle by itself, for its caller to look at and to answer."""
+"""Conflicts: changes that a merge can't combine, for its caller to look at and to answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata documents, merged field by field: attributes key by key, shapes axis by axis. No I/O."""
+"""Merges metadata documents field by field: attributes key by key, shapes axis by axis. No I/O."""
 
 from __future__ import annotations
 

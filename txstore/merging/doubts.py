@@ -1,7 +1,7 @@
-"""What the best common ancestors of two commits do not agree on, and a merge of these can't settle.
+"""Places where the best common ancestors of two commits differ, and their merge can't settle which is right.
 
-What the base has there says nothing, so that such a place counts as changed by both sides: it is in conflict where
-these differ, and settled where they are equal. Git does the same: it leaves conflict markers in the base.
+The base says nothing reliable about such a place, so it counts as changed by both sides: it is in conflict if they
+differ, and settled if they are equal. Git does the same: it leaves conflict markers in the base.
 """
 
 from __future__ import annotations

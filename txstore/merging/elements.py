@@ -1,4 +1,4 @@
-"""Chunks, merged element by element: an element is changed if its bits are others than at the base."""
+"""Merges chunks element by element: an element has changed if its bits differ from the base's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Nodes that one side of a merge has moved: what the other has changed below them follows.
+"""Follows nodes that one side of a merge moved, so that the other side's changes below them move too.
 
-Both sides and the base are looked at as if each node lay where it lies in the end. So the rules of the merge are the
-same with moves and without. A move is recognised by a node whose document, or something below which, lies in the same
-place of the same pack below another path, while nothing is left where it was.
+Both sides and the base are read as if each node were at its final path. So the rules of the merge are the same with
+moves and without. A node counts as moved if its document, or something below it, is at the same place of the same pack
+under another path, and nothing is left at the old path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Merging as a commit: what a three-way merge finds to be done is staged at the head, and published like any other."""
+"""Runs a merge as a commit: the result of a three-way merge is staged at the head and published like any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A commit that finds the head changed: what its transaction and others have changed is put together, key by key.
+"""Rebases a commit that finds the head changed: it merges the transaction's changes and the others', key by key.
 
-The base is that of the transaction, ours is what it has staged, theirs is the head. What both have changed alike is in
-conflict here: two increments are two increments.
+The base is the transaction's base, ours is what it staged, theirs is the head. Here equal changes of both sides are in
+conflict: two increments are two increments.
 """
 
 from __future__ import annotations

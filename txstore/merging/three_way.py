@@ -1,6 +1,7 @@
-"""The three-way merge: of what two sides have made of a base, what has to be done to one to have both.
+"""The three-way merge: given a base and two sides, finds the changes to ours that add the changes of theirs.
 
-The cost follows what was changed, not what there is. The rules, for a key that theirs has changed since the base:
+The cost depends on what was changed, not on the size of the hierarchy. The rules for a key that theirs has changed
+since the base:
 
 | ours                                    | what becomes of it                                                      |
 |-----------------------------------------|-------------------------------------------------------------------------|
@@ -21,8 +22,8 @@ and for nodes, as a whole:
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
-What one side has changed of a node that the other has moved follows it (`moves`). Where the base itself is a merge, it
-may have places in doubt (`doubts`): both sides count as having changed these.
+If one side moved a node, the other side's changes to it follow (`moves`). If the base itself is a merge, it may have
+places in doubt (`doubts`): both sides count as having changed these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What merges have made of a commit, in memory, and what differs between it and a commit, or another one.
+"""A commit as changed by merges, in memory, and how it differs from a commit or another such state.
 
-Such is the base of a merge whose two sides have several best common ancestors (`bases`).
+The base of a merge whose sides have several best common ancestors is one (`bases`).
 """
 
 from __future__ import annotations
