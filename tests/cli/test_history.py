@@ -52,7 +52,7 @@ def test_show_names_what_was_changed(changed: txstore.Repository) -> None:
     assert "~ x: chunks 1 changed" in run("show", changed.url).stdout
     assert [node["path"] for node in run_json("show", changed.url)["changes"]] == ["g", "x"]
     changed.vacuum(keep=1)
-    assert "is not kept" in run("show", changed.url, "v1").stdout
+    assert "is no longer kept" in run("show", changed.url, "v1").stdout
     assert run_json("show", changed.url, "v1")["changes"] is None
 
 

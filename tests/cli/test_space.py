@@ -37,9 +37,9 @@ def test_vacuum(rewritten):
     assert done == {**told, "dry_run": False}
     assert done["oldest_kept"] == oldest_kept_of(rewritten) == 9
     assert run("vacuum", rewritten.url).stdout == (
-        "0 files (0 B) deleted, 0 commits given up; commits are kept from version 9 on\n"
+        "0 files (0 B) deleted, 0 commits expired; commits are kept from version 9 on\n"
     )
-    assert "would be given up" in run("vacuum", rewritten.url, "--keep", 1, "--dry-run").stdout
+    assert "would be expired" in run("vacuum", rewritten.url, "--keep", 1, "--dry-run").stdout
 
 
 def test_vacuum_by_age(rewritten):

@@ -332,7 +332,7 @@ def test_a_deleted_branch_has_nothing_left(repo: txstore.Repository) -> None:
     fill(repo)
     reader = repo.mapping(branch="dev")
     del repo.branches["dev"]
-    with pytest.raises(txstore.ErasureTimeoutError, match="a branch that was deleted"):
+    with pytest.raises(txstore.ErasureTimeoutError, match="a process reads the deleted branch"):
         repo.erase("s", timeout=0)
     del reader
     gc.collect()

@@ -130,7 +130,7 @@ class _Line:
             if error.errno != errno.ENOTSUP and (self._was_stopped or not isinstance(error, PermissionError)):
                 raise
             if self._was_stopped:
-                self._files.note(self._directory, f"only present files were looked at: {error.strerror}")
+                self._files.note(self._directory, f"only the present files were looked at: {error.strerror}")
             return {}
 
     def _held(self, version: int, current: Stored | None) -> list[_Occupant]:

@@ -41,18 +41,18 @@ _FORMAT_MOST = 1024
 
 
 def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
-    """Verify, repair what can be, and verify again. A repository that is well is not changed.
+    """Verify, repair, and verify again. A repository without faults is not changed.
 
-    It is not well either if a server has kept what a commit has replaced.
+    It counts as a fault, too, if a server kept an object that a commit replaced.
 
-    The report tells what is left, what was done, and which faults are gone. Raises `OSError`, and
-    `UnsupportedFormatError` for what a newer TxStore has written: it knows more of it.
+    The report has the remaining faults, the repairs, and the faults that are gone. Raises `OSError`, and
+    `UnsupportedFormatError` for files of a newer TxStore, which should repair them.
     """
     before = verify(open_commits(storage), progress)
     if before.ok and not were_taken_twice(storage):
         return before
     moved = _move_wrong_types_away(storage, before, progress)
-    for directory in names.DIRECTORIES:  # a power loss may have taken some, and some tools copy no empty ones
+    for directory in names.DIRECTORIES:  # a power loss may have removed some, and some tools copy no empty ones
         storage.make_directory(directory, durable=False)
     with storage.lock(names.COMMIT_LOCK):  # no process commits meanwhile
         repairer = _Repairer(storage)
@@ -76,7 +76,7 @@ def _move_wrong_types_away(storage: Storage, report: Report, progress: Progress 
                 storage.make_directory(path, durable=False)
         if len(files.repairs) == done:
             break
-        report = verify(open_commits(storage), progress)  # what lies below can only be looked at now
+        report = verify(open_commits(storage), progress)  # only now can files below them be checked
     return files.repairs
 
 
@@ -84,8 +84,8 @@ class _Repairer:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._files = Replacer(storage)
-        self.lost: list[Fault] = []  # commits that were durable, and were moved away
-        self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs for which there is no room in place
+        self.lost: list[Fault] = []  # durable commits that were moved away
+        self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs that do not fit in their place
 
     def run(self) -> list[Repair]:
         self._repair_identity()
@@ -95,7 +95,7 @@ class _Repairer:
         except UnsupportedFormatError:
             raise
         except TxStoreError:
-            return self._files.repairs  # nothing says which repository this is
+            return self._files.repairs  # no file says which repository this is
         self._repair_branches()
         commits = open_commits(self.storage)
         for branch in _living(commits):
@@ -108,7 +108,7 @@ class _Repairer:
         self._repair_small_files()
         return self._files.repairs
 
-    # --- what makes a repository of a directory
+    # --- the files that make a directory a repository
 
     def _repair_identity(self) -> None:
         content: bytes | None = None
@@ -143,7 +143,7 @@ class _Repairer:
     # --- branches
 
     def _repair_branches(self) -> None:
-        """Restore records of branches: of which one bit has turned, or which the first commit of a branch tells."""
+        """Restore records of branches in which one bit has turned, or which a branch's first commit repeats."""
         commits = open_commits(self.storage)
         damaged: dict[str, bytes] = {}
         recorded: set[str] = set()
@@ -168,7 +168,7 @@ class _Repairer:
     # --- the ends of commit files
 
     def _repair_ends(self, commits: Commits, branch: str) -> None:
-        """Repair headers and footers; what can't be repaired of the newest commits goes, down to one that is whole."""
+        """Repair headers and footers; move away the newest commits that can't be repaired, down to a whole one."""
         versions = sorted(commits.versions(branch))
         readable = {version: stored for version in versions if (stored := _read(commits, branch, version)) is not None}
         fork = commits.branches.fork(branch)
@@ -209,7 +209,7 @@ class _Repairer:
         return _read(commits, branch, version)
 
     def _drop_from(self, branch: str, first: int, versions: Iterable[int], reason: str) -> None:
-        """Move the newest commits away, the newest first, so that what is left is at any time a history."""
+        """Move the newest commits away, newest first, so that the rest is a valid history at any time."""
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
             head_cache = commits.read_head_cache(branch)
@@ -222,7 +222,7 @@ class _Repairer:
                 self._files.move_away(
                     names.commit_path(branch, version), f"{reason}: the head is version {first - 1} again"
                 )
-        with contextlib.suppress(CorruptionError):  # else a repair is not done, or there is more to do
+        with contextlib.suppress(CorruptionError):  # else a repair failed, or more are needed
             head = commits.head(branch)
             has_own = head is not None and head.header.branch == branch
             content = commits.head_cache(head, durable=False).encode() if head is not None and has_own else b""
@@ -252,7 +252,7 @@ class _Repairer:
         """Repair head, padding and the beginnings of frames."""
         parts = []
         paddings: dict[int, int] = {}
-        is_of_it = name not in stored.header.compaction_outputs  # else it is of no transaction
+        is_of_it = name not in stored.header.compaction_outputs  # a compaction output belongs to no transaction
         number = packfile.number_of(stored.header.id, name.id) if is_of_it else 0
         for fault in faults:
             if fault.part == "head":
@@ -282,7 +282,7 @@ class _Repairer:
     ) -> None:
         """Build the damaged runs of one file that came with a commit: its own, or a compaction output."""
         damaged = {fault.offset for fault in faults if fault.part == "run"}
-        # Of a version, that says that another commit is missing there: nothing is put in the place of this one.
+        # For a version, the fault says that another commit is missing there: this one is not replaced.
         is_missing = file != stored.header.name and any(fault.part == "missing" for fault in faults)
         own = stored.header.runs[0] if stored.header.runs else None
         for run in names_of(stored.header.runs, stored.header.name):
@@ -293,7 +293,7 @@ class _Repairer:
                 build = rebuild.own_run if is_own else partial(rebuild.merged_run, run=run)
                 rebuilt = build(commits, stored, parent)
             except (TxStoreError, OSError, ValueError):
-                continue  # what it would be rebuilt from is damaged, too
+                continue  # its sources are damaged, too
             if rebuilt is None:
                 continue
             fits = rebuilt.is_sure and _is_like(rebuilt.section, run)
@@ -330,7 +330,7 @@ class _Repairer:
         return True
 
     def _commit_lost_runs(self) -> None:
-        """Commit a list of runs with those in it that were rebuilt, and for which there was no room in place."""
+        """Commit a list of runs that includes the rebuilt ones that do not fit in their place."""
         commits = open_commits(self.storage)
         for branch in _living(commits):
             with contextlib.suppress(CorruptionError):
@@ -349,13 +349,13 @@ class _Repairer:
             return
         try:
             merged = {name: rebuild.as_merged(rebuilt.section, name) for name, rebuilt in lost.items()}
-        except ValueError:  # it does not tell its commit
+        except ValueError:  # its name has no version
             return
         stored = _write_runs(commits, head, listed, merged)
         paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
         self._files.note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
 
-    # --- commits made without fsync that the power was lost over
+    # --- commits without fsync that a power loss damaged
 
     def _drop_torn_commits(self) -> None:
         """Move away the newest commits, if none of them was synced and the oldest has a run that can't be rebuilt."""
@@ -428,14 +428,14 @@ def _living(commits: Commits) -> list[str]:
 
 
 def _by_age(commits: Commits) -> list[Stored]:
-    """Return the commits that can be read: what is newer is rebuilt from what is older."""
+    """Return the readable commits, oldest first: newer files are rebuilt from older ones."""
     places = [(branch, version) for branch in commits.branch_directories() for version in commits.versions(branch)]
     found = [stored for place in places if (stored := _read(commits, *place)) is not None]
     return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
 
 
 def _read(commits: Commits, branch: str, version: int) -> Stored | None:
-    """Return a commit, None if it is damaged. What can't be read, or is of a newer format, stops the repair."""
+    """Return a commit, None if it is damaged. A read error or a newer format stops the repair."""
     try:
         return commits.read(branch, version)
     except CorruptionError:
@@ -443,7 +443,7 @@ def _read(commits: Commits, branch: str, version: int) -> Stored | None:
 
 
 def _is_torn_from(first: int, versions: Iterable[int], readable: dict[int, Stored]) -> bool:
-    """Tell whether a damaged commit and those above it may be what a power loss leaves: no whole one was synced."""
+    """Tell whether a power loss may have left a damaged commit and those above it: no whole one was synced."""
     above = [readable.get(version) for version in versions if version > first]
     return all(stored is None or not stored.header.synced for stored in above)
 
@@ -454,7 +454,7 @@ def _is_like(section: bytes, name: RunName) -> bool:
 
 
 def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int, int]:
-    """Return how long the paddings of a pack are whose frames end at `end`, by where they begin."""
+    """Return the lengths of the paddings of a pack whose frames end at `end`, by offset."""
     found = {}
     for _, frame in walk_frames(Window(storage, path), end):
         if frame is not None:
@@ -471,7 +471,7 @@ def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int
 
 
 def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sections: dict[RunName, bytes]) -> Stored:
-    """Commit nothing but another list of runs: `sections` holds the runs that replace one. Raises `OSError`."""
+    """Commit only a new list of runs: `sections` holds the replacements, by run. Raises `OSError`."""
     storage, commit_id = commits.storage, os.urandom(16)
     header, end = head.header, packfile.HEAD_SIZE
     writer = PackWriter(storage, names.staging_path(commit_id, 0), commit_id, header.repository_id)

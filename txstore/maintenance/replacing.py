@@ -17,7 +17,7 @@ _COPIED = 1 << 20
 
 
 class Replacer:
-    """Does it, and notes what it has done in `repairs`. Raises `OSError`."""
+    """Replaces and moves files, and notes each change in `repairs`. Raises `OSError`."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -27,12 +27,12 @@ class Replacer:
         self.repairs.append(Repair(path, action))
 
     def rewrite(self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str) -> None:
-        """Put a copy of a file, changed in parts, in its place.
+        """Replace a file by a copy with changed parts.
 
         Raises `ValueError` if the copy is no better, or a part lies beyond it.
         """
         if any(part.offset + len(part.content) > length for part in parts):
-            raise ValueError(f"what is to be repaired lies beyond {path}")
+            raise ValueError(f"a part to repair lies beyond the end of {path}")
 
         def write(temporary: str, file: StagedFile) -> None:
             window = Window(self.storage, path)
@@ -57,7 +57,7 @@ class Replacer:
 
     @step("replace: put")
     def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
-        """Write a new file, and put it in the place of another."""
+        """Write a new file, and replace another by it."""
         temporary, file = self._new_file(self._at_most(path))
         try:
             write(temporary, file)
@@ -72,7 +72,7 @@ class Replacer:
         self.note(path, action)
 
     def _at_most(self, path: str) -> int:
-        """Return the permission bits that a copy may have: somebody may have given this name to another's file."""
+        """Return the permission bits that a copy may have: this name may be a link to another user's file."""
         try:
             return self.storage.permissions(path) | 0o700
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class Replacer:
             self._quarantine(path, self.storage.link)
 
     def keep(self, path: str, content: bytes) -> None:
-        """Put what a file was into the quarantine, as if it had been moved away."""
+        """Put old content of a file into the quarantine, as if the file had been moved there."""
         temporary, file = self._new_file(0o777)
         try:
             file.write(0, [content])
@@ -102,7 +102,7 @@ class Replacer:
             file.close()
 
     def move_away(self, path: str, action: str) -> bool:
-        """Put a file out of the way; return False if that can't be done."""
+        """Move a file to the quarantine; return False if that fails."""
         try:
             self._quarantine(path, self._rename)
         except OSError:
@@ -113,7 +113,7 @@ class Replacer:
     def _rename(self, source: str, target: str) -> None:
         try:
             self.storage.rename_noreplace(source, target)
-        except PermissionError:  # a directory, where a rename that replaces nothing is made of links
+        except PermissionError:  # a directory, on a system that renames without replacing by hard links
             if self.storage.exists(target):
                 raise FileExistsError(target) from None
             self.storage.replace(source, target)

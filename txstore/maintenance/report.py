@@ -16,15 +16,15 @@ _SHOWN = 50
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fault:
-    """One thing that is wrong.
+    """One fault that `verify` found.
 
-    `part` says what it is: "format", "guard", "head cache", "tag" and "staging" are small files; "head", "frame",
+    `part` says what is damaged: "format", "guard", "head cache", "tag" and "staging" are small files; "head", "frame",
     "value", "padding", "run", "carried" (headers) and "header" (footer included) are parts of packs; a "ref" leads
     nowhere; a file is "missing", "unreadable", of the wrong "type" (a link, a FIFO, a directory), or an "orphan", which
     is not in the history; a "link" between commits does not hold; a "stop" says that no process may commit until a
-    repair has found which commits follow one another, and a commit that it leaves out is "lost"; a "source" is a file
-    outside, in which values lie, and which has changed; an "erasure" was not done to its end. `commits` are the ids of
-    the first of the `commit_count` commits that it touches, the oldest first.
+    repair has found which commits follow one another, and a commit that it leaves out is "lost"; a "source" is an
+    outside file that holds values and has changed; an "erasure" was interrupted. `commits` are the ids of the first of
+    the `commit_count` commits that the fault touches, the oldest first.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One thing that was done: `path` is the file that it was done to."""
+    """One repair: `path` is the repaired file."""
 
     path: str
     action: str
@@ -67,15 +67,15 @@ class Repair:
 
 @dataclass(slots=True, repr=False)
 class Report:
-    """What `verify` found. After repairs: what is left, what was done, and the faults that are gone.
+    """The result of `verify`. After repairs: the remaining faults, the repairs, and the faults that are gone.
 
-    `strays` are the paths of what other programs have left in the repository: it does no harm, and stays.
+    `strays` are the paths of files that other programs left in the repository: they do no harm, and stay.
     """
 
     commits: int = 0
     values: int = 0
     refs: int = 0
-    foreign: int = 0  # of the refs: to values that lie in files outside
+    foreign: int = 0  # refs to values in outside files
     bytes: int = 0
     faults: list[Fault] = field(default_factory=list)
     repairs: list[Repair] = field(default_factory=list)

@@ -22,20 +22,20 @@ from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.staging import Staging
 from txstore.transactions.transaction import Transaction
 
-#: Commits between two folds, at least.
+#: Least number of commits between two folds.
 STEP = 64
-#: A fold is worth it from these ratios on: commits out of date, or keys written in them, for each key at the head; and
-#: commits out of date for each that is kept.
+#: A fold is worth its cost from these ratios on: old commits, or keys written in them, for each key at the head; and
+#: old commits for each kept one.
 COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
 
 
 def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
-    """Return what `vacuum` takes for a retention: a number of commits, or a time."""
+    """Return the arguments of `vacuum` for a retention: a number of commits, or a time."""
     if retention is None:
         return None
     if isinstance(retention, timedelta):
         if retention < timedelta(0):
-            raise ValueError(f"retention={retention!r}: a time into the past is positive")
+            raise ValueError(f"retention={retention!r}: give a positive time")
         return {"older_than": retention}
     if isinstance(retention, bool) or not isinstance(retention, int):
         raise TypeError(f"retention= takes a number of commits or a timedelta, not {type(retention).__name__}")
@@ -45,7 +45,7 @@ def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
 
 
 class FoldingTransaction(Transaction):
-    """A transaction of a repository with a retention: its commit is made first, then old ones are folded."""
+    """A transaction of a repository with a retention: it commits, then it folds old commits."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class FoldingTransaction(Transaction):
 
 
 def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:
-    """Give up what is out of date now that a commit has been made, if it is time to. Never raises for what fails."""
+    """Expire old commits after a commit, if it is time to. A failure is only a warning."""
     header = made.header
     if header.version % STEP:
         return
     try:
         oldest_kept = expiring(commits, snapshots, branch=header.branch, **wanted)
-        # Half of it: the commits of a fold move the oldest kept version on by one or two more than the number of those
-        # between folds.
+        # Half of it: the commits of a fold itself raise the oldest kept version by one or two more than the number of
+        # commits between folds.
         if oldest_kept - header.oldest_kept >= STEP // 2 and _is_worth_it(commits, made, oldest_kept):
             optimize(
                 commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, oldest_kept)
@@ -85,7 +85,7 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
     except (TxStoreError, OSError) as error:
         # The commit is made. The process that makes one 64 commits later tries again.
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            warnings.warn(f"commits that are out of date were not folded: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"old commits were not folded: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _is_worth_it(commits: Commits, made: Stored, oldest_kept: int) -> bool:

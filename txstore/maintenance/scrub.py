@@ -32,24 +32,24 @@ _LEADS_TO_VALUE = tuple(packfile.FRAME_OF_REF)
 
 @dataclass(slots=True)
 class _File:
-    """One file to look through."""
+    """One file to survey."""
 
     name: PackName
     size: int
     stored: Stored | None = None  # of a commit file
-    end: int | None = None  # of the frames that count in a data pack, if a commit says so
+    end: int | None = None  # end of the valid frames of a data pack, if a commit says so
     runs: tuple[commitfile.Section, ...] = ()
 
 
 @dataclass(slots=True)
 class Rewrite:
-    """What becomes of one file."""
+    """The changes to one file."""
 
     pack_id: bytes
     size: int
-    holes: list[tuple[int, int]] = field(default_factory=list)  # offset and length of what becomes zeros
+    holes: list[tuple[int, int]] = field(default_factory=list)  # offset and length of bytes that become zeros
     patches: list[tuple[int, bytes]] = field(default_factory=list)
-    #: Each with the numbers of the packs in its table whose values stay.
+    #: Runs, each with the numbers of the packs in its table whose values stay.
     runs: list[tuple[commitfile.Section, frozenset[int]]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -58,7 +58,7 @@ class Rewrite:
 
 @dataclass(slots=True)
 class Survey:
-    """What there is to be erased. `met` are the paths of which there is anything, erased or not."""
+    """The values to erase. `met` are the paths that have any values, erased or not."""
 
     changes: dict[str, Rewrite] = field(default_factory=dict)
     values: int = 0
@@ -68,10 +68,10 @@ class Survey:
 
 
 def survey(commits: Commits, paths: Collection[str], until: Mapping[str, int] | None = None) -> Survey:
-    """Look through every file, reachable or not, for what lies below some paths.
+    """Search every file, reachable or not, for values below some paths.
 
-    `until`: of each branch, the last version that this is about; what later commits have brought stays. Raises
-    `CorruptionError` where a file can't be looked through.
+    `until`: for each branch, the last version to erase; values of later commits stay. Raises `CorruptionError` if a
+    file can't be read.
     """
     return _Surveyor(commits, paths, until).run()
 
@@ -83,12 +83,12 @@ class _Surveyor:
         self._prefixes = {path: directory_prefix(path).encode() for path in paths}
         self._begin = tuple(self._prefixes.values())
         self._until = until
-        self._young: set[bytes] = set()  # packs that are newer than what this is about
-        self._ends: dict[bytes, int] = {}  # of the frames that count, of data packs
+        self._young: set[bytes] = set()  # packs newer than the versions to erase
+        self._ends: dict[bytes, int] = {}  # ends of the valid frames of data packs
         self._compaction_outputs: dict[PackName, RunName] = {}  # each with its run
         self._referred: set[bytes] = set()  # packs that runs lead to
         self._found = Survey()
-        self._offsets: dict[bytes, set[int]] = {}  # of the values that are to be erased, by their packs
+        self._offsets: dict[bytes, set[int]] = {}  # offsets of the values to erase, by pack
 
     def run(self) -> Survey:
         packs = list(data_packs(self._commits))
@@ -126,7 +126,7 @@ class _Surveyor:
                 yield _File(header.name, stored.footer.file_length, stored, frames_end(stored), runs)
 
     def _files_of_compaction_outputs(self) -> Iterator[_File]:
-        """Yield the ones that commits list. A run in any other one leads to values, and holds none."""
+        """Yield those that commits list. Runs in other ones only refer to values, and hold none."""
         for name, run in self._compaction_outputs.items():
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 size = self._storage.read_tail(name.path, 0)[1]
@@ -134,10 +134,10 @@ class _Surveyor:
                 yield _File(name, size, None, self._ends.get(name.id), runs)
 
     def _data_packs(self, packs: Collection[str], staged: StagedPacks) -> Iterator[_File]:
-        """Yield the data packs, but for those of transactions that go on.
+        """Yield the data packs, except those of open transactions.
 
-        What is in `packs/` was listed before what is staged, and that before the commits, as by a vacuum: a commit's
-        packs are in one of the three.
+        This lists `packs/` first, then the staged files, then the commits, as a vacuum does: the packs of a commit are
+        in one of the three.
         """
         for folder in dict.fromkeys(map(posixpath.dirname, packs)):
             sizes = self._storage.sizes(folder)
@@ -181,7 +181,7 @@ class _Surveyor:
             self._change(file).runs.append((section, stay))
 
     def _look_beside(self, run: index.Run, tables: list[PackName]) -> None:
-        """Find keys elsewhere that lead to what is to be erased: what was moved, or copied without its values."""
+        """Find keys elsewhere that refer to values to erase: nodes moved, or copied by reference."""
         shared = self._found.shared
         if not self._offsets.keys() & {pack.id for pack in tables}:
             return
@@ -192,12 +192,12 @@ class _Surveyor:
                     shared[_node_of(key.decode(errors="replace"))] = None
 
     def _look_into_group_commit(self, file: _File) -> None:
-        """Take out the copies of commits that were decided by this file, and that have files of their own by now."""
+        """Remove the copies of commits that this file decided, and that have files of their own by now."""
         sections = () if file.stored is None else file.stored.header.sections
         for _, offset, length in (each for each in sections if each.kind == commitfile.SECTION_GROUP_COMMIT):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 content = self._storage.read_range(file.name.path, offset, length)
-                # Keys are in the frames as they are. Other bytes may look like one: no process needs the copy any more.
+                # The frames hold plain keys. Other bytes may look like one; no process needs the copy any more.
                 if any(prefix in content for prefix in self._begin):
                     self._change(file).holes.append((offset, length))
 
@@ -226,11 +226,11 @@ class _Surveyor:
             self._look_at(file, window, position, frame, copy_at)
             copy_at += length if listed is not None else 0
         if file.stored is None and listed is None and not window.is_zero(end, file.size):
-            # A process that has outlived its transaction has left something behind the frames that count.
+            # A process that outlived its transaction left bytes after the valid frames.
             self._change(file).holes.append((end, file.size - end))
 
     def _directory(self, file: _File) -> tuple[int, int] | None:
-        """Return where the frames of a data pack end, and where the list of them begins; None if there is none."""
+        """Return the end of a data pack's frames, and the offset of their list; None if there is no list."""
         try:
             tail = self._storage.read_tail(file.name.path, packfile.DIRECTORY_SIZE)[0]
             end, length = packfile.decode_directory(tail)
@@ -267,14 +267,14 @@ class _Surveyor:
 
 
 def _range_of(path: str) -> tuple[bytes, bytes | None]:
-    """Return between which keys all lie that are below a path."""
+    """Return the range of the keys below a path: the first, and the end."""
     prefix = directory_prefix(path)
     stop = after_prefix(prefix)
     return prefix.encode(), None if stop is None else stop.encode()
 
 
 def _node_of(key: str) -> str:
-    """Return the array or group that a key is of, as far as its name tells."""
+    """Return the array or group of a key, by its name alone."""
     array, chunk, _ = key.rpartition("/c/")
     return array if chunk else key.rpartition("/")[0]
 
@@ -294,7 +294,7 @@ def _entries(
 
 
 def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]) -> None:
-    """Put a file in the place of another, without what is to be erased below some paths."""
+    """Replace a file by a copy without the erased values."""
     patches = list(change.patches)
     for section, stay in change.runs:
         content = storage.read_range(path, section.offset, section.length)
@@ -307,9 +307,9 @@ def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]
         for offset, content in patches:
             file.write(offset, [content])
         file.sync()
-        if not storage.exists(path):  # on an object store, to replace it would create it
+        if not storage.exists(path):  # on an object store, replacing it would create it
             raise FileNotFoundError(path)
-        # Who has opened the old file before has it for as long as it likes.
+        # A process that opened the old file before keeps it open.
         storage.replace_blanked(temporary, path, change.holes)
     except BaseException:
         storage.delete(temporary)
@@ -319,7 +319,7 @@ def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]
 
 
 def _copy(storage: Storage, path: str, file: StagedFile, change: Rewrite) -> None:
-    file.write(change.size - 1, [b"\0"])  # holes take no room where the file system knows such
+    file.write(change.size - 1, [b"\0"])  # holes take no room on file systems with sparse files
     position = 0
     for offset, length in [*sorted(change.holes), (change.size, 0)]:
         while position < offset:

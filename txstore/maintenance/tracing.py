@@ -17,7 +17,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.maintenance.report import COMMITS_TOLD, Fault
 from txstore.segments.ranged_packs import open_packs
 
-#: Commits that are searched for a value whose commit is not known.
+#: At most this many commits are searched for a value whose commit is not known.
 _LOOKED_AT_MOST = 1000
 
 
@@ -26,7 +26,7 @@ Place = tuple[str, int]
 
 
 class ListedRun(NamedTuple):
-    """A run, and of each branch the versions of the first and last commit that list it: those between them do, too."""
+    """A run, and for each branch the versions of the first and last commit that list it; all between do, too."""
 
     name: RunName
     versions: Mapping[str, tuple[int, int]]
@@ -42,15 +42,15 @@ class ListedRun(NamedTuple):
 
     @property
     def spans(self) -> set[tuple[str, int, int]]:
-        """Branches, and from which version to which."""
+        """Return branches, each with a first and last version."""
         return {(branch, first, last) for branch, (first, last) in self.versions.items()}
 
 
 class Tracer:
-    """Looks into one history.
+    """Searches one history.
 
-    `ids` are of its commits, by their places. `runs` are all that they list, `readers` from which version of a branch
-    to which each pack is read that can't be, and `brought` the place that each pack came with.
+    `ids` has the ids of its commits, by place. `runs` has all runs that they list, `readers` the span of versions that
+    read each unreadable pack, and `brought` the commit that each pack came with.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Tracer:
         self._readers = readers
         self._brought = brought
         self._packs = open_packs(commits.storage)
-        # Many faults are in the same commits.
+        # Many faults touch the same commits.
         self._snapshot = lru_cache(_LOOKED_AT_MOST)(self._read)
 
     def _read(self, place: Place) -> Snapshot:
@@ -106,7 +106,7 @@ class Tracer:
         return found & self._ids.keys()
 
     def _between(self, spans: set[tuple[str, int, int]]) -> set[Place]:
-        """Return the commits from one version to another: the existing ones, not all that there could be."""
+        """Return the existing commits of the spans, from one version to another."""
         found: set[Place] = set()
         for branch, first, last in spans:
             versions = self._versions.get(branch, [])
@@ -116,7 +116,7 @@ class Tracer:
         return found
 
     def _readers_of(self, path: str, key: str, offset: int) -> set[Place]:
-        """Return the commits in which a key has the value that lies there: on each branch they follow one another."""
+        """Return the commits in which a key has the value at this offset: on each branch they are consecutive."""
         brought = self._brought.get(path)
         found: set[Place] = set()
         for branch, versions in self._versions.items():

@@ -29,7 +29,7 @@ from txstore.segments.runs import names_of
 
 @dataclass(slots=True)
 class ArrayUsage:
-    """The values below one array at the head: how many keys, and bytes."""
+    """The values of one array at the head: number of keys, and bytes."""
 
     keys: int = 0
     bytes: int = 0
@@ -41,24 +41,24 @@ _SHOWN = 20
 
 @dataclass(slots=True, repr=False)
 class Usage:
-    """Bytes on the disk, by what they are for.
+    """Bytes on the disk, by use.
 
     Attributes
     ----------
     live : int
         Values at the head.
     history : int
-        What else the commits that are kept need: older values, runs, headers.
+        Other data that kept commits need: older values, runs, headers.
     overwritten : int
-        In files that kept commits need, values that none of them has: overwritten by the transaction that wrote them,
-        or given up with their commits. `optimize`, then a vacuum that gives up what was before it, frees them. A lower
-        bound: the frame of each existing value is taken to be as large as it can be.
+        Values in files that kept commits need, which no kept commit has: their own transaction overwrote them, or their
+        commits expired. `optimize`, then a vacuum that expires the commits before it, frees them. A lower bound: the
+        frame of each existing value is taken to be as large as possible.
     staged : int
-        Transactions that are going on, or that were: below `.staging/`, and what they have uploaded.
+        Data of open transactions, and of dead ones: files below `.staging/`, and their uploads.
     orphan : int
-        What nothing needs: a vacuum deletes it.
+        Files that no commit needs: a vacuum deletes them.
     arrays : dict
-        Path to `ArrayUsage`, at the head; what lies in no array is under the path of its group.
+        Path to `ArrayUsage`, at the head; values outside any array are under the path of their group.
     """
 
     live: int = 0
@@ -94,17 +94,17 @@ class Usage:
 
 
 def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
-    """Measure. See `Repository.usage`."""
+    """Measure the use of bytes. See `Repository.usage`."""
     storage = commits.storage
     found = Usage()
     needed = Reachable(commits)
-    hold_all(commits, snapshots.pins, needed)  # so that no vacuum deletes what is counted
-    # Listed before the head is looked for: of a commit that is made meanwhile, the packs are still staged.
+    hold_all(commits, snapshots.pins, needed)  # so that no vacuum deletes files that this counts
+    # Listed before the head is read: the packs of a commit made meanwhile still count as staged.
     files = list(data_packs(commits))
     for each in commits.branch_directories():
         files += commits.paths_in(names.commits_directory(each))
     staged: list[str] = []
-    with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
+    with contextlib.suppress(PermissionError):  # a user who may only read has no access
         staged = storage.list(names.STAGING)
     committing = StagedPacks(staged)
     head = commits.head(branch)
@@ -123,19 +123,19 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
             found.history += size
         elif path not in committing:
             found.orphan += size
-        elif storage.is_remote:  # elsewhere it is another name of what lies below `.staging/`
+        elif storage.is_remote:  # on a disk it is a second name of a staged file
             found.staged += size
     found.history -= found.live + found.overwritten
     found.staged += sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())
     return found
 
 
-#: Bytes that a frame takes beside key and value, at most; of a value that is not small, also what aligns it.
+#: Bytes of a frame beside key and value, at most; for a value that is not small, also its alignment.
 _FRAME, _ALIGNED_FRAME = packfile.FRAME_SIZE + packfile.PREDECESSOR.size + 7, packfile.ALIGNMENT
 
 
 class _Referred:
-    """The values that kept commits have, by the file that they lie in."""
+    """The values of kept commits, by the file that holds them."""
 
     def __init__(self, commits: Commits, needed: Reachable) -> None:
         self._commits = commits
@@ -158,15 +158,15 @@ class _Referred:
                 self._lengths.setdefault(path, array("Q")).append(found.length + len(found.key) + _FRAME + aligned)
 
     def _runs(self, stored: Stored) -> Iterator[Sequence[RunName]]:
-        """Yield the runs of a commit, as they are to be read together, that tell what no kept commit before it has."""
+        """Yield a commit's runs with entries that no earlier kept commit has, grouped for reading."""
         header = stored.header
         runs = names_of(header.runs, header.name)
-        # Of a branch that was deleted, only what has another name is kept.
+        # Of a deleted branch, only commits with another name are kept.
         if header.version <= self._oldest_kept_versions.get(header.branch, header.version):
             yield runs
             return
         for name in runs:
-            # A merged run says what others say, but that of `optimize`, which has brought packs.
+            # A merged run repeats others, except that of `optimize`, which came with new packs.
             if name.pack == header.name and (name.seq == header.seq or header.packs):
                 yield [name]
 
@@ -177,7 +177,7 @@ class _Referred:
         import numpy as np  # late: who asks for something else does not wait for it
 
         end = self._ends.get(path)
-        if end is None and names.is_commit_path(path):  # given up, but the file is needed
+        if end is None and names.is_commit_path(path):  # expired, but the file is needed
             place = names.parse_commit_path(path)
             stored = None if place is None else self._commits.read(*place)
             end = 0 if stored is None else _end_of_frames(stored)
@@ -207,5 +207,5 @@ def arrays_of(snapshot: Snapshot) -> dict[str, ArrayUsage]:
 
 
 def _node_of(snapshot: Snapshot, key: str) -> str:
-    """Return the path of the innermost node that a key lies in; the root's, if there is none."""
+    """Return the path of the innermost node of a key; the root's path if there is none."""
     return next((path for path in ancestors(key) if kind_of_node(snapshot, path) != "absent"), "")

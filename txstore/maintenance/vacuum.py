@@ -49,18 +49,18 @@ from txstore.transactions.participants.reclaim import reclaim_staging
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VacuumReport:
-    """What a vacuum did, or with `dry_run` would do.
+    """The result of a vacuum, or with `dry_run` what it would do.
 
     Attributes
     ----------
     oldest kept version : int
         The lowest version that is kept now.
     expired : int
-        How many commits can't be read any more that could be before.
+        Number of commits that this vacuum made unreadable.
     files, bytes : int
-        What was deleted.
+        Number of deleted files, and their bytes.
     staged : int
-        How many of these bytes were staged by processes that died before they committed.
+        Number of these bytes that were staged by processes that died before they committed.
     dry_run : bool
     """
 
@@ -76,7 +76,7 @@ class VacuumReport:
         staged = f", {readable_size(self.staged)} of it staged by processes that died" if self.staged else ""
         return (
             f"{self.files:,} files ({readable_size(self.bytes)}{staged}) {would}deleted, {self.expired:,} commits "
-            f"{would}given up; commits are kept from version {self.oldest_kept} on"
+            f"{would}expired; commits are kept from version {self.oldest_kept} on"
         )
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ def vacuum(
     older_than: timedelta | datetime | None = None,
     dry_run: bool = False,
 ) -> VacuumReport:
-    """Raise the oldest kept version as far as asked for and as pins and tags allow; delete. See `Repository.vacuum`."""
+    """Raise the oldest kept version as requested and as pins and tags allow; delete. See `Repository.vacuum`."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
     vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
@@ -114,7 +114,7 @@ def expiring(
     keep: int | None = None,
     older_than: timedelta | datetime | None = None,
 ) -> int:
-    """Return how far a vacuum would raise the oldest kept version."""
+    """Return the oldest kept version to which a vacuum would raise it."""
     head = commits.head(branch)
     if head is None or head.header.branch != branch:
         return 0
@@ -139,15 +139,15 @@ class _Vacuum:
         self.snapshots = snapshots
         self.branch = branch
         self.dry_run = dry_run
-        self.oldest_kept = 0  # how far it is to be raised
+        self.oldest_kept = 0  # the version to which this vacuum raises it
         self._reclaimed: frozenset[str] = frozenset()  # files of `.staging/`
         self._ancestry = Ancestry(commits)
-        self._gone = self._gone_bytes = self._gone_uploaded = 0  # what was deleted, or would be; of it, uploads
+        self._gone = self._gone_bytes = self._gone_uploaded = 0  # deleted, or to be: files, bytes, uploads
         self._spare = Spare(commits, branch)
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
-            self.commits.identity.create(durable=True)  # of a copy, empty directories may be missing
+            self.commits.identity.create(durable=True)  # a copied repository may lack empty directories
         self._check_not_stopped()
         sizes = self.storage.sizes(names.STAGING)
         staged = reclaim_staging(self.commits, dry_run=self.dry_run)
@@ -172,7 +172,7 @@ class _Vacuum:
         first = oldest_kept_before if fork is None else max(oldest_kept_before, fork.version + 1)
         named = {(tag.branch, tag.version) for tag in self.commits.tags().values()}
         named |= {(record.fork.branch, record.fork.version) for record in self.commits.branches.all().values()}
-        # How many versions there are is what a header says: they are not counted one by one.
+        # A header only claims the number of versions: do not loop over them.
         kept = sum(branch == self.branch and first <= version < oldest_kept for branch, version in named)
         expired = max(0, oldest_kept - first) - kept
         count, size = self._gone + len(staged), self._gone_bytes + staged_size
@@ -188,7 +188,7 @@ class _Vacuum:
         found = names.parse_staging(staged)
         return found is not None and self.storage.exists(names.data_pack_path(packfile.participants_pack(*found)))
 
-    # --- how far the oldest kept version may rise
+    # --- the highest possible oldest kept version
 
     def wanted(self, head: Stored, keep: int | None, before: int | None) -> int:
         """Return the version of the lowest commit to keep."""
@@ -204,7 +204,7 @@ class _Vacuum:
         return min([wanted, *self._bases()])
 
     def _bases(self) -> Iterator[int]:
-        """Yield the versions that recorded transactions are based on: what has a name outlives its processes."""
+        """Yield the base versions of recorded transactions: a named transaction outlives its processes."""
         for record in self.commits.recorded():
             if record.branch == self.branch:
                 yield 0 if record.base is None else record.base[0]
@@ -215,10 +215,10 @@ class _Vacuum:
         seq = self.snapshots.pins(self.branch).lowest(below + difference)
         return below if seq is None else max(0, seq - difference)
 
-    # --- the commit that raises it
+    # --- the commit that raises the oldest kept version
 
     def _raise(self, head: Stored, before: int, oldest_kept: int) -> Stored:
-        """Raise the oldest kept version by a commit, if that is wanted, and then by its file; return the newest commit.
+        """Raise the oldest kept version by a commit, if wanted, and then by its file; return the newest commit.
 
         Raises `OSError`, `SyncFailedError`.
         """
@@ -228,11 +228,11 @@ class _Vacuum:
         while True:
             try:
                 if oldest_kept > head.header.oldest_kept:
-                    self._make_durable(head)  # before anybody has to wait for us
+                    self._make_durable(head)  # before other processes wait for us
                     head = self._publish(head)
                     oldest_kept = head.header.oldest_kept
                 if head.header.oldest_kept > before:
-                    self._make_durable(head)  # one that was interrupted may not have come to that
+                    self._make_durable(head)  # an interrupted vacuum may not have done this
                     self.commits.write_oldest_kept(head)
                 return head
             except OSError as error:
@@ -253,8 +253,8 @@ class _Vacuum:
             raise SyncFailedError(error) from error  # I9: for lack of room, too
 
     def _sweep_if_settled(self, oldest_kept: int) -> None:
-        """Delete what nothing needs as it is; nothing if the oldest kept version of the head is not yet said by its
-        file.
+        """Delete files that no kept commit needs now; none if the file of the head's oldest kept version is not yet
+        written.
         """
         head = self.commits.head(self.branch)
         if head is not None and head.header.oldest_kept <= oldest_kept:
@@ -262,7 +262,7 @@ class _Vacuum:
 
     def _publish(self, head: Stored) -> Stored:
         writer = self.commits.new_pack(os.urandom(16), 0)
-        # Durable in any case (I10): what commits of `durability="none"` have made is synced once, not each time.
+        # Always durable (I10): files of commits with `durability="none"` are synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
             publisher.prepare(head)
@@ -281,24 +281,23 @@ class _Vacuum:
 
     def contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
-        # Looked at again, as late as can be: a transaction whose base falls below the oldest kept version can't be
-        # committed.
+        # Read again, as late as possible: a transaction whose base falls below the oldest kept version can't commit.
         oldest_kept = self._limited(head.stored, self.oldest_kept)
-        # What was merged below the oldest kept version is known by this commit alone.
+        # Only this commit knows the merged commits below the oldest kept version.
         return Contents((), tuple(head.run_names), oldest_kept=oldest_kept, reach=self._ancestry.joined(head.stored))
 
-    # --- what goes
+    # --- deleting
 
     def _sweep(self, oldest_kept: int) -> None:
-        """Delete what nothing needs that is kept from an oldest kept version on, which is raised already."""
+        """Delete files that no commit from `oldest_kept` on needs; it is raised already."""
         doomed, empty = self._doomed(oldest_kept)
         lengths, uploaded = sizes_of(self.commits, doomed), StagedPacks(self._reclaimed)
         if not self.dry_run:
-            self._check_not_stopped()  # by somebody since
+            self._check_not_stopped()  # another process may have stopped it since
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
             self.commits.let_stand(doomed)
             for i in range(0, len(doomed), self.storage.capabilities.deleted_together):
-                with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` tells
+                with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` reports it
                     self.storage.delete(*doomed[i : i + self.storage.capabilities.deleted_together])
             for directory in empty:
                 self.storage.remove_directory(directory)
@@ -307,13 +306,13 @@ class _Vacuum:
         self._gone_uploaded += sum(length for path, length in lengths.items() if path in uploaded)
 
     def _doomed(self, oldest_kept: int) -> tuple[list[str], list[str]]:
-        """Return the paths of files, and of directories that are empty without them."""
+        """Return the files to delete, and the directories that are empty without them."""
         while True:
             oldest_kept_versions = self._oldest_kept_versions()
             try:
                 return self._unreachable(oldest_kept)
             except (CommitNotFoundError, CorruptionError):
-                # Another vacuum may have gone further meanwhile, and have deleted what we were about to look at.
+                # Another vacuum may have raised it further meanwhile, and deleted files that we were about to read.
                 if self._oldest_kept_versions() == oldest_kept_versions and not self.commits.is_below_oldest_kept(
                     self.branch, oldest_kept
                 ):
@@ -324,14 +323,14 @@ class _Vacuum:
         return {branch: self.commits.oldest_kept(branch) for branch in living_branches(self.commits)}
 
     def _unreachable(self, oldest_kept: int) -> tuple[list[str], list[str]]:
-        """Find what nothing kept needs, on any branch.
+        """Find the files that no kept commit of any branch needs.
 
         A commit's data packs get their names in `packs/` before it is made, and keep those below `.staging/` until
         after: a process that lists `packs/`, then `.staging/`, then reads the heads has seen one of the three. The
         files of branches are listed before the branches: files of an unlisted branch belong to a deleted one.
         """
         candidates = list(data_packs(self.commits))
-        # `dry_run` has not deleted what it would have.
+        # `dry_run` has deleted nothing yet.
         staged = StagedPacks(set(self.storage.list(names.STAGING)) - self._reclaimed)
         directories = self.commits.branch_directories()
         pinned = {branch: self.snapshots.pins(branch).lowest(SPAN) for branch in {MAIN, *directories}}
@@ -357,13 +356,13 @@ class _Vacuum:
             for path in self.commits.paths_in(names.commits_directory(branch)):
                 found_version = names.parse_version(path.rpartition("/")[2])
                 if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
-                    continue  # for a repair to see
+                    continue  # a repair needs it
                 # An orphan that was moved aside: its commit was never acknowledged.
                 if found_version is None or (found_version < lowest and path not in needed.paths):
                     doomed.append(path)
             raised = self.commits.paths_in(names.oldest_kept_directory(branch))
             if branch in living:
-                highest = max(raised, default="")  # their names are of one length, but of numbers beyond all bounds
+                highest = max(raised, default="")  # names have one length, except for absurdly large numbers
                 doomed += [path for path in raised if path != highest]
             elif lowest == kept_from:
                 doomed += [*raised, names.head_cache_path(branch)]

@@ -45,7 +45,7 @@ from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
 
-#: Missing files in a row that are reported one by one.
+#: At most this many missing files in a row are reported one by one.
 _MISSING_TOLD = 1000
 
 S = TypeVar("S")
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:
-    """Check every commit from the oldest kept version on, with all that it refers to. See `Repository.verify`."""
+    """Check every commit from the oldest kept version on, and everything it refers to. See `Repository.verify`."""
     seen: dict[str, int] | None = {}
     while True:
         verifier = Verifier(commits, progress)
@@ -63,12 +63,12 @@ def verify(commits: Commits, progress: Progress | None = None) -> Report:
         oldest_kept_versions = _oldest_kept_versions(commits)
         if oldest_kept_versions in (verifier.oldest_kept_versions, seen):
             return report
-        seen = oldest_kept_versions  # a vacuum may have gone on meanwhile, and what was missed be what it has deleted
+        seen = oldest_kept_versions  # a vacuum may have run meanwhile, and deleted the files that were missed
 
 
 def _oldest_kept_versions(commits: Commits) -> dict[str, int] | None:
-    """Return the oldest kept versions of the branches that there are: where one moves, or goes, a vacuum may delete
-    something.
+    """Return the oldest kept versions of the existing branches: if one changes, or a branch goes, a vacuum may delete
+    files.
     """
     commits, found = open_commits(commits.storage), {}
     try:
@@ -81,7 +81,7 @@ def _oldest_kept_versions(commits: Commits) -> dict[str, int] | None:
 
 
 class Verifier:
-    """One walk."""
+    """One walk through a repository."""
 
     def __init__(self, commits: Commits, progress: Progress | None = None) -> None:
         self.commits = commits
@@ -92,17 +92,17 @@ class Verifier:
         self.runs: dict[tuple[bytes, int], ListedRun] = {}
         self._progress = progress
         self._total = 0
-        self._ids: dict[Place, bytes] = {}  # of the commits that can be read
-        self._damaged: set[bytes] = set()  # packs whose head or file is damaged: nothing in them can be read
-        # of those, from which version to which they are read
+        self._ids: dict[Place, bytes] = {}  # of the readable commits
+        self._damaged: set[bytes] = set()  # unreadable packs: the head or the file is damaged
+        # for these, the span of versions that read them
         self._readers: dict[bytes, set[tuple[str, int, int]]] = {}
-        self._files_of: dict[Place, list[tuple[str, int]]] = {}  # of the commits: their files, their packs, the lengths
-        self._known: set[str] = set()  # files that are accounted for
-        self._brought: dict[str, Place] = {}  # what a pack came with
-        self._oldest_kept_versions: dict[str, int] = {}  # of the branches that there are
-        #: Of the same, as their heads had them when they were found; None where that could not be told.
+        self._files_of: dict[Place, list[tuple[str, int]]] = {}  # by commit: its files and packs, with their lengths
+        self._known: set[str] = set()  # files that a commit needs
+        self._brought: dict[str, Place] = {}  # by pack, the commit that it came with
+        self._oldest_kept_versions: dict[str, int] = {}  # of the existing branches
+        #: The same, by their heads when these were found; None if unknown.
         self.oldest_kept_versions: dict[str, int] | None = {}
-        self._named: set[Place] = set()  # what is kept below an oldest kept version: tagged, begun behind, or merged
+        self._named: set[Place] = set()  # kept below an oldest kept version: tagged, start of a branch, or merged
         self._oldest: dict[Place, Snapshot] = {}  # of those looked into
         self._erasures: list[Erasure] = []
 
@@ -127,14 +127,14 @@ class Verifier:
             self._check_chain(branch)
         for place in self._named - self._ids.keys():
             if (stored := self._read_quietly(place)) is not None:
-                self._ids[place] = stored.header.id  # a vacuum has kept it; who is damaged is reported with its name
+                self._ids[place] = stored.header.id  # a vacuum has kept it; damage is reported with its name
         values = Values()
         try:
             self._expect_packs()
             for place in sorted(self._ids):
                 self._check_commit(place, repository_id, values)
             self._expect_runs()
-            self._total = self.report.bytes  # what others have added meanwhile does not count
+            self._total = self.report.bytes  # bytes that other processes added meanwhile do not count
             for key, listed in list(self.runs.items()):
                 self._check_run(key, listed, values)
         finally:
@@ -161,7 +161,7 @@ class Verifier:
     # --- the history
 
     def _check_branches(self, living: list[str]) -> None:
-        """Add the ids of the branches that there are; report damaged records, and lost fork points."""
+        """Add the ids of the existing branches; report damaged records, and lost fork points."""
         living.append(MAIN)
         for file in self.commits.branches.files():
             path = names.branch_path(file)
@@ -182,7 +182,7 @@ class Verifier:
 
     def _check_chain(self, branch: str) -> None:
         """Find the readable commits; report the unreadable ones, and links that do not hold."""
-        there = self.commits.versions(branch)  # before the head is looked for: others may be committing
+        there = self.commits.versions(branch)  # before the head is read: other processes may be committing
         oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
         first = 0 if fork is None else fork.version + 1
@@ -234,7 +234,7 @@ class Verifier:
                 self._add(Fault(path, "it does not follow the commit that its branch begins behind", part="link"))
 
     def _check_merged(self, stored: Stored) -> None:
-        """Report a merge whose other parent is not there, though no vacuum has given it up."""
+        """Report a merge whose other parent is missing, although no vacuum expired it."""
         merged = stored.header.merged
         if merged is None:
             return
@@ -246,14 +246,14 @@ class Verifier:
             if is_given_up or not self.commits.branches.is_living(merged.branch):
                 return
         except (TxStoreError, OSError):
-            return  # it is reported where it lies
+            return  # reported at its own place
         self._add(Fault(stored.path, f"the commit that it has merged is not there: {merged.id.hex()}", part="link"))
 
     def _versions_down(self, branch: str, listed: Iterable[int], top: int, oldest_kept: int) -> Iterator[int]:
-        """Yield the versions from the top down to the oldest kept version. Where a great many in a row are missing,
-        report them as one.
+        """Yield the versions from the top down to the oldest kept version. Report a long row of missing ones as one
+        fault.
 
-        How many there are is what the names of files say, and what a header says of the oldest kept version.
+        Names of files and the oldest kept version in a header only claim how many versions exist.
         """
         there = sorted({version for version in listed if oldest_kept <= version <= top}, reverse=True)
         above = top + 1
@@ -284,7 +284,7 @@ class Verifier:
             return None
 
     def _check_head_cache(self, branch: str, oldest_kept: int) -> None:
-        """Report a damaged head cache, and the loss of the newest commits: of a durable one that it names."""
+        """Report a damaged head cache, and lost newest commits: those up to a durable one that it names."""
         path = names.head_cache_path(branch)
         try:
             head_cache = self.commits.read_head_cache(branch)
@@ -295,7 +295,7 @@ class Verifier:
             return
         except encoding.MalformedError as error:
             content = self.storage.read(path)
-            if any(content):  # else its writer was killed, or the power lost, before it was written
+            if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._add(Fault(path, error.reason, part="head cache"))
             return
         if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
@@ -334,7 +334,7 @@ class Verifier:
         self._tell()
 
     def _read_again(self, place: Place) -> Stored | None:
-        """Return a commit, of which what was fetched to be looked through is enough."""
+        """Return a commit, from the bytes that were fetched for the check if they suffice."""
         if place not in self._files_of:
             return self.commits.read(*place)
         path, length = self._files_of[place][0]
@@ -360,7 +360,7 @@ class Verifier:
             if branch in self._oldest_kept_versions and version >= self._oldest_kept_versions[branch]:
                 self._add(Fault(name.path, "the file is missing", part="missing"))
             else:
-                self._known.discard(name.path)  # what of it is still read, is found missing by the refs
+                self._known.discard(name.path)  # the check of refs reports values that are still read
             return
         except OSError as error:
             self._add_error(error, name.path)
@@ -425,14 +425,14 @@ class Verifier:
         checksum: int,
         firsts: list[Place],
     ) -> None:
-        """Look at a value itself: its frame is damaged, or its pack lies below the oldest kept version and was not
+        """Check a value itself: its frame is damaged, or its pack is below the oldest kept version and was not
         walked.
         """
         key = encoded.decode(errors="backslashreplace")
         if kind == packfile.REF_ERASED and any(each.covers(key) and not each.finished for each in self._erasures):
-            return  # it is told that this was interrupted
+            return  # the interrupted erasure is reported
         if values.has(pack.id, packfile.REF_ERASED, offset, length, 0):
-            return  # a run that was merged by somebody who had opened what it is made of before that was erased
+            return  # a process merged this run from runs that it had opened before the erasure
         if values.has(pack.id, kind, offset, length, checksum) is False:
             self._add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
             return
@@ -458,9 +458,9 @@ class Verifier:
             self._add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
 
     def _is_read(self, first: Place, pack: PackName, encoded: bytes, offset: int) -> bool:
-        """Tell whether the oldest commit of a branch that lists a run sees a value of it: else none of that does.
+        """Tell whether the branch's oldest commit that lists a run sees a value of it. If not, no commit there does.
 
-        Then it may be gone.
+        Then the value may be gone.
         """
         if first not in self._oldest:
             self._oldest = {first: Snapshot(self.commits.read(*first), open_packs(self.storage), self.storage.url)}
@@ -526,7 +526,7 @@ class Verifier:
 
     def _check_staging(self) -> None:
         staged: list[str] = []
-        with contextlib.suppress(PermissionError):  # it is none of the business of who may only read
+        with contextlib.suppress(PermissionError):  # a user who may only read has no access
             staged = self.storage.list(names.STAGING)
         for file in sorted(staged):
             path = f"{names.STAGING}/{file}"
@@ -535,7 +535,7 @@ class Verifier:
                 continue
             try:
                 content = self.storage.read(path)
-                if name is None and content:  # empty: its owner is about to write it, or died before
+                if name is None and content:  # an empty one: its owner is about to write it, or died before
                     TransactionRecord.decode(content)
                 elif content and (len(content) != 32 or len(bytes.fromhex(content.decode())) != 16):
                     raise encoding.MalformedError("it names no transaction")
@@ -547,7 +547,7 @@ class Verifier:
                 self._add(Fault(path, str(error), part="staging"))
 
     def _check_names(self) -> bool:
-        """Tell what was left by others, and whether each directory is one: else nothing in it can be looked at."""
+        """Report strays; return whether each directory is one, so that its files can be checked."""
         directories = ["", *names.DIRECTORIES, names.BRANCHES, names.ERASED]
         known, are_directories = set(directories), True
         while directories:
@@ -575,13 +575,13 @@ class Verifier:
     def _names_in(self, directory: str) -> list[str] | WrongFileTypeError:
         try:
             return sorted(self.storage.list(directory))
-        except PermissionError:  # `.staging` is none of the business of who may only read
+        except PermissionError:  # a user who may only read has no access to `.staging`
             return []
         except WrongFileTypeError as error:
             return error
 
     def _each(self, check: Callable[[S], T], arguments: Iterable[S]) -> Iterator[T]:
-        """Yield what checks return that make requests: far away, in parallel."""
+        """Yield the results of checks that make requests: on a remote storage, in parallel."""
         return self.storage.dispatch.each(check, arguments)
 
     def _check_type(self, path: str) -> None:
@@ -599,7 +599,7 @@ class Verifier:
         elif isinstance(error, CorruptionError):
             self._add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
         elif isinstance(error, ConnectionError | TimeoutError) or _is_refused_by_server(error):
-            raise error  # it says nothing of the file
+            raise error  # the error says nothing about the file
         elif isinstance(error, OSError):
             self._add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
         else:
@@ -612,20 +612,20 @@ class Verifier:
 
 
 def _is_refused_by_server(error: BaseException) -> bool:
-    """Tell whether these credentials may not read an object. A file of a disk that may not be read is a fault."""
+    """Tell whether the server refused these credentials. An unreadable file on a disk is a fault instead."""
     return isinstance(error, PermissionError) and "://" in str(error.filename)
 
 
 def check_sources(storage: Storage, sources: Sources) -> list[Fault]:
-    """Return which of the files that the newest commit of each branch refers to have changed, or can't be looked at.
+    """Return faults for outside files, used by the newest commit of each branch, that changed or can't be read.
 
-    What is damaged in the repository itself is passed over: `verify` tells.
+    Damage in the repository itself is skipped: `verify` reports it.
     """
-    files: dict[FileVersion, str] = {}  # with the first key that lies in each
+    files: dict[FileVersion, str] = {}  # each with the first key whose value it holds
     commits = open_commits(storage)
     with contextlib.suppress(TxStoreError, OSError):
         for branch in living_branches(commits):
-            with contextlib.suppress(TxStoreError, OSError):  # it can't be read any further
+            with contextlib.suppress(TxStoreError, OSError):  # the rest of the run can't be read
                 _add_files(Snapshot(commits.head(branch), open_packs(storage), storage.url), files)
 
     def reason_of(file: FileVersion) -> str | None:

@@ -238,7 +238,7 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     with pytest.raises(txstore.CorruptionError, match="another one has its place"):
         commit(first, "refused")
     report = place.open().verify(repair=True)
-    assert any("only what is there now was looked at" in each.action for each in report.repairs)
+    assert any("only the present files were looked at" in each.action for each in report.repairs)
     assert place.messages() == ["begin", "late"]
     assert place.open().verify().faults == []
     assert lost_of(report) == set(), "nobody has told of it since the server was asked again"
