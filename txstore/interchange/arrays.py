@@ -15,7 +15,7 @@ from txstore.errors import CorruptionError
 
 Selection = tuple[slice, ...]
 
-#: Attributes without which the numbers mean something else. Files that differ in them can't be joined as they are.
+#: Attributes that change the meaning of the numbers. Files that differ in them can't be joined unchanged.
 MEANING = (
     "units",
     "calendar",
@@ -28,9 +28,9 @@ MEANING = (
     "flag_values",
 )
 
-#: Bytes: chunks of a source that hold less are put together; an array without chunks gets some of about that size.
+#: Bytes: smaller chunks of a source are combined; an array without chunks gets chunks of about this size.
 _SMALL_CHUNK, _GOOD_CHUNK = 64 << 10, 1 << 20
-#: Bytes that are read and written at a time, if a chunk is not larger.
+#: Bytes read and written at a time, unless a chunk is larger.
 _BLOCK = 16 << 20
 
 
@@ -66,9 +66,9 @@ class ForeignArrays(Protocol):
     def arrays(self) -> Mapping[str, ForeignArray]: ...
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
-        """Create its groups and arrays, attributes and all, in a store of zarr: to be resized to `shapes`.
+        """Create its groups and arrays, with attributes, in a zarr store. The caller resizes them to `shapes`.
 
-        What they hold does not matter.
+        Their values do not matter.
         """
 
     def close(self) -> None: ...
@@ -96,9 +96,9 @@ def chunk_shape(
     dimensions: Sequence[str | None],
     wanted: Mapping[str | int, int],
 ) -> tuple[int, ...]:
-    """Return the chunks that an array gets.
+    """Return the chunk shape of an imported array.
 
-    `given` are those of the source, `wanted` lengths by the name of a dimension or the number of an axis.
+    `given` is that of the source, `wanted` has lengths by name of a dimension or number of an axis.
     """
     itemsize = max(1, itemsize)
     chunks = [max(1, n) for n in (given or shape)]
@@ -140,8 +140,8 @@ def copy_array(
 ) -> None:
     """Copy an array of `shape` to where `at` says in a larger zarr array.
 
-    `resuming` leaves alone what is there already. With `verify` each block is read back and compared. `advance` is told
-    the bytes done. Raises `CorruptionError` if something else comes back.
+    `resuming` skips blocks that are staged already. With `verify` each block is read back and compared. `advance` gets
+    the bytes done. Raises `CorruptionError` if a block reads back differently.
     """
     stop = [first + length for first, length in zip(at, shape, strict=True)]
     for region in blocks(at, stop, target.shards or target.chunks, target.dtype.itemsize):
@@ -150,7 +150,7 @@ def copy_array(
         if not (resuming and same(target[region], block)):
             target[region] = block
             if verify and not same(target[region], block):
-                reason = f"what was written to {_shown(region)} is not what comes back"
+                reason = f"{_shown(region)} reads back differently from what was written"
                 raise CorruptionError(str(target.store), key=target.path, reason=reason)
         advance(block.nbytes)
 

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from importlib.abc import Loader  # which takes longer to import than all of this
 
 _STORES = "zarr.storage"
-#: Stores of zarr 3, and one of zarr 2; the methods that delete many keys, of which the first argument is a path, or
-#: missing: all keys.
+#: Stores of zarr 3, and one of zarr 2, each with its methods that delete many keys. The first argument is a path; if
+#: it is missing, the method deletes all keys.
 _DELETING = {
     "LocalStore": ("delete_dir", "clear"),
     "FsspecStore": ("delete_dir", "clear"),
-    "ObjectStore": ("delete_dir",),  # its `clear` calls that
+    "ObjectStore": ("delete_dir",),  # its `clear` calls this
     "DirectoryStore": ("rmdir", "clear"),
 }
 
 
 def keep_repositories() -> None:
-    """Have zarr's stores look before they delete: at once if zarr is here, else as soon as it is imported."""
+    """Make zarr's stores look before they delete: now if zarr is imported, else when it is imported."""
     if os.environ.get("TXSTORE_GUARD", "on").lower() in ("off", "0", "false", "no"):
         return
     finder = _Finder()
-    sys.meta_path.insert(0, finder)  # before the look: another thread may be about to import zarr
+    sys.meta_path.insert(0, finder)  # before the check: another thread may be about to import zarr
     if _STORES in sys.modules and finder.retire():
         import zarr.storage  # by a thread that is at it
 
@@ -48,7 +48,7 @@ def keep_repositories() -> None:
 
 
 class _Finder:
-    """Finds one module, where it is found anyway, and has it changed when it is loaded."""
+    """Finds one module in its usual place, and patches it when it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -61,7 +61,7 @@ class _Finder:
         return spec
 
     def retire(self) -> bool:
-        """Ask nothing of this any more; return True to one caller, which makes the change, and False to all others."""
+        """Remove this finder. Return True to one caller, which patches the module, and False to all others."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
@@ -70,7 +70,7 @@ class _Finder:
 
 
 class _Changing:
-    """Loads a module by its own loader, which the module is left with."""
+    """Loads and patches a module by its own loader, which stays the module's loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -26,7 +26,7 @@ T = TypeVar("T")
 def concealing(
     function: Callable[Concatenate[Facade, S, P], T],
 ) -> Callable[Concatenate[Facade, S, P], T]:
-    """Of a bridge that takes a repository, and from where or to where."""
+    """Decorate a bridge that takes a repository and a source or destination."""
 
     @functools.wraps(function)
     def concealed_function(repo: Facade, place: S, /, *args: P.args, **options: P.kwargs) -> T:
@@ -39,7 +39,7 @@ def concealing(
 
 
 def concealed(work: Callable[[], T], places: Iterable[object], options: Mapping[str, Any]) -> T:
-    """Return what `work` returns; what it raises shows no secret of these places and options."""
+    """Return the result of `work`; its errors show no secret of these places and options."""
     urls = tuple(_urls(places))
     secrets = Secrets(options, urls)
     try:
@@ -48,7 +48,7 @@ def concealed(work: Callable[[], T], places: Iterable[object], options: Mapping[
         if not any(secrets.are_in(text) for text in _texts(error)):
             raise
         told = _told(error, secrets, urls)
-    raise told  # here: it has no context, which would say it again
+    raise told  # raised here: it has no context, which would show the secret again
 
 
 def _urls(places: Iterable[object]) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _urls(places: Iterable[object]) -> Iterator[str]:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """Yield all that an exception, and its causes, would show or pickle."""
+    """Yield all text that an exception and its causes would show or pickle."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
@@ -78,7 +78,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 
 def _told(error: Exception, secrets: Secrets, urls: tuple[str, ...]) -> Exception:
-    """Return another one that says the same without secrets."""
+    """Return a new exception with the same text without secrets."""
     if isinstance(error, TxStoreError):
         told: Exception = type(error).__new__(type(error))
         told.args = _hidden(error.args, secrets)

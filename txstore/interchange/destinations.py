@@ -28,55 +28,55 @@ if TYPE_CHECKING:
 
     from txstore.storage.interface import Storage
 
-#: Below the root: files are written here, then renamed to where they belong; they are abandoned if their writer died.
+#: Below the root: files are written here, then renamed into place. A writer that died leaves its files here.
 TEMPORARY = ".txstore-publishing"
 
-#: So often is a directory made again that another thread has deleted because it was empty.
+#: Attempts to create a directory that another thread deletes because it is empty.
 _ATTEMPTS = 100
 
 Refused: TypeAlias = type[PublishError] | type[ExportError]
 
 
 class Destination(Protocol):
-    """A tree of files, by key. Safe in threads. Errors are those of `ObjectStore`, and `refused` for what is no file.
+    """A tree of files, by key. Safe in threads. Errors are those of `ObjectStore`, and `refused` for a name that is not a file.
 
-    A *marker* is a file in which a writer says what it does here. It counts only if it was written here, by this user.
+    A *marker* is a file in which a writer records its work. It counts only if this user wrote it at this place.
     """
 
     url: str
     writers: int
-    """How many threads are worth while."""
+    """The useful number of threads."""
     refused: Refused
 
     def check_key(self, key: str) -> None:
         """Raise unless a key can be the name of a file below the root."""
 
     def read(self, key: str) -> bytes | None:
-        """Return a file, None if there is none."""
+        """Return the content of a file, None if it does not exist."""
 
     def write(self, key: str, content: Buffer) -> None:
         """Create or replace a file in one step: a reader sees the old one or the new one."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete files; one that is not there is no error."""
+        """Delete files; a missing one is not an error."""
 
     def list(self, path: str = "") -> Iterator[str]:
         """Yield the keys below a path."""
 
     def sync(self) -> None:
-        """Make what was written and deleted durable."""
+        """Make all writes and deletes durable."""
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other publishers out while the block runs, where that is possible. Raises `refused`."""
+        """Keep other publishers out while the block runs, if the place can do that. Raises `refused`."""
 
     def place(self) -> dict[str, Any]:
-        """Return what tells this place from others, for a marker to say. Members that are missing say nothing."""
+        """Return facts that identify this place, for a marker. A missing member matches any place."""
 
     def write_marker(self, key: str, content: bytes) -> None:
         """Write a file that `read_marker` will take for ours."""
 
     def read_marker(self, key: str) -> bytes | None:
-        """Return a marker, None if there is none. Raises `refused` for one that another user can have written."""
+        """Return a marker, None if there is none. Raises `refused` if another user may have written it."""
 
 
 def open_destination(
@@ -87,7 +87,7 @@ def open_destination(
     at_most: int,
     refused: Refused = PublishError,
 ) -> Destination:
-    """Return where copies go. On this machine they get no more than the permission bits `at_most`."""
+    """Open the destination of copies. Local files get no more than the permission bits `at_most`."""
     check_slashes(os.fspath(url))
     protocol, path = split_protocol(os.fspath(url))
     if protocol in (None, "file", "local"):
@@ -96,28 +96,28 @@ def open_destination(
             raise ValueError(f"{names}: means nothing for the local path {path!r}; leave it out")
         return LocalDestination(path, durable=durable, at_most=at_most, refused=refused)
     objects = open_objects(os.fspath(url), storage_options)
-    if objects.creation == READ_ONLY:  # nothing has to be exclusive here
+    if objects.creation == READ_ONLY:  # no exclusive creation is needed here
         objects = open_objects(os.fspath(url), storage_options, single_writer=True)
     return ObjectDestination(objects, refused=refused)
 
 
 def bits_of_copies(storage: Storage) -> int:
-    """Return the permission bits that a copy of what a repository holds may have: no more than its root has."""
+    """Return the permission bits that copies out of a repository may have: no more than its root has."""
     try:
         return storage.permissions("") & 0o777 | 0o700
-    except FileNotFoundError:  # it is yet to be created
+    except FileNotFoundError:  # the repository is not created yet
         return 0o700
 
 
 def check_outside(target: Destination, repository: str) -> None:
-    """Raise `refused` for a place inside of a repository, by the URL or path of that."""
+    """Raise `refused` for a place inside the repository with this URL or path."""
     outer = repository if "://" in repository else os.path.realpath(repository)
     if f"{target.url}/".startswith(f"{outer.rstrip('/')}/"):
         raise target.refused(target.url, f"it lies in the repository {repository}: choose a place outside")
 
 
 def found_marker(target: Destination, name: str) -> bytes | None:
-    """Return what a marker says, None if the place is empty. Raises `refused` if something else is there."""
+    """Return the content of a marker, None if the place is empty. Raises `refused` if it has other files."""
     content = target.read_marker(name)
     if content is None and (other := next(iter(target.list()), None)) is not None:
         raise target.refused(target.url, f"it holds something else ({other!r}): choose an empty or a new place")
@@ -125,32 +125,32 @@ def found_marker(target: Destination, name: str) -> bytes | None:
 
 
 def put(target: Destination, key: str, content: Buffer, *, compare: bool, verify: bool) -> bool:
-    """Write a file; with `compare`, unless it is there. Tell whether it was written.
+    """Write a file; with `compare`, only if it differs. Return whether it was written.
 
-    With `verify`, it is read back. Raises `refused` if something else comes back.
+    With `verify`, it is read back. Raises `refused` if it reads back differently.
     """
     if compare and target.read(key) == content:
         return False
     target.write(key, content)
     if verify and target.read(key) != content:
-        raise target.refused(target.url, f"what was written to {key!r} is not what comes back: try another place")
+        raise target.refused(target.url, f"{key!r} reads back differently from what was written: try another place")
     return True
 
 
 def is_place(told: object, place: Mapping[str, Any]) -> bool:
-    """Tell whether a marker was written here, by what it says of its place."""
+    """Tell whether a marker was written here, by the place that it records."""
     return isinstance(told, Mapping) and any(told.get(name) == value for name, value in place.items())
 
 
 # --- a directory
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-#: Not waiting, if this is no regular file.
+#: Without waiting, if the file is not a regular one.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LocalDestination:
-    """A directory."""
+    """A local directory."""
 
     writers = 4
 
@@ -161,9 +161,9 @@ class LocalDestination:
         self.url = os.path.realpath(os.path.expanduser(path))
         self.refused = refused
         self._durable = durable
-        self._touched: set[str] = set()  # directories that have new names, or lost some
+        self._touched: set[str] = set()  # directories with created or deleted names, to be synced
 
-    # --- descriptors, from the root on: what is renamed meanwhile leads nowhere else
+    # --- descriptors, from the root on, so that a rename or link meanwhile leads nowhere else
 
     def check_key(self, key: str) -> None:
         if not {"", ".", ".."}.isdisjoint(key.split("/")) or "\0" in key:
@@ -171,7 +171,7 @@ class LocalDestination:
 
     @contextlib.contextmanager
     def _directory(self, path: str, *, create: bool = False) -> Iterator[int]:
-        """Open a directory by its path from the root. Raises `refused` where that has a link."""
+        """Open a directory by its path from the root. Raises `refused` if the path has a link."""
         descriptor = os.open(self.url, _DIRECTORY)
         try:
             for segment in path.split("/") if path else ():
@@ -200,7 +200,7 @@ class LocalDestination:
 
     @contextlib.contextmanager
     def _above(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """Open the directory that a file lies in; yield its descriptor, and the file's name there."""
+        """Open the directory of a file; yield its descriptor, and the file's name in it."""
         self.check_key(key)
         directory, _, name = key.rpartition("/")
         with self._directory(directory, create=create) as descriptor:
@@ -213,7 +213,7 @@ class LocalDestination:
         return None if found is None else found[0]
 
     def _read(self, key: str) -> tuple[bytes, os.stat_result] | None:
-        """Return a file and its status; None if there is none, or something else, which is not ours either."""
+        """Return a file and its status; None if it is missing or not a regular file, so not ours."""
         try:
             with self._above(key) as (directory, name):
                 descriptor = os.open(name, _FILE, dir_fd=directory)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Facade(Protocol):
-    """One opened repository; see `txstore.Repository`, which says what each of these does."""
+    """One opened repository; `txstore.Repository` documents each method."""
 
     engine: Engine
 

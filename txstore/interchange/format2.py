@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-#: Codecs of format 3 that have the same name and the same bytes in format 2.
+#: Codecs with the same name and the same bytes in formats 3 and 2.
 _COMPRESSORS = {"gzip", "zstd", "blosc", "crc32c"}
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _NUMCODECS = "numcodecs."
-#: What xarray calls the names of dimensions, for which format 2 has no place.
+#: The attribute in which xarray stores the names of dimensions, for which format 2 has no field.
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
-#: What marks missing data. Of floats, xarray writes it as base64 in format 3, as a number in format 2.
+#: The value for missing data. xarray writes floats as base64 in format 3, as numbers in format 2.
 _MISSING = "_FillValue"
 
 
 class NoEquivalentError(ValueError):
-    """One format can't say what a document of the other one says: the message says what."""
+    """A document has no equivalent in the other format; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format2Array:
-    """An array as format 2 describes it, its chunks numbered in C order."""
+    """An array as described in format 2, with its chunks numbered in C order."""
 
     document: Mapping[str, Any]
     attributes: Mapping[str, Any]
     is_translated: bool  # from format 3
     counts: tuple[int, ...]  # of chunks along each axis
-    begin: str  # what precedes the place of a chunk in its key
-    separator: str  # what is between the numbers of it
+    begin: str  # prefix of a chunk's numbers in its key
+    separator: str  # separator of these numbers
 
     def number(self, name: str) -> int | None:
         """Return the number of the chunk whose key below the array is this; None for a key that is not in the grid."""
@@ -57,8 +57,8 @@ class Format2Array:
     def document_with(self, stored: int) -> Mapping[str, Any]:
         """Return the document for a number of stored chunks.
 
-        xarray takes the fill value of format 2, not that of format 3, for missing data: where no chunk has to be filled
-        it is left out.
+        xarray takes the fill value of format 2, not that of format 3, for missing data. So it is left out if all chunks
+        are stored.
         """
         return {**self.document, "fill_value": None} if self.is_translated and stored == self.chunks else self.document
 
@@ -119,7 +119,7 @@ def as_format_2(document: Mapping[str, Any]) -> Format2Array:
 
 
 def _float(text: str) -> float | str:
-    """Return the number that xarray has written so, or the text if it is another's."""
+    """Return the number that xarray encoded in `text`; the text itself if xarray did not write it."""
     try:
         number: float = struct.unpack("<d", base64.b64decode(text, validate=True))[0]
     except (ValueError, struct.error):
@@ -132,7 +132,7 @@ def _counts(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _chunk_keys(encoding: Mapping[str, Any] | str) -> tuple[str, str]:
-    """Return what precedes the numbers in the key of a chunk, and what is between them."""
+    """Return the prefix and the separator of the numbers in a chunk's key."""
     name, configuration = _named(encoding)
     if name == "default":
         separator = configuration.get("separator", "/")
@@ -188,7 +188,7 @@ def _order(axes: Any, rank: int) -> str:
 def _compressor(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
     told = {"id": name.removeprefix(_NUMCODECS), **configuration}
     if name == "blosc":
-        del told["typesize"]  # each chunk says it of itself
+        del told["typesize"]  # each chunk stores it
         told["shuffle"] = _SHUFFLES[configuration["shuffle"]]
     if name == "crc32c":
         told["location"] = "end"
@@ -196,7 +196,7 @@ def _compressor(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(told: Mapping[str, Any] | str) -> tuple[str, Mapping[str, Any]]:
-    """Return name and configuration of what a document names, be it by the name alone."""
+    """Return name and configuration of a codec or grid; a document may give only the name."""
     if isinstance(told, str):
         return told, {}
     return told["name"], told.get("configuration") or {}

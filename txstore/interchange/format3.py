@@ -16,14 +16,14 @@ from txstore.interchange.format2 import NoEquivalentError
 #: Compressors of format 2 that format 3 knows by the same name, and their configuration.
 _SAME = {"gzip": ("level",), "zstd": ("level", "checksum")}
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
-#: Filters that make bytes of Python's objects.
+#: Filters that encode Python objects as bytes.
 _SERIALIZERS = ("vlen-utf8", "vlen-bytes", "vlen-array", "json2", "msgpack2", "pickle", "categorize")
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 _MISSING = "_FillValue"
 
 
 def documents_in_format_3(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the documents of format 3 that say what these say, by their keys. Raises `NoEquivalentError`."""
+    """Return the equivalent documents of format 3, by key. Raises `NoEquivalentError`."""
     made = {}
     for key, content in documents.items():
         path, name = node_of_document(key), key.rpartition("/")[2]
@@ -42,7 +42,7 @@ def documents_in_format_3(documents: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the document of an array. Raises `NoEquivalentError`, and what zarr raises for a wrong one."""
+    """Return the document of an array. Raises `NoEquivalentError`, and zarr's errors for an invalid one."""
     from zarr.core.metadata import ArrayV2Metadata
 
     attributes = dict(attributes)
@@ -82,12 +82,12 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
 
 
 def _missing(value: Any, kind: str) -> Any:
-    """Return a value that marks missing data as xarray writes it in format 3."""
+    """Return the value for missing data in xarray's encoding for format 3."""
     if kind != "f" or not isinstance(value, int | float | str):
         return value
     try:
         return base64.b64encode(struct.pack("<d", float(value))).decode()
-    except ValueError:  # it is written so already
+    except ValueError:  # it has this encoding already
         return value
 
 
@@ -124,7 +124,7 @@ def _codecs(document: Mapping[str, Any], dtype: Any, rank: int) -> list[dict[str
     if serializer is None:
         endian = getattr(dtype, "endianness", None)
         if endian is None and any(each["name"] != "transpose" for each in before):
-            endian = "little"  # what a filter makes of single bytes may have more
+            endian = "little"  # a filter may turn single bytes into larger items
         serializer = {"name": "bytes", **({"configuration": {"endian": endian}} if endian else {})}
     if compressor is not None:
         after.append(_compressor(compressor, dtype))

@@ -12,7 +12,7 @@ from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
 
-#: How HDF5 stores which scale belongs to which dimension; here the dimensions have names instead.
+#: HDF5 attributes that attach scales to dimensions; in Zarr the dimensions have names instead.
 _OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}
 
 
@@ -87,7 +87,7 @@ class Hdf5Arrays:
 
             read = read_text
         elif dtype.hasobject or self._h5py.check_ref_dtype(dtype) is not None:
-            raise self._refused(path, f"zarr has nothing for its data type, {dtype}")
+            raise self._refused(path, f"zarr has no equivalent of its data type, {dtype}")
         else:
             if (values := self._h5py.check_enum_dtype(dtype)) is not None and values != {"FALSE": 0, "TRUE": 1}:
                 dtype = np.dtype(dtype.str)  # the names go to the attributes

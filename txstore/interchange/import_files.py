@@ -43,7 +43,7 @@ def import_from(
 ) -> Commit:
     """See `Repository.import_from`."""
     if format not in (None, *FORMATS):
-        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {format!r}")
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     found = places(given, storage_options)
     if not found:
@@ -67,7 +67,7 @@ def import_from(
         _Import(job, store, files, resuming=name is not None, progress=progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
-        # What an import that died had staged has been compared by this one.
+        # This import has compared what an interrupted one had staged.
         made = store.commit(allow_lost=name is not None)
         assert made is not None  # it has a message
         return made
@@ -85,11 +85,11 @@ class _Job:
 
     @property
     def is_copy(self) -> bool:
-        """Whether keys are copied as they are."""
+        """Whether keys are copied unchanged."""
         return self.format == ZARR and self.concat is None
 
     def files(self) -> list[dict[str, ForeignFile]]:
-        """Return the files of each source, by what follows its own name."""
+        """Return the files of each source, by their paths relative to it."""
         if self.format == ZARR:
             return [zarr_arrays.hierarchy_files(place, self.exclude) for place in self.places]
         return [{"": place.file()} for place in self.places]
@@ -106,7 +106,7 @@ class _Job:
         return zarr_arrays.ZarrArrays(place, self.exclude)
 
     def description(self, found: Sequence[Mapping[str, ForeignFile]]) -> dict[str, Any]:
-        """Return what the commit tells of the import, and what must be the same when it is resumed."""
+        """Return the description of the import for the commit; a resumed import must have the same."""
         files = [file for each in found for file in each.values()]
         return {
             "format": self.format,
@@ -126,7 +126,7 @@ class _Job:
 
 
 class _Import:
-    """One import: stages into a store what a job says."""
+    """One import: stages the files of a job into a store."""
 
     def __init__(
         self,
@@ -211,11 +211,11 @@ class _Import:
 
 @dataclass
 class _Joined:
-    """What the arrays of all sources make together."""
+    """The joined arrays of all sources."""
 
     arrays: Mapping[str, ForeignArray]  # of the first source
     axes: Mapping[str, int | None]
-    starts: Mapping[str, list[int]]  # along the axis, for each source; and where the last one ends
+    starts: Mapping[str, list[int]]  # start of each source along the axis, and the end of the last
 
     def shape(self, path: str) -> tuple[int, ...]:
         shape, axis = list(self.arrays[path].shape), self.axes[path]

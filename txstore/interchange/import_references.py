@@ -82,7 +82,7 @@ def import_references(
 
 
 def _entries(manifest: Manifest) -> dict[str, bytes | FileRange]:
-    """Return what the keys are, but for consolidated metadata: a second copy of every shape."""
+    """Return the entry of each key, without consolidated metadata, which repeats every shape."""
     found: dict[str, bytes | FileRange] = {}
     for key, entry in manifest.items():
         if not is_consolidated(key):
@@ -93,7 +93,7 @@ def _entries(manifest: Manifest) -> dict[str, bytes | FileRange]:
 
 
 def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | FileRange]) -> dict[str, FileVersion]:
-    """Return what the files are now, by the URLs that the manifest gives: one look for each."""
+    """Return the present version of each file, by its URL in the manifest, with one look per file."""
     urls = list(dict.fromkeys(entry.url for entry in entries.values() if isinstance(entry, FileRange)))
     names = {url: canonical(url) for url in urls}
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _GROUP_3 = json.dumps({"attributes": {}, "zarr_format": 3, "node_type": "group"}, indent=2).encode()
 _GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()
 
-#: What the properties of the commit call what was imported.
+#: Key of the import's description in the properties of the commit.
 PROPERTY = "import"
 
 
 def checked_path(path: str) -> str:
-    """Return the path of the node that an import becomes. Raises `ValueError` if it is none."""
+    """Return the path of the imported node. Raises `ValueError` for an invalid path."""
     path = path.strip("/")
     if path:
         encode_key(path)
@@ -48,18 +48,18 @@ def check_same_import(repo: Facade, name: str | None, told: Mapping[str, Any]) -
 
 
 def check_free(repo: Facade, store: TxStore, path: str) -> None:
-    """Raise `FileExistsError` if something is at the path already."""
+    """Raise `FileExistsError` if the path is not free."""
     if store.base is not None and repo.mapping(at=store.base.id).has_keys_below(path):
         where = f"at {path!r}" if path else "in this repository; say below which path it goes (path=, --path)"
         raise FileExistsError(f"{store.url}: there is something {where}; an import takes a path that is free")
 
 
 def documents_at(store: TxStore, path: str, documents: Mapping[str, bytes], url: str) -> dict[str, bytes]:
-    """Return what is to be stored for the documents of an import, by keys of the repository.
+    """Return the documents to store for an import, by keys of the repository.
 
-    That is documents of groups above the path, if they are not there, and the import's own: those of format 2, below
-    groups of format 3, in the words of format 3. Raises `SourceError` if that has no words for them, `ValueError` if
-    nothing can be below what is above.
+    These are the import's own, and those of missing groups above the path. Documents of format 2 below groups of
+    format 3 are converted to format 3. Raises `SourceError` if that is impossible, `ValueError` if a node above the
+    path can't have nodes below it.
     """
     zarr_format = 3 if "zarr.json" in documents else 2
     if zarr_format == 2 and is_below_format_3(store, path):

@@ -34,14 +34,14 @@ class FileRange(NamedTuple):
 
 
 class Manifest:
-    """What one manifest says of each key: a value that is in it, or a reference.
+    """The entries of one manifest: for each key a value in the manifest, or a reference.
 
-    Raises `SourceError` where it does not say it as it should.
+    Raises `SourceError` for an invalid entry.
     """
 
     def __init__(self, url: str, directory: str, entries: Mapping[str, Any], templates: Mapping[str, Any]) -> None:
         self.url = url
-        self._directory = directory  # which relative URLs are relative to; empty: this process's
+        self._directory = directory  # base of relative URLs; empty: this process's directory
         self._entries = entries
         self._templates = templates
 
@@ -78,7 +78,7 @@ class Manifest:
             reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"
             raise SourceError(self.url, reason)
         try:
-            check_slashes(url)  # before it becomes a path below this directory
+            check_slashes(url)  # before it is joined to this directory
         except ValueError as error:
             raise SourceError(self.url, f"it refers to {error}") from None
         if "://" in url or url.startswith("/"):
@@ -87,7 +87,7 @@ class Manifest:
             return os.path.join(self._directory, url)
         scheme, _, path = self._directory.partition("://")
         host, _, path = path.partition("/")
-        path = posixpath.normpath(posixpath.join("/", path, url))  # no further up than the host
+        path = posixpath.normpath(posixpath.join("/", path, url))  # `..` can't lead above the host
         return f"{scheme}://{host}{path}"
 
 
@@ -96,7 +96,7 @@ def _is_count(number: object) -> bool:
 
 
 def is_manifest(source: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether what is there looks like a manifest: a JSON object, or a directory of Parquet files."""
+    """Tell whether a source looks like a manifest: a JSON object, or a directory of Parquet files."""
     return concealed(lambda: _is_manifest(Place(source, options)), [source], options or {})
 
 
@@ -112,7 +112,7 @@ def _is_manifest(place: Place) -> bool:
 def open_manifest(
     source: str | os.PathLike[str] | Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Return the manifest at a URL, or that a dict is. Raises `SourceError` if it is none."""
+    """Return the manifest at a URL, or in a dict. Raises `SourceError` if it is not a manifest."""
     if isinstance(source, Mapping):
         return _of_members("a manifest", "", source)
     place = Place(source, options)
@@ -131,7 +131,7 @@ def open_manifest(
 
 
 def _of_members(url: str, directory: str, members: Mapping[str, Any]) -> Manifest:
-    if "version" not in members:  # format 0: the references alone
+    if "version" not in members:  # version 0: only the references
         return Manifest(url, directory, members, {})
     if members["version"] not in (0, 1):
         raise SourceError(url, f"manifests of version {members['version']!r} are not known, only 0 and 1")
@@ -144,7 +144,7 @@ def _of_members(url: str, directory: str, members: Mapping[str, Any]) -> Manifes
 
 
 def _parquet(place: Place) -> dict[str, Any]:
-    """Return what a directory of Parquet files says, as a JSON file would."""
+    """Return the entries of a directory of Parquet files in the form of a JSON manifest."""
     from fsspec.implementations.reference import LazyReferenceMapper
 
     if not place.has(".zmetadata") or _PARQUET not in place.read(".zmetadata"):
@@ -159,7 +159,7 @@ def _parquet(place: Place) -> dict[str, Any]:
 
 
 def _plain(entry: Any) -> Any:
-    """Return an entry with numbers of Python's for those of the table."""
+    """Return an entry with Python's numbers in place of the table's."""
     if isinstance(entry, bytes | str):
         return entry
     return [entry[0], *map(int, entry[1:])]

@@ -11,7 +11,7 @@ from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
 
-#: One by one: open_groups has let `decode_cf=False` pass without a word, and decoded.
+#: Given one by one: some versions of open_groups silently ignore `decode_cf=False` and decode.
 _AS_IT_IS: Mapping[str, Any] = {
     "mask_and_scale": False,
     "decode_times": False,
@@ -30,7 +30,7 @@ class NetcdfArrays:
         except ImportError:
             raise ModuleNotFoundError("NetCDF files are read by xarray: pip install 'txstore[import]'") from None
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
-        self._datasets: list[Any] = []  # what xarray has opened: only closing these closes the file
+        self._datasets: list[Any] = []  # opened by xarray: only closing these closes the file
         self._groups: dict[str, Any] = {}
         try:
             opened = xarray.open_groups(place.root if self._opened is None else self._opened, **_AS_IT_IS)
@@ -60,7 +60,7 @@ class NetcdfArrays:
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
         for group, dataset in self._groups.items():
-            # One element of each array: xarray writes what it loads, and the rest is copied block by block.
+            # One element of each array: xarray loads and writes it, and the rest is copied block by block.
             sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).load().drop_encoding()
             for name, variable in sample.variables.items():
                 path = _join(group, name)

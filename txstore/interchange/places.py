@@ -27,9 +27,9 @@ _USER_BLOCKS = (0, 512, 1024, 2048)
 
 @dataclass(frozen=True, slots=True)
 class ForeignFile:
-    """A file, and what tells whether it is still the same."""
+    """A file, with its version: this tells whether the file is still the same."""
 
-    path: str  # as its file system calls it
+    path: str  # in its file system
     size: int
     version: str  # an etag, or the time of the last change; empty if the file system knows none
 
@@ -64,21 +64,21 @@ class Place:
 
     @property
     def _above(self) -> str:
-        """What the paths of all files below here begin with: nothing in an archive."""
+        """The common prefix of the paths of all files below here; empty in an archive."""
         return self.root.rstrip("/") + "/" if self.root else ""
 
     def path(self, key: str) -> str:
         return f"{self._above}{key}" if key else self.root
 
     def file(self) -> ForeignFile:
-        """Return the file that is here. Raises `FileNotFoundError`."""
+        """Return the file at this place. Raises `FileNotFoundError`."""
         self.fs.invalidate_cache()
         return ForeignFile.of(self.fs.info(self.root))
 
     def files(self) -> dict[str, ForeignFile]:
-        """Return all files below here, by their names relative to it, in the order of these.
+        """Return all files below here by relative name, sorted.
 
-        Raises `SourceError` if any directory can't be listed: what is in it would be left out.
+        Raises `SourceError` if any directory can't be listed: its files would be missing.
         """
         self.fs.invalidate_cache()
         begin = len(self._above)
@@ -89,7 +89,7 @@ class Place:
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
 
     def check_inside(self, names: Iterable[str]) -> None:
-        """Raise `SourceError` for a file of this machine that a link leads to, from here to somewhere else."""
+        """Raise `SourceError` if a local name leads by a link to a file outside this place."""
         root = os.path.join(os.path.realpath(self.root), "")
         is_inside: dict[str, bool] = {}  # by directory
         for name in names if self.is_local else ():
@@ -108,7 +108,7 @@ class Place:
         return bool(self.fs.exists(self.path(key)))
 
     def format(self) -> str:
-        """Tell whether plain Zarr, a NetCDF or an HDF5 file is here. Raises `SourceError` if it is none of these."""
+        """Return the format: plain Zarr, NetCDF or HDF5. Raises `SourceError` for anything else."""
         self.fs.invalidate_cache()
         if self.has("format.json") and self.has("commits"):
             raise SourceError(self.url, "this is a TxStore repository already: txstore backup copies it")
@@ -136,9 +136,9 @@ class Place:
 
 
 def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any] | None) -> list[Place]:
-    """Return where the sources are; a pattern stands for all that match it, `part-9` before `part-10`.
+    """Return the places of the sources; a pattern is replaced by its matches, `part-9` before `part-10`.
 
-    Raises `SourceError` for a pattern that nothing matches.
+    Raises `SourceError` for a pattern without a match.
     """
     found: list[Place] = []
     for source in sources:
@@ -162,10 +162,10 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the files below a path, and what is known of each. Raises `OSError` if a directory can't be listed.
+    """Yield the files below a path, each with its listing. Raises `OSError` if a directory can't be listed.
 
-    fsspec's own `walk`, which most of its `find` are made of, takes such a directory for empty. An object store has a
-    `find` of its own, which raises, and takes a request for a thousand files instead of one for each directory.
+    fsspec's own `walk`, on which most of its `find` methods rely, takes such a directory for empty. An object store has
+    a `find` of its own, which raises, and needs one request per thousand files instead of one per directory.
     """
     from fsspec.asyn import AsyncFileSystem
 
@@ -184,7 +184,7 @@ def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def stamp(files: Sequence[ForeignFile]) -> str:
-    """Return a digest of what files there are, how large, and of which version."""
+    """Return a digest of the names, lengths and versions of files."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(f"{file.path}\0{file.size}\0{file.version}\n".encode(errors="surrogateescape"))

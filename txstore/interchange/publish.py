@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from txstore.interchange.facade import Facade
 
 
-#: Chunks that are written between two looks at how far it has come.
+#: Chunks written between two checks of the progress.
 _BATCH = 64
-#: Bytes after which the hidden file says how far it has come.
+#: The hidden file records the progress each time this many bytes are written.
 _CHECKPOINT = 64 << 20
 
 
 @dataclass(frozen=True)
 class Published:
-    """What one publication did."""
+    """The result of one publication."""
 
     url: str
     commit: Commit
@@ -91,11 +91,11 @@ def follow_and_publish(
     durable: bool = True,
     timeout: float | None = None,
 ) -> Iterator[Published]:
-    """Publish, and again after each commit, or after several that were made meanwhile; yield what was done."""
+    """Publish now and after each new commit, or several at once; yield each result."""
     target = _target(repo, destination, storage_options=storage_options, durable=durable)
     last: Commit | int = -1
     while True:
-        # A commit that a vacuum has removed meanwhile is not the newest.
+        # A commit that a vacuum removed meanwhile is not the newest.
         with (
             suppress(SnapshotExpiredError, CommitNotFoundError),
             closing(repo.follow(branch, since=last, timeout=timeout)) as commits,
@@ -104,7 +104,7 @@ def follow_and_publish(
                 return
         try:
             done = publish(repo, target, branch=branch, verify=verify, full=full, progress=progress)
-        except SnapshotExpiredError:  # where nothing is pinned a vacuum may pass: there is a newer commit
+        except SnapshotExpiredError:  # without a pin a vacuum may expire it: then a newer commit exists
             continue
         yield done
         last, full = done.commit, False
@@ -149,7 +149,7 @@ class _Publication:
         self._writer = os.urandom(8).hex()
         self._state = State(repo.id, branch, target.place())
         self._root: dict[str, bytes] = {}
-        self._compares = False  # whether the target may hold what is wanted, though no state says so
+        self._compares = False  # whether the target may already have the right files, although no state says so
         self._was_empty = False
         self._written = self._deleted = self._bytes = self._passed = self._total = 0
 
@@ -184,10 +184,10 @@ class _Publication:
     def _report(self) -> Published:
         return Published(self._target.url, self._commit, self._written, self._deleted, self._bytes)
 
-    # --- what is known of the copy
+    # --- the state of the copy
 
     def _found_state(self, full: bool) -> State:
-        """Return the state, without what can't be believed. Raises `PublishError` if the copy is not ours."""
+        """Return the trusted part of the state. Raises `PublishError` if the copy is not ours."""
         content = found_marker(self._target, STATE)
         if content is None:
             self._was_empty = True
@@ -216,7 +216,7 @@ class _Publication:
     def _begin(self, documents: Mapping[str, bytes]) -> None:
         witnesses = self._root or dict(sorted(documents.items(), key=lambda item: (item[0].count("/"), item[0]))[:1])
         mark = Mark(self._commit.id, self._commit.version, self._commit.seq, witnesses_of(witnesses))
-        # It comes first: after a crash it says that the copy may hold something of this commit.
+        # The state comes first: after a crash it says that the copy may hold files of this commit.
         self._save(self._state.begin(mark, self._writer))
 
     def _save(self, state: State) -> None:
@@ -227,10 +227,10 @@ class _Publication:
     def _check_alone(self) -> None:
         found = State.decode(self._target.read(STATE) or b"")
         if found is None or found.writer != self._writer:
-            reason = "another process has begun to publish to it: let one of them go on alone"
+            reason = "another process has begun to publish to it: let only one of them continue"
             raise PublishError(self._target.url, reason)
 
-    # --- what has moved
+    # --- changed keys
 
     def _moved(self) -> Iterator[tuple[str, int, int]]:
         """Yield the live keys that are newer than the finished copy, in order: key, seq, length."""
@@ -268,7 +268,7 @@ class _Publication:
             for prefix in runs.new_prefixes(since):
                 candidates |= set(self._target.list(prefix.rstrip("/")))
             candidates |= {key for mark in (finished, *self._state.attempts) for key in mark.witnesses}
-        else:  # what was deleted below the oldest kept version has left no trace
+        else:  # deletions below the oldest kept version leave no trace
             candidates = set(self._target.list())
         gone = [key for key in candidates if key not in kept and (is_consolidated(key) or key not in self._snapshot)]
         return sorted(gone, key=lambda key: (not (is_document(key) or is_consolidated(key)), key))
@@ -301,12 +301,12 @@ class _Publication:
         self._put(key, view)
 
     def _write_documents(self, documents: Mapping[str, bytes]) -> list[str]:
-        """Write the documents that have moved but those of arrays that shrink, which are returned."""
+        """Write the changed documents, except those of arrays that shrink, which are returned."""
         later = []
         moved = [key for key, _, _ in self._moved() if is_document(key) and key not in self._root]
         for key in sorted(moved, key=lambda key: (-key.count("/"), key)):
             content = documents.get(key)
-            if content is None:  # below an array, where no node can be
+            if content is None:  # below an array, which can't contain nodes
                 content = plain_document(key, self._snapshot[key])
             if key in documents and _shrinks(self._target.read(key), content):
                 later.append(key)
@@ -315,7 +315,7 @@ class _Publication:
         return later
 
     def _put(self, key: str, content: bytes | memoryview) -> None:
-        """Write one file, unless it is known to be there."""
+        """Write one file, unless the copy is known to have it."""
         try:
             is_written = put(self._target, key, content, compare=self._compares, verify=self._verify)
         except (NotADirectoryError, FileExistsError, IsADirectoryError):
@@ -326,9 +326,9 @@ class _Publication:
             self._bytes += len(content)
 
     def _clear_the_way(self, key: str) -> None:
-        """Delete files where a directory has to be, and the reverse: an array was replaced by one of another rank."""
+        """Delete files in the place of a directory, and the reverse: an array was replaced by one of another rank."""
         above = key
-        # What is below it in the snapshot may be about to be written by another thread.
+        # Another thread may be about to write keys of the snapshot below it.
         obstacles = [*islice(self._snapshot.keys_below(key), 1), *self._target.list(key)]
         while above := above.rpartition("/")[0]:
             obstacles.append(above)
@@ -352,7 +352,7 @@ def _decoded(encoded: bytes) -> str:
 
 
 def _shrinks(old: bytes | None, new: bytes) -> bool:
-    """Tell whether an array that is described anew has less than before, along any dimension."""
+    """Tell whether an array's new document has a smaller extent along any dimension."""
     before, after = (decoded(content or b"null") for content in (old, new))
     shapes = [document.get("shape") if isinstance(document, dict) else None for document in (before, after)]
     if not isinstance(shapes[0], list) or not isinstance(shapes[1], list):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txstore.commit import Commit
     from txstore.interchange.facade import Facade
 
-#: The file. zarr takes it for no node; one that lists the root without consolidated metadata says so in a warning.
+#: The file. zarr does not take it for a node; listing the root without consolidated metadata warns of it.
 STATE = ".txstore-published.json"
 
 _VERSION = 1
@@ -30,13 +30,13 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Mark:
-    """A commit, and what the copy of it looks like at the root: key -> CRC-32C."""
+    """A commit, and the documents at the root of its copy: key -> CRC-32C."""
 
     commit: str
     version: int
     seq: int
     witnesses: dict[str, int]
-    upto: str | None = None  # of an attempt: the last chunk that is written; None: perhaps none
+    upto: str | None = None  # for an attempt: the last written chunk; None: perhaps none
 
     def is_of(self, commit: Commit) -> bool:
         return (self.version, self.commit) == (commit.version, commit.id)
@@ -44,7 +44,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class State:
-    """The newest attempt stands first."""
+    """The state of a copy: its marks, the newest attempt first."""
 
     repository: str
     branch: str
@@ -55,7 +55,7 @@ class State:
 
     @classmethod
     def decode(cls, content: bytes) -> State | None:
-        """Return what a copy says; None if it says nothing that a publisher could have written."""
+        """Return the state in a hidden file; None if no publisher can have written it."""
         try:
             told = json.loads(content)
             if told["version"] != _VERSION:
@@ -72,12 +72,12 @@ class State:
         return json.dumps({"about": about, "version": _VERSION, **asdict(self)}, indent=2).encode()
 
     def begin(self, mark: Mark, writer: str) -> Self:
-        """Return the state before anything of a commit is written."""
+        """Return the state before the first file of a commit is written."""
         covering = [each for each in self.attempts if each.upto is not None]
         return replace(self, writer=writer, attempts=(mark, *covering))
 
     def advance(self, upto: str) -> Self:
-        """Return the state when all chunks up to a key are written."""
+        """Return the state after all chunks up to a key are written."""
         first, *older = self.attempts
         beyond = [each for each in older if each.upto is not None and each.upto > upto]
         return replace(self, attempts=(replace(first, upto=upto), *beyond))
@@ -86,11 +86,11 @@ class State:
         return replace(self, finished=replace(self.attempts[0], upto=None), attempts=())
 
     def forget(self) -> Self:
-        """Return a state that says nothing of what was copied."""
+        """Return a state without any marks."""
         return replace(self, finished=None, attempts=())
 
     def seq_of(self, chunk: str) -> int:
-        """Return up to which seq a chunk of the copy is known to be what it is in the history; -1: nothing is known."""
+        """Return the highest seq to which a chunk of the copy is known to be up to date; -1: unknown."""
         for mark in self.attempts:
             if mark.upto is not None and chunk <= mark.upto:
                 return mark.seq
@@ -101,7 +101,7 @@ class State:
         return -1 if self.finished is None else self.finished.seq
 
     def fits(self, repo: Facade, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
-        """Tell whether this can be so, given the documents that are at the root of the copy (None: there is none)."""
+        """Tell whether this state is possible, given the documents at the root of the copy (None: missing)."""
         marks = [*self.attempts, *([] if self.finished is None else [self.finished])]
         # The oldest are ancestors of the newest: that was looked at when it was begun.
         if marks and not _is_in_history(repo, head, marks[0]):
@@ -135,5 +135,5 @@ def _mark(told: Any) -> Mark:
 
 def _text(told: Any) -> str:
     if not isinstance(told, str):
-        raise TypeError("a string was expected")
+        raise TypeError("expected a string")
     return told

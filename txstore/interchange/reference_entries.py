@@ -10,7 +10,7 @@ from txstore.format.keys import after_prefix, directory_prefix, is_document, sto
 from txstore.format.packfile import REF_FOREIGN, PackName
 from txstore.history.snapshot import Snapshot
 
-#: Values shorter than this stand in the references themselves: in base64 they take hardly more room there than the name
+#: Values shorter than this, in bytes, are stored in the references: in base64 they take hardly more room than the name
 #: of a pack, an offset and a length, and reading one takes no request.
 INLINE_BELOW = 64
 
@@ -19,22 +19,22 @@ _LARGEST = (1 << 63) - 1
 
 
 class Reference(NamedTuple):
-    """Where a value lies."""
+    """The place of a value."""
 
     pack: str  # relative to the repository
     offset: int
     length: int
 
 
-#: The value, or where it lies.
+#: The value, or its place.
 Entry = bytes | Reference
 
 
 def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
-    """Yield the live keys below a path in the order of their bytes, each with what references say of it.
+    """Yield the live keys below a path in byte order, each with its reference.
 
-    Documents are there with their values, whatever their length. Raises `CorruptionError`, and `ExportError` for a
-    value that lies outside of the repository.
+    Documents are included as values, at any length. Raises `CorruptionError`, and `ExportError` for a value outside the
+    repository.
     """
     prefix = directory_prefix(path)
     stop = after_prefix(prefix)
@@ -55,7 +55,7 @@ def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
                 continue
             name = snapshot.runs.pack_name(listed.run, listed.pack)
             if listed.offset + listed.length > _LARGEST:
-                raise CorruptionError(name.path, offset=listed.offset, key=key, reason="no file is so long")
+                raise CorruptionError(name.path, offset=listed.offset, key=key, reason="the offset is beyond any file")
             pack_path = paths.get(name) or paths.setdefault(name, name.path)
             yield key, Reference(pack_path, listed.offset, listed.length)
         start = page[-1].key + b"\0"

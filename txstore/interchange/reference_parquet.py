@@ -23,19 +23,19 @@ from txstore.history.snapshot import Snapshot
 from txstore.interchange.format2 import Format2Array, NoEquivalentError, array_of_format_2, as_format_2
 from txstore.interchange.reference_entries import Entry, entries
 
-#: Chunks in one file: what a reader reads at a time.
+#: Chunks in one file: a reader reads all of them at once.
 RECORD = 10_000
 ZMETADATA = ".zmetadata"
 
-#: What a value may not begin with: fsspec takes what follows for base64.
+#: A value must not begin with this: fsspec takes the rest for base64.
 _BASE64 = b"base64:"
 
 
 def write_parquet(snapshot: Snapshot, url: str, path: str, destination: str) -> tuple[int, int]:
-    """Write the references into a new directory; return how many keys there are, and how many with their values.
+    """Write the references into a new directory; return the number of keys, and of those with values.
 
-    Keys that are no chunk in the grid of an array are left out: no Zarr reader asks for them.
-    Raises `ExportError` where format 2 can't say what the documents do, `ModuleNotFoundError`.
+    Keys that are not a chunk in an array's grid are left out: no Zarr reader asks for them.
+    Raises `ExportError` if a document has no equivalent in format 2, and `ModuleNotFoundError`.
     """
     for package in ("fastparquet", "pandas"):
         if find_spec(package) is None:
@@ -45,9 +45,7 @@ def write_parquet(snapshot: Snapshot, url: str, path: str, destination: str) -> 
     os.makedirs(path)
     for node, described in arrays.items():
         stored = 0
-        records: dict[
-            int, _ChunkRows
-        ] = {}  # chunks come in the order of their keys, which is not that of their numbers
+        records: dict[int, _ChunkRows] = {}  # chunks come in the order of keys, not of numbers
         for key, entry in entries(snapshot, node):
             number = None if is_document(key) else described.number(key[len(node) + 1 :])
             if number is None:
@@ -74,7 +72,7 @@ def _name(path: str, node: str, place: int) -> str:
 
 @dataclass(slots=True)
 class _ChunkRows:
-    """What is known of the chunks of one file."""
+    """The rows for the chunks of one file."""
 
     rows: array[int] = field(default_factory=lambda: array("i"))
     entries: list[Entry] = field(default_factory=list)
@@ -95,7 +93,7 @@ class _ChunkRows:
                 raw[row] = _BASE64 + base64.b64encode(entry) if entry.startswith(_BASE64) else entry
             else:
                 paths[row], offsets[row], sizes[row] = f"{url}/{entry.pack}", entry.offset, entry.length
-        # Objects, not categories or strings: fsspec knows a missing chunk by None alone, which these would lose.
+        # Objects, not categories or strings: fsspec recognises a missing chunk only by None, which these would lose.
         columns = {"path": pd.Series(paths, dtype=object), "raw": pd.Series(raw, dtype=object)}
         frame = pd.DataFrame({"path": columns["path"], "offset": offsets, "size": sizes, "raw": columns["raw"]})
         os.makedirs(os.path.dirname(name), exist_ok=True)
@@ -139,14 +137,14 @@ def _node(own: Mapping[str, Any]) -> Format2Array | Mapping[str, Any]:
 
 
 def _check_array(path: str, described: Format2Array, destination: str) -> None:
-    """Raise `ExportError` for an array that these references have no place for."""
+    """Raise `ExportError` for an array that these references can't hold."""
     if not path:
         raise _refused(destination, "they have no place for an array at the root, only for arrays in groups")
     if "\0" in path:
         raise _refused(destination, f"the path {path!r} can't be that of a directory")
     shape, chunks = described.document["shape"], described.document["chunks"]
     try:
-        # fsspec divides so, in floating point: its numbers of chunks must be these.
+        # fsspec divides in floating point: its numbers of chunks must be the same.
         counted = tuple(math.ceil(extent / size) for extent, size in zip(shape, chunks, strict=True))
     except OverflowError:
         counted = None

@@ -38,14 +38,14 @@ from txstore.storage.objects.urls import has_parameters, public
 if TYPE_CHECKING:
     from txstore.interchange.facade import Facade
 
-#: The one template of the JSON: where the repository is. It stands in every reference, so it is short.
+#: The only template in the JSON: the repository's URL. Every reference has it, so it is short.
 _TEMPLATE = "u"
 _BASE64 = "base64:"
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What was written: how many keys, and how many of them with their values."""
+    """The result: number of keys, and number of those with values."""
 
     url: str
     commit: Commit
@@ -85,7 +85,7 @@ def references(
 
 
 def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the directory, or its URL, and the name in it. Raises `ValueError` if that says no format."""
+    """Return the directory or its URL, and the name in it. Raises `ValueError` unless the suffix names a format."""
     address = os.path.expanduser(os.fspath(destination))
     scheme, separator, _ = address.partition("://")
     behind = re.search("[?;]" if has_parameters(scheme) else "[?]", address) if separator else None
@@ -93,7 +93,7 @@ def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
     address = address.rstrip("/")
     above, _, name = address.rpartition("/")
     if not name.endswith((".json", ".parquet", ".parq")) or above.endswith(":/"):
-        raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which says what is written")
+        raise ValueError(f"{public(address)}: its name has to end in .json or .parquet, which selects the format")
     return (above or ("/" if address.startswith("/") else ".")) + query, name
 
 
@@ -112,7 +112,7 @@ def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
 
 
 def _url(repo: Facade) -> str:
-    """Return where the repository is, as fsspec says it. Credentials are no part of it."""
+    """Return the repository's URL for fsspec, without credentials."""
     return public(repo.url) if "://" in repo.url else f"file://{os.path.abspath(repo.url)}"
 
 
@@ -123,7 +123,7 @@ def _write_json(snapshot: Snapshot, url: str, path: str, *, templates: bool) -> 
     """Write kerchunk's version 1, entry by entry."""
     told, base = "", url
     if templates:
-        # Braces are how templates are told: a URL that has them can't be one.
+        # Braces mark templates, so a URL with braces can't be one.
         is_template = "{{" not in url
         told = f'"templates": {json.dumps({_TEMPLATE: url} if is_template else {})}, '
         base = f"{{{{{_TEMPLATE}}}}}" if is_template else url
@@ -146,7 +146,7 @@ def _write_json(snapshot: Snapshot, url: str, path: str, *, templates: bool) -> 
 def _entries_and_root(snapshot: Snapshot) -> Iterator[tuple[str, Entry]]:
     """Yield the entries, with consolidated metadata at the root: not every zarr can list groups in references.
 
-    Such metadata in the repository is left out, since no writer keeps it up to date.
+    Consolidated metadata of the repository is left out, since no writer keeps it up to date.
     """
     root: dict[str, Entry] = {**consolidate(documents_of(snapshot))}
     others = (
@@ -163,11 +163,11 @@ def _as_text(key: str, value: bytes) -> str:
     return _BASE64 + base64.b64encode(value).decode()
 
 
-# --- all of it, or nothing
+# --- writing all or nothing
 
 
 def _check_free(target: Destination, name: str, *, is_json: bool) -> None:
-    """Raise `ExportError` for a place where the references can't go, or could not be read."""
+    """Raise `ExportError` for a place where references can't be written, or could not be read."""
     url = f"{target.url}/{name}"
     is_local = isinstance(target, LocalDestination)
     is_directory = os.path.isdir(url) if is_local else next(iter(target.list(name)), None) is not None
@@ -176,18 +176,18 @@ def _check_free(target: Destination, name: str, *, is_json: bool) -> None:
     if is_json:
         return
     if is_directory or target.read(name) is not None:
-        raise ExportError(url, "it is there already; delete it, or choose another name")
+        raise ExportError(url, "it exists already; delete it, or choose another name")
     if ".json" in url or set("{}") & set(url):
         raise ExportError(url, "fsspec reads no Parquet below a path with .json, { or } in it; choose another")
 
 
 @contextlib.contextmanager
 def _complete(target: Destination, name: str, at_most: int) -> Iterator[str]:
-    """Yield the path of a file or directory to be made, which is put in its place when all is there.
+    """Yield a temporary path for the file or directory, and move it into place when it is complete.
 
-    On this machine it gets no more than the permission bits `at_most`.
+    Local files get no more than the permission bits `at_most`.
 
-    On a server the files of a directory come one after the other, the one that it is opened by last.
+    On a server the files of a directory are written one by one, last the file that readers open first.
     """
     above = target.url if isinstance(target, LocalDestination) else None
     if above is not None:
@@ -201,7 +201,7 @@ def _complete(target: Destination, name: str, at_most: int) -> Iterator[str]:
                     os.chmod(each, stat.S_IMODE(os.stat(each).st_mode) & at_most)
             for file in _files(path):
                 _sync(file)
-            os.replace(path, os.path.join(above, name))  # a link that stands there is replaced, too, not followed
+            os.replace(path, os.path.join(above, name))  # replaces a link there, and does not follow it
             return
         for file in _files(path):
             with open(file, "rb") as content:
@@ -209,7 +209,7 @@ def _complete(target: Destination, name: str, at_most: int) -> Iterator[str]:
 
 
 def _files(path: str) -> list[str]:
-    """Return the path, or the files below it; those of its top, by which it is opened, stand last."""
+    """Return the path, or the files below it, last those at the top, which readers open first."""
     if os.path.isfile(path):
         return [path]
     return [os.path.join(top, name) for top, _, names in os.walk(path, topdown=False) for name in names]

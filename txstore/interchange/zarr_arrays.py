@@ -17,17 +17,17 @@ from txstore.store import TxStore
 
 T = TypeVar("T")
 
-#: What zarr leaves when it is killed, and what desktops leave.
+#: Files left by a killed zarr, and by desktops.
 _DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
 
-#: Requests at a time, and how many values, of how many bytes together, are held for them.
+#: Requests at a time; and the most values, and bytes in all, that are held for them.
 _THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 
 def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
-    """Return the files of a hierarchy by their keys, but for consolidated metadata.
+    """Return the files of a hierarchy by key, without consolidated metadata.
 
-    Raises `SourceError` if no hierarchy is listed.
+    Raises `SourceError` if the listing has no hierarchy.
     """
     files = place.files()
     if not any(name in files for name in ROOT_DOCUMENTS):
@@ -43,7 +43,7 @@ def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, Fore
 
 
 def read_documents(place: Place, files: Mapping[str, ForeignFile]) -> dict[str, bytes]:
-    """Return the documents of a hierarchy. Raises `SourceError` if one is not as long as it was."""
+    """Return the documents of a hierarchy. Raises `SourceError` if the length of one has changed."""
     keys = [key for key in files if is_document(key)]
     found = {}
     for key, content in in_parallel(place.read, keys, lambda key: files[key].size):
@@ -67,15 +67,15 @@ def copy_hierarchy(
     resuming: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Stage files that are no documents below `path`, as they are. `resuming` leaves alone what is staged already.
+    """Stage the files that are not documents below `path`, unchanged. `resuming` skips files that are staged already.
 
-    Raises `SourceError` if a file is not as long as it was, `CorruptionError` if something else comes back.
+    Raises `SourceError` if a file's length has changed, `CorruptionError` if it reads back differently.
     """
     staged = store.mapping
     missing = []
     for key, file in files.items():
         if resuming and document_key(path, key) in staged:
-            advance(file.size)  # the sources are the same as at its beginning, and it was staged whole or not at all
+            advance(file.size)  # the sources are unchanged, and each file was staged whole or not at all
         else:
             missing.append(key)
     for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
@@ -90,7 +90,7 @@ def copy_hierarchy(
 def in_parallel(
     function: Callable[[str], T], keys: Iterable[str], size: Callable[[str], int]
 ) -> Iterator[tuple[str, T]]:
-    """Yield each key and what a function makes of it, in their order, a few at a time."""
+    """Yield each key with the result of a function for it, in order, a few at a time."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
         for batch in _batches(keys, size):
             yield from zip(batch, pool.map(function, batch), strict=True)
@@ -139,7 +139,7 @@ class ZarrArrays:
         from zarr.core.sync import sync
 
         if chunks:
-            raise ValueError("the chunks of plain Zarr stay as they are: leave chunks out")
+            raise ValueError("plain Zarr is copied with its own chunks: leave chunks out")
         for key in hierarchy_files(self._place, self._exclude):
             if key.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs"):
                 sync(store.set(key, cpu.Buffer.from_bytes(plain_document(key, self._place.read(key)))))

@@ -27,7 +27,7 @@ Three = Sequence["Described | None"]
 
 
 class Rows(NamedTuple):
-    """How long an array is along an axis: at the base, and on both sides."""
+    """The length of an array along an axis: at the base, and on both sides."""
 
     base: int
     ours: int
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class Joined:
-    """What an array becomes, as far as what was appended is concerned."""
+    """The result of joining the appended rows of an array."""
 
     taken: dict[str, str] = field(default_factory=dict)
     values: dict[str, bytes] = field(default_factory=dict)
@@ -44,13 +44,13 @@ class Joined:
 
 
 def appended(nodes: Mapping[str, Three]) -> dict[str, Appended]:
-    """Return the arrays that both sides have appended to, and that can be put together."""
+    """Return the arrays to which both sides appended, if the rows can be joined."""
     found = {path: array for path, three in nodes.items() if (array := _appended(path, three)) is not None}
     torn = {name for path, three in nodes.items() if path not in found for name in _resized(path, three)}
     torn |= {
         name
         for name, rows in _by_dimension(found).items()
-        if len(set(rows)) > 1  # the rows of one would be beside other rows of the next
+        if len(set(rows)) > 1  # rows of one array would be beside wrong rows of the next
     }
     return {path: array for path, array in found.items() if torn.isdisjoint(array.dimension())}
 
@@ -64,7 +64,7 @@ def _by_dimension(arrays: Mapping[str, Appended]) -> dict[tuple[str, str], list[
 
 
 def _resized(path: str, three: Three) -> Iterator[tuple[str, str]]:
-    """Yield the named dimensions along which one side alone has resized an array, or otherwise than by appending."""
+    """Yield named dimensions along which only one side resized an array, or a side resized it without appending."""
     base, ours, theirs = three
     if base is None:
         return
@@ -90,7 +90,7 @@ def _appended(path: str, three: Three) -> Appended | None:
 
 
 def _dimension(path: str, node: Described, axis: int) -> Iterator[tuple[str, str]]:
-    """Yield the group and the name of a dimension that has one: of format 3, or as xarray writes it for format 2."""
+    """Yield group and name of a named dimension: from format 3, or from xarray's attribute in format 2."""
     names = node.document.get("dimension_names") or node.attributes.get("_ARRAY_DIMENSIONS")
     if isinstance(names, list) and len(names) > axis and isinstance(names[axis], str):
         yield path.rpartition("/")[0], names[axis]
@@ -98,7 +98,7 @@ def _dimension(path: str, node: Described, axis: int) -> Iterator[tuple[str, str
 
 @dataclass(frozen=True)
 class Appended:
-    """An array that both sides have appended to along one axis."""
+    """An array to which both sides appended along one axis."""
 
     path: str
     axis: int
@@ -107,7 +107,7 @@ class Appended:
 
     @property
     def extent(self) -> int:
-        """How long the array is in the end."""
+        """The final length of the array."""
         return self.rows.ours + self.rows.theirs - self.rows.base
 
     def dimension(self) -> list[tuple[str, str]]:
@@ -115,11 +115,11 @@ class Appended:
 
     @property
     def _chunks(self) -> tuple[int, ...]:
-        assert self.ours.node.chunks is not None  # else it would not be one of these
+        assert self.ours.node.chunks is not None  # `appended` chooses only arrays with chunks
         return self.ours.node.chunks
 
     def holds(self, key: str) -> bool:
-        """Tell whether a chunk holds rows that theirs has appended."""
+        """Tell whether a chunk holds rows that theirs appended."""
         index = self._index(key)
         return index is not None and (index[self.axis] + 1) * self._chunks[self.axis] > self.rows.base
 
@@ -127,7 +127,7 @@ class Appended:
         return self.ours.node.index_of(below(self.ours.key, key))
 
     def put_together(self, base: Hierarchy, ours: Hierarchy, theirs: Hierarchy, changed: Sequence[str]) -> Joined:
-        """Return what becomes of the chunks. `changed` are the keys that theirs has changed.
+        """Return the resulting chunks. `changed` are the keys that theirs changed.
 
         Raises `NotMergeableError`.
         """
@@ -139,7 +139,7 @@ class Appended:
 
 
 class _Join:
-    """Puts the chunks of one array together. Chunks that are written anew are decoded until the end."""
+    """Joins the chunks of one array. Rewritten chunks stay decoded until the end."""
 
     def __init__(self, array: Appended, base: Hierarchy, ours: Hierarchy, theirs: Hierarchy) -> None:
         self._array = array
@@ -152,7 +152,7 @@ class _Join:
         self._written: dict[Chunk, npt.NDArray[Any]] = {}
 
     def add(self, key: str) -> None:
-        """Put the rows of one chunk of theirs where they belong."""
+        """Put the rows of one chunk of theirs in their final place."""
         index = self._array._index(key)
         if index is None:
             return
@@ -175,16 +175,16 @@ class _Join:
             begin, place = begin + count, place + count
 
     def _merge_seam(self, index: Chunk, theirs: npt.NDArray[Any], old: int) -> None:
-        """Merge what was there before anything was appended: the first rows of a chunk."""
+        """Merge the old rows of a chunk, which come before the appended ones."""
         rows = self._along(0, old)
         base, ours = self._decoded(self._views[0], index), self._rows_of(index)
         sides = elements.Sides(base[rows], ours[rows], theirs[rows])
         if sides.conflicts().any():
-            raise NotMergeableError("both have changed what was there before")
+            raise NotMergeableError("both have changed rows that existed before")
         ours[rows] = sides.merged()
 
     def _rows_of(self, index: Chunk) -> npt.NDArray[Any]:
-        """Return a chunk as it will be written."""
+        """Return a chunk in its final form, decoded."""
         if index not in self._written:
             self._written[index] = self._decoded(self._views[1], index)
         return self._written[index]

@@ -21,22 +21,22 @@ from txstore.merging.moves import Renaming
 from txstore.merging.three_way import three_way
 from txstore.merging.virtual import Virtual, side_of, virtual
 
-#: Bases that are remembered, each with what was put together for it: near commits share them.
+#: Number of cached bases, each with its merged values: near commits share them.
 _KEPT = 64
 _NO_REACH = Reach({}, frozenset())
 
 
 @dataclass(frozen=True)
 class Base:
-    """A commit, or what some come to when they are merged."""
+    """A commit, or the merge of several."""
 
     view: Snapshot | Virtual
     reach: Reach = _NO_REACH
     doubts: Doubts = field(default_factory=Doubts)
-    is_cut: bool = False  # a vacuum has given up commits by which less would be in doubt
+    is_cut: bool = False  # a vacuum expired commits with which less would be in doubt
 
 
-#: Finds a base; yields the common ancestors that it needs the base of, and is sent that.
+#: Finds a base: yields common ancestors, and is sent their base.
 _Search: TypeAlias = "Generator[Sequence[Stored], Base, Base]"
 
 
@@ -59,7 +59,7 @@ class _Bases:
         self._known: dict[tuple[bytes, ...], Base] = {}
 
     def of(self, best: Sequence[Stored]) -> Base:
-        """Go back in history as far as it takes, which may be further than Python can call functions."""
+        """Go back in history as far as needed. That may be deeper than Python can nest calls, so this uses a stack."""
         searches = [self._search(best)]
         found: Base | None = None
         while True:
@@ -89,20 +89,20 @@ class _Bases:
         return Base(self._open(stored), self._ancestry.reach(stored))
 
     def _with(self, one: Base, other: Base) -> _Search:
-        """Return the merge of two."""
+        """Return the merge of two bases."""
         reach = one.reach | other.reach
         if not one.doubts and not side_of(self._engine, one.view, other.view).changes:
             return Base(one.view, reach, is_cut=one.is_cut)
         best = self._ancestry.common(one.reach, other.reach)
         if best is None:
-            # Which of the two has changed what can't be told: all in which they differ is in doubt.
+            # It is unknown which of the two made which change: every difference is in doubt.
             base = Base(one.view, doubts=Doubts(nodes={"": True}), is_cut=True)
         else:
             base = yield best
         return self._merged(base, one, other, reach)
 
     def _merged(self, base: Base, one: Base, other: Base, reach: Reach) -> Base:
-        assert isinstance(other.view, Snapshot)  # a commit is merged into what was merged before
+        assert isinstance(other.view, Snapshot)  # a commit is merged into the bases merged before
         answers = Doubting()
         ours, theirs = (side_of(self._engine, base.view, each.view) for each in (one, other))
         plan = three_way(base.view, ours, theirs, answers, base.doubts)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: What answers a conflict: a side, or a function that returns elements or a document.
+#: An answer to a conflict: a side, or a function that returns elements or a document.
 Answer: TypeAlias = "str | Callable[[Conflict], Any]"
 SIDES = ("ours", "theirs")
 
-#: What can be in conflict, and what it says.
+#: The kinds of conflicts, each with its message.
 KINDS = {
     "elements": "both have changed elements of a chunk differently",
     "chunk": "both have changed a chunk whose elements can't be told apart",
@@ -30,29 +30,29 @@ KINDS = {
 }
 
 
-#: Conflicts of a merge that are shown.
+#: At most this many conflicts of a merge are shown.
 _SHOWN = 50
 
 
 @dataclass(frozen=True, repr=False)
 class Conflict:
-    """Something that both sides of a merge have changed, and that can't be put together.
+    """A place that both sides of a merge changed, and that the merge can't combine.
 
-    What the sides have is read when it is asked for; one that came out of a pickle does not know it.
+    The values of the sides are read on demand; a conflict from a pickle can't read them.
 
     Attributes
     ----------
     path : str
-        Of the array or group; of a value that is none of Zarr's, its key.
+        Path of the array or group; for a value that is not part of Zarr's hierarchy, its key.
     kind : str
         "elements", "chunk", "document", "value", "append", "structure", "deleted", "moved" or "constraint".
     key : str
-        Where it is stored; of what is of a whole node, as "append", "structure", "deleted" and "moved" are, its path.
+        The key in conflict; for kinds that concern a whole node ("append", "structure", "deleted", "moved"), its path.
     region : tuple of slice, optional
-        Of "elements": the smallest box of the array that has all of them; `()` of an array without axes.
+        For "elements": the smallest box of the array with all of them; `()` for an array without axes.
     fields : tuple of str
-        Of "document": those in conflict, such as "attributes.units". Of "moved", where both have moved a node: where
-        it is in ours, and in theirs; `path` is where it was.
+        For "document": the fields in conflict, such as "attributes.units". For "moved", if both moved a node: its path
+        in ours, and in theirs; `path` is the old one.
     """
 
     path: str
@@ -66,9 +66,9 @@ class Conflict:
         return Conflict, (self.path, self.kind, self.key, self.region, self.fields)
 
     def base(self) -> Any:
-        """Return what both began with: the elements of the region, a document as a dict, a value as bytes; or None.
+        """Return the base's value: the elements of the region, a document as a dict, a value as bytes; or None.
 
-        Where the two have several best common ancestors that differ there, it is what one of these has.
+        If the sides have several best common ancestors that differ there, it is the value of one of these.
         """
         return self._side("base")
 
@@ -77,22 +77,22 @@ class Conflict:
         return self._side("ours")
 
     def theirs(self) -> Any:
-        """Return the same in what is merged."""
+        """Return the same in the merged commit."""
         return self._side("theirs")
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
-        """Return which elements of the region are in conflict; None for what has no elements."""
+        """Return which elements of the region are in conflict; None for a conflict without elements."""
         found: npt.NDArray[np.bool_] | None = self._side("mask")
         return found
 
     def mask_of_chunk(self) -> npt.NDArray[np.bool_]:
-        """Return the same of "elements" as a mask of the whole chunk, as it is stored."""
+        """Return the same for "elements", as a mask of the whole stored chunk."""
         found: npt.NDArray[np.bool_] = self._side("mask of chunk")
         return found
 
     @property
     def is_of_node(self) -> bool:
-        """Whether a node as a whole is in conflict: the answer is a side."""
+        """Whether a whole node is in conflict: then only a side can be the answer."""
         return self.kind in ("append", "structure", "deleted", "moved")
 
     def _side(self, name: str) -> Any:
@@ -105,13 +105,13 @@ class Conflict:
 
     @property
     def place(self) -> str:
-        """Where at the node: the region as `[0:4, 8:12]`, or the fields; "" where it is the node, or the value."""
+        """The place in the node: the region as `[0:4, 8:12]`, or the fields; "" for a whole node or value."""
         if self.region is not None:
             return f"[{', '.join(f'{along.start}:{along.stop}' for along in self.region) or '()'}]"
         return ", ".join(self.fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON can say of it: all but what the sides have."""
+        """Return the conflict for JSON: everything except the sides' values."""
         region = None if self.region is None else [[along.start, along.stop] for along in self.region]
         return {"path": self.path, "kind": self.kind, "key": self.key, "region": region, "fields": list(self.fields)}
 
@@ -130,10 +130,10 @@ def table_of(conflicts: list[Conflict]) -> str:
 
 
 class Answers:
-    """What `resolve=` says: a side or a function by path, for all at and below it. The nearest one counts."""
+    """The answers of `resolve=`: a side or a function by path, for everything at and below it. The nearest counts."""
 
     def __init__(self, resolve: Mapping[str, Answer] | None) -> None:
-        """Raises `TypeError` if that is no dictionary by path, `ValueError` for an answer that is none."""
+        """Raises `TypeError` unless `resolve` is a dictionary by path, `ValueError` for an invalid answer."""
         if resolve is not None and not isinstance(resolve, Mapping):
             raise TypeError(f"resolve= takes a dictionary from path to 'ours', 'theirs' or a function, not {resolve!r}")
         self._answers = {}
@@ -154,7 +154,7 @@ class Answers:
             path = path.rpartition("/")[0]
 
     def side_of(self, conflict: Conflict) -> str | None:
-        """Return whose a node as a whole is to be. Raises `ValueError` for a function."""
+        """Return the side that a whole node is taken from. Raises `ValueError` for a function."""
         answer = self.of(conflict)
         if callable(answer):
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
 
-#: Fields of an array's document, of formats 3 and 2, by which chunks mean what they mean.
+#: Fields of an array's document, in formats 3 and 2, that define the meaning of chunks.
 STRUCTURAL = (
     "node_type", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "storage_transformers",
     "dtype", "chunks", "compressor", "filters", "order", "dimension_separator",
@@ -17,22 +17,22 @@ STRUCTURAL = (
 
 
 def structure_of(node: Described) -> Any:
-    """Return by what the chunks of a node mean what they mean; of a group, that it is one."""
+    """Return the fields that define the meaning of a node's chunks; for a group, only that it is one."""
     fields = {name: node.document[name] for name in STRUCTURAL if name in node.document}
     return node.kind, len(node.node.shape), fields if node.kind == "array" else None
 
 
 class MergedDocument(NamedTuple):
-    """What became of a document; of the fields in `conflicts`, it has those of the side that was chosen."""
+    """A merged document; for the fields in `conflicts`, it has the preferred side's values."""
 
     content: bytes
     conflicts: tuple[str, ...]  # fields, "attributes.units"; "" is the document as a whole
 
 
-#: What a base has where it is in doubt (`doubts`): nothing is equal to it.
+#: The base's value where it is in doubt (`doubts`): nothing is equal to it.
 _IN_DOUBT = object()
 
-#: The extent that an array has after a merge along one axis; None: not known.
+#: Returns an array's extent along one axis after a merge; None if unknown.
 Extent: TypeAlias = "Callable[[int], int | None]"
 
 
@@ -47,10 +47,10 @@ def merge_documents(
     extent: Extent | None = None,
     in_doubt: Collection[str] = (),
 ) -> MergedDocument:
-    """Merge two versions of a document. `prefers` is whose field is taken where both have changed it differently.
+    """Merge two versions of a document. `prefers` is the side that wins if both changed a field differently.
 
-    With `is_strict`, what both have changed is a conflict, be it equal. `extent` settles axes that both have changed.
-    `in_doubt` are fields, as in `MergedDocument.conflicts`, of which it says nothing what the base has.
+    With `is_strict`, a field that both changed is a conflict even if equal. `extent` settles axes that both changed.
+    `in_doubt` are fields, as in `MergedDocument.conflicts`, for which the base's value is unreliable.
     """
     if ours == theirs and not is_strict and extent is None:
         return MergedDocument(ours, ())
@@ -68,7 +68,7 @@ def merge_documents(
 
 
 class _DocumentMerge:
-    """One merge. Its methods return what became of a value, and note the fields in conflict."""
+    """One merge. Its methods return the merged value, and note the fields in conflict."""
 
     def __init__(self, prefers: str, is_strict: bool, extent: Extent | None, in_doubt: Collection[str]) -> None:
         self.conflicts: list[str] = []
@@ -137,7 +137,7 @@ class _DocumentMerge:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Tell whether two values are written alike: 1 is not 1.0, nor true, and NaN is NaN."""
+    """Tell whether two values are the same JSON: 1 is not 1.0, nor true, and NaN is NaN."""
     if one is ABSENT or other is ABSENT:
         return one is other
     if one is _IN_DOUBT or other is _IN_DOUBT:

@@ -28,18 +28,18 @@ _LEVEL = 1
 
 
 class _ByBoth(NamedTuple):
-    """What a side has at a place in doubt: `after` is None where it has nothing."""
+    """A side's value at a place in doubt; `after` is None if it has none."""
 
     after: object | None
 
 
 @dataclass
 class Doubts:
-    """The places, as a base has them."""
+    """The places in doubt of a base."""
 
-    #: Nodes; true: with all below them. False: only whether they, and nodes below them, are there, and where.
+    #: Nodes. True: with everything below them. False: only whether they, and nodes below them, exist, and where.
     nodes: dict[str, bool] = field(default_factory=dict)
-    keys: set[str] = field(default_factory=set)  # with all that is in their values
+    keys: set[str] = field(default_factory=set)  # with their whole values
     fields: dict[str, set[str]] = field(default_factory=dict)  # by the keys of documents; as `Conflict.fields`
     masks: dict[str, list[bytes]] = field(default_factory=dict)  # by the keys of chunks: which elements
 
@@ -56,7 +56,7 @@ class Doubts:
             self.masks.setdefault(key, []).extend(masks)
 
     def moved(self, place: Callable[[str], str]) -> Doubts:
-        """Return the same where nodes have moved."""
+        """Return the same places after moves of nodes."""
         return Doubts(
             {place(path): is_whole for path, is_whole in self.nodes.items()},
             {place(key) for key in self.keys},
@@ -65,11 +65,11 @@ class Doubts:
         )
 
     def is_of(self, path: str) -> bool:
-        """Tell whether it is in doubt if a node is there, or where."""
+        """Tell whether the existence or the place of a node is in doubt."""
         return bool(self.nodes) and any(each in self.nodes for each in chain([path], ancestors(path)))
 
     def has_all_of(self, path: str) -> bool:
-        """Tell whether all that is at a node, or at a key, is in doubt."""
+        """Tell whether everything at a node, or at a key, is in doubt."""
         if path in self.keys:
             return True
         return bool(self.nodes) and any(self.nodes.get(each, False) for each in chain([path], ancestors(path)))
@@ -82,7 +82,7 @@ class Doubts:
         )
 
     def fields_of(self, key: str) -> Collection[str]:
-        """Return the fields of a document that are in doubt; "" is all of it."""
+        """Return the fields of a document that are in doubt; "" means the whole document."""
         return ("",) if self.has_all_of(key) else self.fields.get(key, ())
 
     def mask(self, key: str, shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
@@ -102,7 +102,7 @@ class Doubts:
         return found
 
     def masks_of(self, keys: Iterable[str], shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
-        """Return the masks of many chunks of one shape, one behind the other; None if no element is in doubt."""
+        """Return the masks of many chunks of one shape, stacked; None if no element is in doubt."""
         import numpy as np
 
         found = [self.mask(key, shape) for key in keys]
@@ -111,7 +111,7 @@ class Doubts:
         return np.stack([np.zeros(shape, bool) if each is None else each for each in found])
 
     def changed_by_both(self, *sides: Side) -> tuple[Side, ...]:
-        """Return both sides as if they had changed what is in doubt."""
+        """Return both sides as if they had changed every place in doubt."""
         keys = {*self.keys, *self.fields, *self.masks}
         for path, is_whole in self.nodes.items():
             if is_whole:
@@ -127,12 +127,12 @@ def _with(side: Side, keys: Iterable[str]) -> Side:
 
 
 class Doubting(Answers):
-    """What answers the conflicts of a merge that makes a base, and notes what is in doubt therefore."""
+    """Answers the conflicts of a merge that builds a base, and notes the places that are therefore in doubt."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.noted = Doubts()
-        self.moved: set[str] = set()  # nodes whose places are in doubt, where ours has them
+        self.moved: set[str] = set()  # nodes whose places are in doubt, by their path in ours
 
     def of(self, conflict: Conflict) -> str:
         import numpy as np
@@ -148,5 +148,5 @@ class Doubting(Answers):
             self.noted.add(Doubts(fields={conflict.key: {*conflict.fields}}))
         else:
             self.noted.add(Doubts(keys={conflict.key}))
-        # What one has deleted, and the other has changed, stays: else nothing could be compared with it.
+        # A node that one side deleted and the other changed stays, so that later merges can compare with it.
         return "theirs" if conflict.kind == "deleted" and conflict.ours() is None else "ours"

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-    #: What is stored of a chunk at the base, and at both sides.
+    #: The stored values of a chunk at the base, and at both sides.
     Three: TypeAlias = tuple[Buffer | None, Buffer | None, Buffer | None]
 
-#: Sizes of elements that numpy compares as one number each.
+#: Element sizes, in bytes, that numpy compares as one number each.
 _SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Sides:
-    """One chunk, decoded, at the base and at both sides; what is missing is all fill value.
+    """One decoded chunk, at the base and at both sides; a missing chunk is all fill value.
 
-    `in_doubt` are elements of which it says nothing what the base has: both sides count as having changed them.
+    `in_doubt` marks elements whose base value is unreliable: both sides count as having changed them.
     """
 
     base: npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Sides:
     def decode_all(
         cls, codec: ChunkCodec, values: Sequence[Three], in_doubt: npt.NDArray[np.bool_] | None = None
     ) -> Sides:
-        """Return many chunks of one shape, one behind the other along a new first axis. Raises `NotMergeableError`."""
+        """Return many chunks of one shape, stacked along a new first axis. Raises `NotMergeableError`."""
         base, ours, theirs = map(codec.decode_all, zip(*values, strict=True))
         return cls(base, ours, theirs, in_doubt)
 
@@ -62,12 +62,12 @@ class Sides:
         return found if self.in_doubt is None else found | self.in_doubt
 
     def conflicts(self, *, is_strict: bool = False) -> npt.NDArray[np.bool_]:
-        """Return which elements both have changed, differently; with `is_strict`, or equally."""
+        """Return which elements both changed differently; with `is_strict`, also those changed equally."""
         both = self._by_ours & self._by_theirs
         return both if is_strict or not both.any() else both & differ(self.ours, self.theirs)
 
     def merged(self) -> npt.NDArray[Any]:
-        """Return ours, and of theirs what they alone have changed."""
+        """Return ours, with the elements that only theirs changed."""
         import numpy as np  # late: most processes merge nothing
 
         chunk = self.ours.copy()
@@ -76,7 +76,7 @@ class Sides:
 
 
 def differ(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return in which elements two arrays of one shape and dtype differ: by their bits, so that a NaN is itself."""
+    """Return which elements of two arrays of one shape and dtype differ in their bits: so a NaN equals itself."""
     import numpy as np
 
     size = one.dtype.itemsize
@@ -92,9 +92,9 @@ def differ(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.boo
 
 
 def bounds(mask: npt.NDArray[np.bool_]) -> tuple[slice, ...]:
-    """Return the smallest box that has all elements that are set, of which there is one at least.
+    """Return the smallest box that contains all set elements; at least one must be set.
 
-    `array[(*box, ...)]` is that part of an array, also of one without axes, whose box is `()`.
+    `array[(*box, ...)]` is that part of an array. An array without axes has the box `()`.
     """
     import numpy as np
 

@@ -21,7 +21,7 @@ from txstore.merging.side import Side, SideChange
 
 
 class Renaming:
-    """Where keys are, whose nodes have moved all at once: those below the longest of the paths that were moved."""
+    """The new places of keys after several nodes moved at once: the longest moved path above a key counts."""
 
     def __init__(self, moves: Mapping[str, str], sources: Mapping[str, str] | None = None) -> None:
         self.moves = moves
@@ -31,18 +31,18 @@ class Renaming:
         return bool(self.moves)
 
     def of(self, key: str) -> str:
-        """Return where a key, or a node, comes to be."""
+        """Return the new path of a key or node."""
         return _renamed(self.moves, key)
 
     def origin(self, key: str) -> str | None:
-        """Return the key that comes to be this one; None if none can."""
+        """Return the old path of a key; None if no key can have moved there."""
         to = _nearest(self.sources, key)
         source = None if to is None else self.sources[to]
         origin = key if to is None or source is None else source + key[len(to) :]
         return origin if _nearest(self.moves, origin) == source else None
 
     def but_to(self, path: str) -> Renaming:
-        """Return the same without what is moved to a path or below it, which is nowhere then."""
+        """Return the same without nodes that move to a path or below it: these are then nowhere."""
         prefix = directory_prefix(path)
         return Renaming(
             self.moves, {to: source for to, source in self.sources.items() if not f"{to}/".startswith(prefix)}
@@ -55,7 +55,7 @@ def _renamed(moves: Mapping[str, str], key: str) -> str:
 
 
 def _nearest(paths: Collection[str], key: str) -> str | None:
-    """Return the longest of some paths that a key is at or below."""
+    """Return the longest of `paths` at or above a key."""
     if key in paths:
         return key
     return next((path for path in ancestors(key) if path in paths), None)
@@ -85,7 +85,7 @@ class Renamed(Hierarchy):
         return heapq.merge(*streams)
 
     def _keys(self, start: str, stop: str | None, source: str, to: str, batch: int) -> Iterator[str]:
-        """Yield the keys that one move brings, or that none has; keys that others bring are skipped, not walked."""
+        """Yield the keys of one move, or of none; keys of other moves are skipped without a walk."""
         low: str | None = source + start[len(to) :]
         high = None if stop is None else source + stop[len(to) :]
         while low is not None:
@@ -98,16 +98,16 @@ class Renamed(Hierarchy):
                 yield to + key[len(source) :]
 
 
-# --- which nodes a side has moved
+# --- recognising a side's moves
 
 
 def recognised(
     base: Hierarchy, view: Hierarchy, before: Mapping[str, Hashable], after: Mapping[str, Hashable]
 ) -> dict[str, str]:
-    """Return the nodes that were moved, and where to; not the ones that went with a node above them.
+    """Return the moved nodes and their new paths, without nodes that moved with a node above them.
 
-    `before` are the places in which the values of keys lay that a side has deleted, `after` those of keys that it has
-    made: `view` is what it has.
+    `before` has the places of the values of keys that a side deleted, `after` those of keys that it created; `view` is
+    the side's present state.
     """
     gone = {node_of_document(key): key for key in before if is_node_document(key)}
     made = {node_of_document(key): key for key in after if is_node_document(key)}
@@ -139,7 +139,7 @@ def _by_documents(
 def _by_what_is_below(
     before: Mapping[str, Hashable], after: Mapping[str, Hashable], gone: set[str], made: set[str]
 ) -> dict[str, str]:
-    """Return nodes whose documents were changed, too: chunks of theirs, or nodes below them, are as they were."""
+    """Return moved nodes whose documents changed, too: some of their chunks, or nodes below, are unchanged."""
     places: dict[Hashable, set[str]] = {}
     for path, suffix, place in _below(after, made):
         places.setdefault((suffix, place), set()).add(path)
@@ -150,30 +150,30 @@ def _by_what_is_below(
 
 
 def _below(keys: Mapping[str, Hashable], nodes: set[str]) -> Iterator[tuple[str, str, Hashable]]:
-    """Yield keys as what they are called below the nearest of some nodes, and where their values lie."""
+    """Yield each key's nearest node among `nodes`, its name below that, and the place of its value."""
     for key, place in keys.items():
         path = _nearest(nodes, key)
         if path is not None:
             yield path, key[len(directory_prefix(path)) :], place
 
 
-# --- both sides and the base, with each node where it lies in the end
+# --- both sides and the base, with each node at its final path
 
 
 class Aligned(NamedTuple):
     base: Hierarchy
     ours: Side
     theirs: Side
-    of_ours: Renaming  # what has to be moved in ours
+    of_ours: Renaming  # the moves to make in ours
     of_theirs: Renaming
     of_base: Renaming
     conflicts: list[Conflict]
 
 
 def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers, doubts: Doubts) -> Aligned:
-    """Return both sides as if each had moved what the other has moved. Raises `ValueError` for answers that are none.
+    """Return both sides as if each had made the other's moves, too. Raises `ValueError` for invalid answers.
 
-    A move that can't be made on the other side is a deletion and a creation.
+    A move that can't be made on the other side becomes a deletion and a creation.
     """
     if not (ours.moves or theirs.moves):
         return Aligned(base, ours, theirs, Renaming({}), Renaming({}), Renaming({}), [])
@@ -181,7 +181,7 @@ def align(base: Hierarchy, ours: Side, theirs: Side, answers: Answers, doubts: D
 
 
 class _CircleError(Exception):
-    """One side has moved a node below one that the other has moved below it."""
+    """One side moved a node below another, which the other side moved below the first."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -194,11 +194,11 @@ class _Alignment:
         self._doubts = doubts
         self._sides = ours, theirs
         self._own = [Renaming(ours.moves), Renaming(theirs.moves)]
-        self._lost: tuple[set[str], set[str]] = set(), set()  # what the other side has moved, too: it lies there
+        self._lost: tuple[set[str], set[str]] = set(), set()  # nodes that both moved, if the other side's place counts
         self._answers = answers
         self._in_doubt: list[Conflict] = []
-        self._blocked: list[tuple[int, str]] = []  # moves for which there is no place: whose, and where to
-        self._renamings: dict[int, Renaming] = {}  # of both sides, as one pass of `_drop` has found them
+        self._blocked: list[tuple[int, str]] = []  # moves without a free place: side and target
+        self._renamings: dict[int, Renaming] = {}  # of both sides, during one pass of `_drop`
 
     def aligned(self) -> Aligned:
         self._choose()
@@ -230,7 +230,7 @@ class _Alignment:
         return Aligned(base, ours, theirs, renamings[1], renamings[2], renamings[0], conflicts)
 
     def _choose(self) -> None:
-        """Say which side's place counts for nodes that both have moved."""
+        """Choose the side whose place counts for nodes that both moved."""
         ours, theirs = (own.moves for own in self._own)
         for source in sorted(ours.keys() & theirs.keys()):
             conflict = Conflict(source, "moved", source, fields=(ours[source], theirs[source]))
@@ -241,7 +241,7 @@ class _Alignment:
                     self._in_doubt.append(conflict)
             self._lost[0 if answer == "theirs" else 1].add(source)
         for source in sorted(path for path in ours.keys() ^ theirs.keys() if self._doubts.is_of(path)):
-            # Where it was at the base says nothing: one side has it there, the other elsewhere.
+            # The base's place is unreliable: one side has the node there, the other elsewhere.
             conflict = Conflict(source, "moved", source, fields=(ours.get(source, source), theirs.get(source, source)))
             answer = self._answers.side_of(conflict)
             mover = 0 if source in ours else 1
@@ -251,16 +251,16 @@ class _Alignment:
                 self._lost[mover].add(source)
 
     def _is_one_place(self, source: str) -> bool:
-        """Tell whether both have moved a node to one place: the groups above that may have been moved, too."""
+        """Tell whether both moved a node to the same place; groups above may have moved, too."""
         try:
             return self._led(0, source) == self._led(1, source)
         except _CircleError:
             return False
 
-    # --- where things come to be
+    # --- final paths
 
     def _end(self, path: str, passed: frozenset[str] = frozenset()) -> str:
-        """Return where what was at a path of the base comes to be. Raises `_CircleError`."""
+        """Return the final path of a path of the base. Raises `_CircleError`."""
         counting = [
             (len(source), -number, source)
             for number, own in enumerate(self._own)
@@ -273,14 +273,14 @@ class _Alignment:
         return self._led(-number, source, passed) + path[len(source) :]
 
     def _led(self, number: int, source: str, passed: frozenset[str] = frozenset()) -> str:
-        """Return where a side's move leads to in the end. Raises `_CircleError`."""
+        """Return the final path of a node that a side moved. Raises `_CircleError`."""
         if source in passed:
             raise _CircleError(source)
         above, _, name = self._own[number].moves[source].rpartition("/")
         return _joined(self._place(number, above, passed | {source}), name)
 
     def _place(self, number: int, path: str, passed: frozenset[str] = frozenset()) -> str:
-        """Return where what is at a path of a side comes to be. Raises `_CircleError`."""
+        """Return the final path of a path of one side. Raises `_CircleError`."""
         origin = self._own[number].origin(path)
         if origin is not None:
             return self._end(origin, passed)
@@ -288,7 +288,7 @@ class _Alignment:
         return _joined(self._place(number, above, passed), name)
 
     def _renaming(self, own: Renaming) -> Renaming:
-        """Return how nodes come to be where they lie in the end, from where a side has moved them itself."""
+        """Return the moves from a side's own paths to the final ones."""
         moves: dict[str, str] = {}
         sources = self._own[0].moves.keys() | self._own[1].moves.keys()
         for start, end in sorted((own.of(source), self._end(source)) for source in sources):
@@ -299,7 +299,7 @@ class _Alignment:
     # --- moves that can't be made on the other side
 
     def _drop(self, is_impossible: Callable[[int, str], bool]) -> bool:
-        """Take moves for deletions and creations; tell if there were such."""
+        """Turn impossible moves into deletions and creations; return True if there were any."""
         has_dropped = False
         self._renamings.clear()
         for mover in (0, 1):
@@ -309,14 +309,14 @@ class _Alignment:
                     del moves[source]
                     self._own[mover] = Renaming(moves)
                     has_dropped = True
-                    if source in self._lost[1 - mover]:  # the other side's move of it counts now
+                    if source in self._lost[1 - mover]:  # now the other side's move of it counts
                         self._lost[1 - mover].discard(source)
                         return True
         return has_dropped
 
     def _leads_nowhere(self, mover: int, source: str) -> bool:
-        """Tell whether the group that a node is in now is not there: the other side has deleted it, or has something
-        else in its place, or has moved it below this node.
+        """Tell whether the group of a moved node is missing on the other side: deleted there, replaced by something
+        else, or moved below this node.
         """
         own, other = self._own[mover], self._own[1 - mover]
         to = own.moves[source]
@@ -337,14 +337,14 @@ class _Alignment:
         return False
 
     def _is_taken(self, mover: int, source: str) -> bool:
-        """Tell whether something else is on the other side where a node comes to be, or an array above that."""
+        """Tell whether the other side has something else at a node's new path, or an array above it."""
         other = self._own[1 - mover]
         try:
             end = self._end(source)
             if mover not in self._renamings:
                 self._renamings[mover] = self._renaming(other)
         except _CircleError:
-            return False  # what was dropped in this pass has closed it: `_leads_nowhere` finds it in the next one
+            return False  # a move dropped in this pass closed it: `_leads_nowhere` finds it in the next pass
         renaming = self._renamings[mover].but_to(end)
         view = Renamed(self._sides[1 - mover].view, renaming)
         if renaming.origin(end) == other.of(source):
@@ -362,7 +362,7 @@ def _joined(above: str, name: str) -> str:
 
 
 def _following(side: Side, own: Renaming) -> dict[str, SideChange]:
-    """Return what a side has changed, compared with the base as if that had been moved as the side has moved it."""
+    """Return a side's changes, compared with the base as if the side's moves had been made there."""
     found: dict[str, SideChange] = {}
     for key, change in side.changes.items():
         if change.after is None:

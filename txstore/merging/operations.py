@@ -26,18 +26,18 @@ from txstore.merging.virtual import side_of
 from txstore.progress import Progress
 from txstore.transactions.transaction import Transaction
 
-#: Seconds before a merge is tried again on a head that has moved, at most; and how often.
+#: Longest pause, in seconds, before a merge is tried again on a head that moved; and the number of tries.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _RETRIES = 100
 
-#: What `append=` says of arrays that both sides have appended to.
+#: Value of `append=`: join the rows that both sides appended.
 CONCATENATE: Final = "concatenate"
 
 
 class Incoming(NamedTuple):
-    """What is to be made of the head: the change from a base to `theirs`. None, or no base, is the empty repository.
+    """The change to apply to the head: from a base to `theirs`. None, or no base, is the empty repository.
 
-    Of several bases, it is from what they come to when they are merged (`bases`).
+    With several bases, it is the change from their merge (`bases`).
     """
 
     bases: Sequence[Stored]
@@ -47,18 +47,18 @@ class Incoming(NamedTuple):
 
 
 class Source:
-    """Where a change comes from, for whatever head it is to be applied to."""
+    """The source of a change, which can be applied to any head."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def onto(self, head: Stored) -> Incoming | None:
-        """Return the change for a head; None if it has it."""
+        """Return the change for a head; None if the head has it already."""
         raise NotImplementedError
 
 
 class OfBranch(Source):
-    """All that a branch has, and the target has not: a merge."""
+    """All changes that a branch has and the target lacks: a merge."""
 
     def __init__(self, engine: Engine, branch: str, name: str) -> None:
         super().__init__(engine)
@@ -83,7 +83,7 @@ class OfBranch(Source):
 
 
 class OfCommit(Source):
-    """What one commit has changed, again; or, with `reverts`, the opposite."""
+    """The changes of one commit, again; or with `reverts` the opposite."""
 
     def __init__(self, engine: Engine, stored: Stored, *, reverts: bool) -> None:
         super().__init__(engine)
@@ -99,7 +99,7 @@ class OfCommit(Source):
         return Incoming([] if parent is None else [parent], commit, None, f"pick of {commit.commit}{said}")
 
     def _check_not_erased(self, parent: Stored | None) -> None:
-        """Raise `ErasedError` if what the commit has written, or deleted, is there no more."""
+        """Raise `ErasedError` if values that the commit wrote or deleted were erased."""
         snapshots = self.engine.snapshots
         before, after = snapshots.of(parent), snapshots.of(self._commit)
         after.check_not_erased("", since=before.seq)
@@ -108,7 +108,7 @@ class OfCommit(Source):
 
 
 class Views:
-    """The commits that one plan reads, opened for it alone: the conflicts that it finds hold them."""
+    """The commits that one plan reads, opened only for it: its conflicts keep them open."""
 
     def __init__(self, engine: Engine) -> None:
         self._snapshots = engine.snapshots
@@ -138,9 +138,9 @@ def plan(
     append: str | None,
     progress: Progress | None = None,
 ) -> MergePlan:
-    """Return what makes of ours what both have made of the base.
+    """Return the plan that adds the changes of theirs to ours.
 
-    Raises `CorruptionError`, and `ValueError` or `TypeError` for what an answer has returned.
+    Raises `CorruptionError`, and `ValueError` or `TypeError` for a wrong result of an answer.
     """
     base, theirs = base_of(engine, change.bases, views.of), views.of(change.theirs)
     sides = (side_of(engine, base.view, views.own(ours)), side_of(engine, base.view, theirs))
@@ -151,11 +151,11 @@ def plan(
 
 def check_append(append: str | None) -> None:
     if append not in (None, CONCATENATE):
-        raise ValueError(f"append={append!r}: 'concatenate', or None, by which it is a conflict")
+        raise ValueError(f"append={append!r}: give 'concatenate', or None, which reports a conflict")
 
 
 def apply(found: MergePlan, theirs: Snapshot, transaction: Transaction) -> None:
-    """Stage what is to be done to what the transaction is based on."""
+    """Stage a plan in a transaction based on ours."""
     transaction.move_all(found.moved)
     for path in found.deleted_below:
         transaction.delete_dir(path)
@@ -174,9 +174,9 @@ def preview(
     append: str | None = None,
     progress: Progress | None = None,
 ) -> MergePlan:
-    """Return what would be done to the head of a branch."""
+    """Return the plan for the head of a branch."""
     check_append(append)
-    answers = Answers(resolve)  # also where there is nothing to merge: a mistake in them shows at once
+    answers = Answers(resolve)  # even if there is nothing to merge, so that a mistake in them shows at once
     head = source.engine.newest(branch)
     change = None if head.stored is None else source.onto(head.stored)
     if change is None:
@@ -194,7 +194,7 @@ def commit(
     properties: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Snapshot:
-    """Apply a change to the head of a branch, whatever that is by then; return the new head, or this if it has it.
+    """Apply a change to the newest head of a branch; return the new head, or the present one if it has the change.
 
     Raises `MergeConflictError`: then nothing was changed.
     """
@@ -209,7 +209,7 @@ def commit(
         views = Views(engine)
         found = plan(engine, views, change, head, answers, append=append, progress=progress)
         if found.conflicts:
-            views.let_go()  # somebody may keep the error
+            views.let_go()  # the caller may keep the error
             raise MergeConflictError(found.conflicts, is_cut=found.is_cut)
         if found.is_empty and change.merged is None:
             return head

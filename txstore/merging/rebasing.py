@@ -16,14 +16,14 @@ from txstore.merging.side import Side
 from txstore.merging.three_way import three_way
 from txstore.transactions.conflicts import Settle, Settled
 
-#: What `on_conflict=` says.
+#: Value of `on_conflict=`.
 MERGE = "merge"
 
 
 def settle(
     base: Snapshot, mine: Hierarchy, staged: Collection[str], changes: Iterable[KeyChange], head: Snapshot
 ) -> Settled:
-    """Return what becomes of keys that a transaction has staged. Raises `ConflictError`."""
+    """Return the merged values of keys that a transaction staged. Raises `ConflictError`."""
     ours = Side(mine, {change.key: change for change in changes})
     theirs = Side(head, {change.key: change for change in differing(base, head)})
     plan = three_way(base, ours, theirs, is_strict=True)
@@ -37,8 +37,8 @@ def settle(
         )
     settled: dict[str, bytes | None] = {**plan.values, **dict.fromkeys(plan.deleted)}
     for key in staged:
-        # What is staged as it was at the base is no change, nor is what says nothing else than theirs does. It is
-        # written as theirs: a run that is made anew from what was staged must not bring it back.
+        # A staged value equal to the base's is not a change, nor is one equal to theirs. It is written as theirs: a run
+        # rebuilt from the staged frames must not bring the old value back.
         if key in theirs.changes and key not in settled and (key not in ours.changes or key in plan.taken):
             view = head.get_view(key)
             settled[key] = None if view is None else bytes(view)
@@ -46,7 +46,7 @@ def settle(
 
 
 def settling(on_conflict: str | None) -> Settle | None:
-    """Return what settles conflicts of a commit. Raises `ValueError`."""
+    """Return the function that settles conflicts of a commit. Raises `ValueError`."""
     if on_conflict not in (None, MERGE):
-        raise ValueError(f"on_conflict={on_conflict!r}: {MERGE!r}, or None, by which it is a ConflictError")
+        raise ValueError(f"on_conflict={on_conflict!r}: {MERGE!r}, or None, which raises ConflictError")
     return None if on_conflict is None else settle

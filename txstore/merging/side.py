@@ -11,23 +11,23 @@ from txstore.format.mapping import Hierarchy
 
 
 class SideChange(Protocol):
-    """What one side has made of a key: `after` is None where it has deleted it."""
+    """One side's change to a key: `after` is None if the side deleted it."""
 
     @property
     def after(self) -> object | None: ...
 
 
 class Side:
-    """One of the two.
+    """One side of a merge.
 
     Attributes
     ----------
     moves : mapping of str to str
-        Nodes that it has moved, with all below them: where they were at the base, and where they are.
+        Nodes that it moved, with everything below them: from the path at the base to the present one.
     is_same : callable
-        Tells of a key that was at the base, and of one that is there now, whether both have one value.
+        Tells whether a key of the base and a present key have the same value.
     moved : collection of str
-        Where nodes are that count as changed because this side has moved them.
+        Present paths of nodes that count as changed because this side moved them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Side:
         self.moved = moved
 
     def changes_below(self, path: str) -> Sequence[str]:
-        """Return the keys at and below a node that were changed."""
+        """Return the changed keys at and below a node."""
         prefix = directory_prefix(path)
         stop = after_prefix(prefix)
         start = bisect_left(self.keys, prefix)
@@ -57,6 +57,6 @@ class Side:
         return bool(self.changes_below(path)) or any((each + "/").startswith(prefix) for each in self.moved)
 
     def has(self, key: str) -> bool:
-        """Tell whether a key is there."""
+        """Tell whether a key exists."""
         change = self.changes.get(key)
         return key in self.view if change is None else change.after is not None

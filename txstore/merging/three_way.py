@@ -54,28 +54,28 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _THREE = ("base", "ours", "theirs")
-#: Bytes of one side, about, that are decoded at a time.
+#: About this many bytes of one side are decoded at a time.
 _PAGE = 4 << 20
 
 
 @dataclass(repr=False)
 class MergePlan:
-    """What has to be done to ours: first what is moved, by references; all else is said of where things are then."""
+    """The changes to make to ours. Moves come first, by reference; all other paths are those after the moves."""
 
-    moved: dict[str, str] = field(default_factory=dict)  # nodes, with all below them, and where to: all at once
-    taken: dict[str, str] = field(default_factory=dict)  # keys, and those of theirs whose values they get, by reference
-    values: dict[str, bytes] = field(default_factory=dict)  # that were put together
+    moved: dict[str, str] = field(default_factory=dict)  # from path to new path, with everything below: all at once
+    taken: dict[str, str] = field(default_factory=dict)  # from key to the key of theirs with its new value
+    values: dict[str, bytes] = field(default_factory=dict)  # merged values, by key
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
     conflicts: list[Conflict] = field(default_factory=list)  # without an answer
-    is_cut: bool = False  # a vacuum has given up commits by which there might be fewer of these
+    is_cut: bool = False  # a vacuum expired commits with which there might be fewer conflicts
 
     @property
     def is_empty(self) -> bool:
         return not (self.moved or self.taken or self.values or self.deleted or self.deleted_below)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys and nodes, without values, as JSON can say it."""
+        """Return the keys and nodes, without values, for JSON."""
         return {
             "moved": dict(self.moved),
             "taken": dict(self.taken),
@@ -113,11 +113,11 @@ def three_way(
     concatenates: bool = False,
     progress: Progress | None = None,
 ) -> MergePlan:
-    """Return what makes of ours what both have made of the base. Conflicts without an answer are in the plan.
+    """Return the plan that adds the changes of theirs to ours. It includes conflicts without an answer.
 
-    With `is_strict`, what both have changed is a conflict, be it equal: as between transactions (I5). With
-    `concatenates`, what theirs has appended along an axis comes behind what ours has (`appending`). `progress` is told
-    the bytes of the chunks that both have changed.
+    With `is_strict`, a change by both is a conflict even if equal, as between transactions (I5). With `concatenates`,
+    rows that theirs appended along an axis go after those of ours (`appending`). `progress` gets the bytes of the
+    chunks that both changed.
     """
     answers, doubts = answers or Answers(None), doubts or Doubts()
     aligned = align(base, ours, theirs, answers, doubts)
@@ -133,7 +133,7 @@ def three_way(
 
 
 class _Chunk(NamedTuple):
-    """A chunk that both have changed, with the array that it belongs to, and its values on all sides."""
+    """A chunk that both changed, with its array, and its values on all sides."""
 
     key: str
     path: str
@@ -148,7 +148,7 @@ class _Chunk(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of its values, as they are stored."""
+        """The length of its stored values, in bytes."""
         return sum(len(value) for value in self.values if value is not None)
 
     def codec(self) -> ChunkCodec:
@@ -176,11 +176,11 @@ class _ThreeWayMerge:
         self._is_strict = is_strict
         self._concatenates = concatenates
         self._progress = progress
-        self._appended: dict[str, Appended] = {}  # arrays that both have appended to, one behind the other
+        self._appended: dict[str, Appended] = {}  # arrays to join: both sides appended to them
         self._plan = MergePlan()
-        self._settled: set[str] = set()  # nodes that one side has as a whole, or that are in conflict
+        self._settled: set[str] = set()  # nodes taken whole from one side, or in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
-        self._chunks: list[_Chunk] = []  # that both have changed
+        self._chunks: list[_Chunk] = []  # changed by both
 
     def run(self, conflicts: Sequence[Conflict]) -> MergePlan:
         for conflict in sorted(conflicts, key=lambda each: each.path):
@@ -188,7 +188,7 @@ class _ThreeWayMerge:
                 self._settle(conflict.path, conflict)
         paths = sorted(self._nodes_changed() | self._doubts.nodes.keys())
         if self._concatenates:
-            # Of what is in doubt it can't be told which rows are new.
+            # If an array is in doubt, it is unknown which rows are new.
             sure = (path for path in paths if not (self._doubts and self._doubts.is_below(path)))
             self._appended = appended({path: self._described(path) for path in sure})
         for path in paths:
@@ -204,13 +204,13 @@ class _ThreeWayMerge:
         return self._plan
 
     def _is_appended(self, key: str) -> bool:
-        """Tell whether a key is that of a chunk which holds what was appended."""
+        """Tell whether a key is that of a chunk with appended rows."""
         if not self._appended or is_document(key):
             return False
         return any(each.holds(key) for path in ancestors(key) if (each := self._appended.get(path)) is not None)
 
     def _append(self, array: Appended) -> None:
-        """Put what theirs has appended behind what ours has."""
+        """Put the rows that theirs appended after those of ours."""
         try:
             found = array.put_together(*self._views, self._theirs.changes_below(array.path))
         except NotMergeableError:
@@ -231,7 +231,7 @@ class _ThreeWayMerge:
         }
 
     def _described(self, path: str) -> list[Described | None]:
-        """Return what is at a path: at the base, and on both sides."""
+        """Return the node at a path: at the base, and on both sides."""
         return [describe(view.get_view, path) for view in self._views]
 
     def _is_settled(self, path: str) -> bool:
@@ -255,7 +255,7 @@ class _ThreeWayMerge:
             self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
 
     def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:
-        """Return how what two sides say of a node, and have done below it, is in conflict."""
+        """Return the kind of conflict between two sides about a node and the nodes below it; None if there is none."""
         has_below = tuple(
             any(not is_document(key) or node_of_document(key) != path for key in side.changes_below(path))
             for side in self._sides
@@ -284,7 +284,7 @@ class _ThreeWayMerge:
         return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
 
     def _drops_what_changed(self, base: Described, shrunk: Described, other: Side) -> bool:
-        """Tell whether a side has changed chunks that the other has dropped by making the array smaller."""
+        """Tell whether a side changed chunks that the other dropped by shrinking the array."""
         extents = zip(shrunk.node.shape, base.node.shape, strict=False)
         if shrunk.kind != "array" or all(now >= before for now, before in extents):
             return False
@@ -294,7 +294,7 @@ class _ThreeWayMerge:
         )
 
     def _settle(self, path: str, conflict: Conflict) -> None:
-        """Let one side have a node as a whole, if there is an answer."""
+        """Take a whole node from one side, if an answer names a side."""
         self._settled.add(path)
         answer = self._answers.side_of(conflict)
         if answer is None:
@@ -310,7 +310,7 @@ class _ThreeWayMerge:
     # --- keys
 
     def _take(self, key: str) -> None:
-        """Make of a key what theirs has, or has not."""
+        """Bring a key to the state of theirs: its value, or deleted."""
         if self._theirs.has(key):
             self._plan.taken[key] = key
         elif self._ours.has(key):
@@ -336,11 +336,11 @@ class _ThreeWayMerge:
             self._value(key, "value", key)
             return
         if self._doubts.has_all_of(key):
-            base = None  # it may be of another array
+            base = None  # it may belong to another array
         self._chunks.append(_Chunk(key, *array, (base, ours, theirs)))
 
     def _is_of_group(self, key: str) -> bool:
-        """Tell whether a key is the document of a group, which both may make: it is the same group."""
+        """Tell whether a key is a group's document. Both sides may create a group: it is the same group."""
         node = describe(self._ours.view.get_view, node_of_document(key)) if is_document(key) else None
         return node is not None and node.kind == "group"
 
@@ -381,12 +381,12 @@ class _ThreeWayMerge:
             self._plan.values[key] = merged.content
 
     def _extent_of(self, key: str) -> Extent | None:
-        """Return how long an array is along the axis that both have appended along; None if they have not."""
+        """Return the final extent along the axis along which both appended; None if they did not."""
         appended = self._appended.get(node_of_document(key))
         return None if appended is None else lambda axis: appended.extent if axis == appended.axis else None
 
     def _merge_chunks(self) -> None:
-        """Put together the chunks that both have changed, many of an array at a time: coding them takes longest."""
+        """Merge the chunks that both changed, many of an array at a time: decoding and encoding take longest."""
         done, total = 0, sum(chunk.size for chunk in self._chunks)
         for _, of_array in groupby(self._chunks, lambda chunk: (chunk.path, chunk.content)):
             page: list[_Chunk] = []
@@ -410,7 +410,7 @@ class _ThreeWayMerge:
             self._progress(total, total)
 
     def _merge_page(self, page: Sequence[_Chunk]) -> None:
-        """Put together chunks of one array and shape; if that can't be done to one of them, one by one."""
+        """Merge chunks of one array and shape together; if one of them can't be merged, one by one."""
         if not page:
             return
         codec = page[0].codec()
@@ -475,7 +475,7 @@ class _ThreeWayMerge:
 
 
 class _ElementConflict:
-    """The conflict of one chunk. Its sides are decoded when they are looked at: there may be many."""
+    """The conflict of one chunk. Its sides are decoded on demand, since there may be many conflicts."""
 
     def __init__(self, merge: _ThreeWayMerge, chunk: _Chunk, box: tuple[slice, ...]) -> None:
         self._views = merge._views
@@ -483,7 +483,7 @@ class _ElementConflict:
         self._doubts = merge._doubts
         self._chunk = chunk._replace(values=(None, None, None))
         self._box = box
-        self._place: tuple[Any, ...] = (*box, ...)  # of one without axes, an array, too
+        self._place: tuple[Any, ...] = (*box, ...)  # with `...`, an array without axes gives an array, too
         sides: dict[str, Callable[[], Any]] = {name: partial(self._part, name) for name in _THREE}
         sides["mask"] = lambda: self._mask()[self._place]
         sides["mask of chunk"] = self._mask
@@ -518,7 +518,7 @@ def _bytes(value: memoryview | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-# What a conflict tells of its sides, when somebody asks.
+# The sides of a conflict, read on demand.
 
 
 def _value_of(view: Hierarchy, key: str) -> bytes | None:
@@ -530,7 +530,7 @@ def _document_of(node: Described | None) -> dict[str, Any] | None:
 
 
 def _parsed(content: bytes | None) -> Any:
-    """Return what a document says; one that can't be understood as it is."""
+    """Return a document's JSON; the bytes themselves if it can't be parsed."""
     try:
         return None if content is None else json_value(content)
     except MalformedError:
@@ -538,7 +538,7 @@ def _parsed(content: bytes | None) -> Any:
 
 
 def _written(document: Any, conflict: Conflict) -> bytes:
-    """Return a document that somebody has made to settle a conflict."""
+    """Encode a document that a caller's function returned to settle a conflict."""
     import json
 
     if not isinstance(document, dict):
@@ -547,7 +547,7 @@ def _written(document: Any, conflict: Conflict) -> bytes:
 
 
 def _elements(found: Any, place: Any, conflict: Conflict) -> Any:
-    """Return elements that somebody has computed to settle a conflict."""
+    """Check elements that a caller's function returned to settle a conflict."""
     import numpy as np
 
     array = np.asarray(found)

@@ -22,22 +22,22 @@ from txstore.segments.runs import Found, Runs
 
 
 class Referred(NamedTuple):
-    """A value that a commit has."""
+    """A value of a commit."""
 
     snapshot: Snapshot
     key: str
 
 
-#: A value: a commit's, or one that was put together.
+#: A value: a commit's, or a merged one.
 Value: TypeAlias = "Referred | bytes"
 
 
 class Virtual(Hierarchy):
-    """What merges have made of a commit, in memory."""
+    """A commit as changed by merges, in memory."""
 
     def __init__(self, snapshot: Snapshot, changed: Mapping[str, Value | None] | None = None) -> None:
         self.snapshot = snapshot
-        self.changed = changed or {}  # None: what is not there
+        self.changed = changed or {}  # None: the key does not exist
 
     def value(self, key: str) -> Value | None:
         if key in self.changed:
@@ -67,7 +67,7 @@ class Virtual(Hierarchy):
         return heapq.merge(mine, rest)
 
     def merged(self, plan: MergePlan, theirs: Snapshot) -> Virtual:
-        """Return what a plan makes of this."""
+        """Return this with a plan applied."""
         changed = dict(self.changed)
         if plan.moved:
             renaming = Renaming(plan.moved)
@@ -84,7 +84,7 @@ class Virtual(Hierarchy):
 
 
 def side_of(engine: Engine, base: Snapshot | Virtual, view: Snapshot | Virtual) -> Side:
-    """Return one side of a merge: what it has changed since the base, and the nodes that it has moved."""
+    """Return one side of a merge: its changes since the base, and the nodes that it moved."""
     if isinstance(base, Virtual) or isinstance(view, Virtual):
         return _of_merges(engine, virtual(base), virtual(view))
     changes = {change.key: change for change in _differing(engine, base, view)}
@@ -110,11 +110,11 @@ def _differing(engine: Engine, base: Snapshot, view: Snapshot) -> Iterator[Diffe
 
 
 def _place(runs: Runs, found: Found) -> Hashable:
-    """Return where a value lies, in words that are the same in every snapshot."""
+    """Return the place of a value, in a form that is the same in every snapshot."""
     return runs.pack_name(found.run, found.pack).id, found.offset, found.kind
 
 
-# --- the same of what was never committed
+# --- the same for states that were never committed
 
 
 class _Change(NamedTuple):
@@ -141,7 +141,7 @@ def _of_merges(engine: Engine, base: Virtual, view: Virtual) -> Side:
 
 def _found(value: Referred) -> Found:
     found = value.snapshot.lookup(value.key)
-    assert found is not None  # `Virtual.value` has looked
+    assert found is not None  # `Virtual.value` has checked
     return found
 
 
