@@ -17,23 +17,23 @@ from txstore.format.shown import html_head, html_table, printable
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Live
 
-#: Chunks that an array may have for a blame of it, stored or not.
+#: Largest number of chunks of an array, stored or not, for a blame.
 MAX_CHUNKS = 1 << 27
 _NOT_STORED = -1
 
 
 class Blame:
-    """Which commit has written what is at a path: `Repository.blame`.
+    """The commits that wrote the present content of a node: `Repository.blame`.
 
     Attributes
     ----------
     path : str
     commits : list of Commit or None
-        The commits that have written something that is still there, newest first. None: one that is no longer kept.
+        The commits that wrote any of it, newest first. None: a commit that is no longer kept.
     chunks : numpy.ndarray or None
-        Of an array: for each chunk of its grid an index into `commits`, -1 where nothing is stored.
+        For an array: for each chunk of its grid an index into `commits`, -1 if the chunk is not stored.
     documents : dict
-        From the names of the documents of the node to their commits.
+        From the names of the node's documents to their commits.
 
     Examples
     --------
@@ -63,14 +63,14 @@ class Blame:
         self.documents = documents
 
     def __getitem__(self, chunk: int | tuple[int, ...]) -> Commit | None:
-        """Return the commit that has written a chunk, given by its place in the grid; None if it is not stored."""
+        """Return the commit that wrote the chunk at a place in the grid; None if it is not stored."""
         if self.chunks is None:
             raise NodeNotFoundError(self.path, "array", "group")
         at = int(self.chunks[chunk])
         return None if at == _NOT_STORED else self.commits[at]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a script may want, to be written as JSON: commits as ids, chunks as indices of these."""
+        """Return the blame for JSON: commits as ids, chunks as indices of these."""
         return {
             "path": self.path,
             "commits": [None if commit is None else commit.id for commit in self.commits],
@@ -79,7 +79,7 @@ class Blame:
         }
 
     def rows(self) -> Iterator[tuple[Commit | None, int, list[str]]]:
-        """Yield each commit with the number of chunks, and the documents, that it has written."""
+        """Yield each commit with the number of chunks, and the documents, that it wrote."""
         counts = [0] * len(self.commits)
         if self.chunks is not None:
             counts = np.bincount(self.chunks[self.chunks >= 0], minlength=len(self.commits)).tolist()
@@ -105,7 +105,7 @@ class Blame:
 def blame(snapshot: Snapshot, path: str, commits_of: Callable[[Sequence[int]], Mapping[int, Commit | None]]) -> Blame:
     """Raises `NodeNotFoundError`; `ValueError` for an array of more than `MAX_CHUNKS` chunks.
 
-    `commits_of` returns the commits of seqs.
+    `commits_of` returns the commits for seqs.
     """
     name = path.strip("/")
     described = describe(snapshot.get_view, name)
@@ -132,7 +132,7 @@ def _seqs_of_chunks(snapshot: Snapshot, described: Described) -> npt.NDArray[np.
     """Return the seq of each chunk of the grid, 0 where nothing is stored."""
     counts = tuple(axis.count for axis in described.grid().axes)
     if np.prod(counts, dtype=float) > MAX_CHUNKS:
-        raise ValueError(f"{described.path!r} has {counts} chunks: more than {MAX_CHUNKS:,} can't be told of at once")
+        raise ValueError(f"{described.path!r} has {counts} chunks: blame works for at most {MAX_CHUNKS:,}")
     seqs = np.zeros(counts, np.int64)
     prefix = directory_prefix(described.path)
     stop = after_prefix(prefix)
@@ -148,7 +148,7 @@ def _note(seqs: npt.NDArray[np.int64], page: Sequence[Live], skip: int) -> None:
     places = _parsed(suffixes, dimensions)
     if places is not None:
         rows = np.array([seq for _, _, _, seq, *_ in page])
-    else:  # documents among them, or what is no chunk
+    else:  # documents among them, or other keys
         found = [
             (index_of(suffix.decode(), dimensions), seq)
             for suffix, (_, _, _, seq, *_) in zip(suffixes, page, strict=True)
@@ -165,7 +165,7 @@ def _note(seqs: npt.NDArray[np.int64], page: Sequence[Live], skip: int) -> None:
 
 
 def _parsed(suffixes: Sequence[bytes], dimensions: int) -> npt.NDArray[np.int64] | None:
-    """Return the places in the grid of many keys at once; None if not all are those of chunks."""
+    """Return the places in the grid of many keys at once; None if any is not the key of a chunk."""
     slashes = suffixes[0].replace(b".", b"/").count(b"/")
     text = b"/".join(suffixes).replace(b".", b"/")
     if suffixes[0].startswith(b"c"):

@@ -8,12 +8,12 @@ import numpy as np
 
 from txstore.format.grids import Chunk
 
-#: Along each axis the first chunk, and the one behind the last.
+#: Along each axis the first chunk, and the one after the last.
 Box = tuple[tuple[int, int], ...]
 
 
 def joined(chunks: Collection[Chunk]) -> list[Box]:
-    """Return boxes that cover these chunks, each once, in the order of their first ones.
+    """Return boxes that cover each of these chunks once, in the order of their first chunks.
 
     Neighbours along the last axis are joined first, then rows of equal extent along the one before, and so on.
     """

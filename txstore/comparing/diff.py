@@ -18,12 +18,12 @@ OpenArray = Callable[[str], Any]
 
 
 class Diff:
-    """What differs between two commits: `Repository.diff`. Iterating yields a `NodeDiff` for each node, by path.
+    """The differences between two commits: `Repository.diff`. Iterating yields a `NodeDiff` for each node, by path.
 
     Attributes
     ----------
     before, after : Commit or None
-        The commits. None: before the first one; as `after`, also what is staged.
+        The commits. None: before the first one; as `after`, also the staged changes.
     nodes : list of NodeDiff
     """
 
@@ -50,7 +50,7 @@ class Diff:
         return len(self.nodes)
 
     def __getitem__(self, path: str) -> NodeDiff:
-        """Return what has become of one node. Raises `NodeNotFoundError` if nothing has changed there."""
+        """Return the changes of one node. Raises `NodeNotFoundError` if it has not changed."""
         name = path.strip("/")
         for node in self.nodes:
             if node.path == name:
@@ -70,7 +70,7 @@ class Diff:
 
     @property
     def moved(self) -> list[NodeDiff]:
-        """Nodes that hold what another held that is no longer there; of a group, those below it, too."""
+        """The moved nodes: each holds what a removed node held. For a group, also those below it."""
         return self._of(MOVED)
 
     @property
@@ -86,17 +86,17 @@ class Diff:
         return sum(node.bytes_dropped for node in self.nodes)
 
     def values(self, path: str) -> Iterator[ChunkValues]:
-        """Yield what has changed of an array, chunk by chunk: `region`, `before`, `after` and the mask `differs`.
+        """Yield the changes of an array, chunk by chunk: `region`, `before`, `after` and the mask `differs`.
 
-        Each chunk is read when it is asked for. Where an array was not there, or was shorter, the value is its fill
-        value, and counts as another. Raises `NodeNotFoundError` if nothing has changed at that path, `ValueError` if
-        it is no array.
+        Each chunk is read on demand. Where the array did not exist, or was shorter, the value is its fill value, and
+        counts as different. Raises `NodeNotFoundError` if nothing has changed at that path, `ValueError` if it is not
+        an array.
         """
         from txstore.comparing.elements import changed_values  # late: it imports numpy
 
         node = self[path]
         if not any(each is not None and each.kind == "array" for each in (node.before, node.after)):
-            raise ValueError(f"{node.path!r} is no array: only arrays have values")
+            raise ValueError(f"{node.path!r} is not an array: only arrays have values")
         was_at = node.moved_from or node.path
         open_before, open_after = self._open
         return changed_values(
@@ -104,7 +104,7 @@ class Diff:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a script may want, to be written as JSON."""
+        """Return the diff for JSON."""
         return {
             "before": None if self.before is None else self.before.id,
             "after": None if self.after is None else self.after.id,

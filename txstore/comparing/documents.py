@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from txstore.format.documents import ABSENT, Described
 
-#: Members that have another name here, or are told by themselves.
+#: Members with another name here, or reported separately.
 _NAMES = {"data_type": "dtype", "chunk_grid": "chunks"}
 _LEFT_OUT = frozenset({"attributes", "consolidated_metadata", "node_type"})
 
 
 class FieldChange(NamedTuple):
-    """One member of a document, or one attribute, before and after; `ABSENT` where it is not there."""
+    """One member of a document, or one attribute, before and after; `ABSENT` if it does not exist."""
 
     path: tuple[str, ...]
     before: Any
@@ -31,7 +31,7 @@ class FieldChange(NamedTuple):
 
 
 def changed_fields(before: Described | None, after: Described | None) -> list[FieldChange]:
-    """Return how what two documents say differs: shape, dtype, chunks, codecs, fill value, and all other members."""
+    """Return the members of two documents that differ: shape, dtype, chunks, codecs, fill value, and all others."""
     old, new = _fields(before), _fields(after)
     return [
         FieldChange((name,), old.get(name, ABSENT), new.get(name, ABSENT))
@@ -41,7 +41,7 @@ def changed_fields(before: Described | None, after: Described | None) -> list[Fi
 
 
 def changed_attributes(before: Described | None, after: Described | None) -> list[FieldChange]:
-    """Return how the attributes differ, those in nested objects one by one."""
+    """Return the attributes that differ, those in nested objects one by one."""
     old = {} if before is None else before.attributes
     new = {} if after is None else after.attributes
     return [*_differences((), old, new)]

@@ -19,7 +19,7 @@ OpenArray = Callable[[], Any]
 
 
 class ChunkValues(NamedTuple):
-    """Part of an array that may have changed: what it was, what it is, and the mask of elements that differ."""
+    """A region of an array that may have changed: old and new values, and the mask of elements that differ."""
 
     region: tuple[slice, ...]
     before: npt.NDArray[Any]
@@ -28,7 +28,7 @@ class ChunkValues(NamedTuple):
 
 
 def regions_of(before: Described | None, after: Described | None, chunks: Collection[Chunk]) -> list[tuple[slice, ...]]:
-    """Return the chunks of an array that have changed as slices of it, neighbours joined."""
+    """Return the changed chunks of an array as slices of it, with neighbours joined."""
     sides = _arrays(before, after)
     if not sides:
         return []
@@ -43,7 +43,7 @@ def _arrays(*sides: Described | None) -> list[Described]:
 
 
 def _is_whole(sides: Sequence[Described]) -> bool:
-    """Tell whether chunks can't be compared one by one: the array is cut another way."""
+    """Tell whether the array now has other chunks, so that they can't be compared one by one."""
     return any(side.node.chunks != sides[0].node.chunks or not _is_comparable(sides) for side in sides)
 
 
@@ -52,12 +52,12 @@ def _is_comparable(sides: Sequence[Described]) -> bool:
 
 
 def _has_elements(region: tuple[slice, ...]) -> bool:
-    """Tell whether a region has elements: else its chunks lie behind the end of the array."""
+    """Tell whether a region has elements. If not, its chunks are beyond the end of the array."""
     return all(part.stop > part.start for part in region)
 
 
 def _axes(sides: Sequence[Described]) -> list[Any]:
-    """Return how each axis is cut; of an array that has grown or shrunk, as far as the longer one goes."""
+    """Return how each axis is cut into chunks; if the array grew or shrank, up to the larger extent."""
     grids = [side.grid().axes for side in sides]
     return [max(along, key=lambda axis: axis.extent) for along in zip(*grids, strict=True)]
 
@@ -78,10 +78,10 @@ def changed_values(
     open_before: OpenArray,
     open_after: OpenArray,
 ) -> Iterator[ChunkValues]:
-    """Yield what has changed of an array, chunk by chunk. Raises `ValueError` if it had another number of dimensions,
+    """Yield the changes of an array, chunk by chunk. Raises `ValueError` if it had another number of dimensions,
     and `CodecRefusedError` for codecs that may not run.
 
-    `before` and `after` are what is there at its path; at least one is an array.
+    `before` and `after` are the nodes at its path; at least one is an array.
     """
     sides = _arrays(before, after)
     if not _is_comparable(sides):
@@ -120,7 +120,7 @@ def _relative(inside: tuple[slice, ...], region: tuple[slice, ...]) -> tuple[sli
 
 
 def _read(array: Any, other: Any, region: tuple[slice, ...]) -> npt.NDArray[Any]:
-    """Return a region of an array, which may not be there, or end within: the rest is fill value."""
+    """Return a region of an array; elements beyond its end, or of a missing array, are fill value."""
     source = other if array is None else array
     shape = tuple(part.stop - part.start for part in region)
     fill = source.fill_value
@@ -134,7 +134,7 @@ def _read(array: Any, other: Any, region: tuple[slice, ...]) -> npt.NDArray[Any]
 def _differs(
     old: npt.NDArray[Any], new: npt.NDArray[Any], before: Any, after: Any, region: tuple[slice, ...]
 ) -> npt.NDArray[np.bool_]:
-    """Return which elements differ: by value, and NaN is NaN. One that is on one side only does."""
+    """Return which elements differ by value; NaN equals NaN. An element on only one side differs."""
     if before is None or after is None:
         return np.ones(old.shape, bool)
     differs = np.asarray(old != new, bool)

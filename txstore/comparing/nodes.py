@@ -19,7 +19,7 @@ from txstore.history.changes import KeyChange
 if TYPE_CHECKING:
     from txstore.format.grids import Chunk
 
-#: What has become of a node.
+#: The kinds of change of a node.
 ADDED, REMOVED, MOVED, CHANGED = "added", "removed", "moved", "changed"
 
 
@@ -30,20 +30,20 @@ class NodeDiff:
     Attributes
     ----------
     path : str
-        Where it is; of one that was removed, where it was. The root is empty.
+        Its path; for a removed node, the old one. The root is empty.
     change : {"added", "removed", "moved", "changed"}
     kind : str
-        "array" or "group"; "unknown" for what can't be understood, and for keys that belong to no node.
+        "array" or "group"; "unknown" for unreadable documents, and for keys that belong to no node.
     moved_from : str or None
-        Where a node was that has moved: all that it holds lies where it did.
+        The old path of a moved node: all its values are still at the same places in the packs.
     fields : list of FieldChange
-        Of a node that was there before and is there after: `shape`, `dtype`, `chunks`, `codecs`, `fill_value`, ...
+        For a node that exists before and after: `shape`, `dtype`, `chunks`, `codecs`, `fill_value`, ...
     attributes : list of FieldChange
         Attributes, those in nested objects one by one: `path`, `before`, `after`.
     chunks_added, chunks_removed, chunks_changed : int
         Stored chunks. A chunk that is not stored is all fill value.
     bytes_added, bytes_dropped : int
-        Of the new values, and of the values that are gone; of documents, too.
+        Of new values, and of values that are gone, including documents.
     keys : list of str
         Keys that are neither documents nor chunks.
     """
@@ -66,9 +66,9 @@ class NodeDiff:
 
     @cached_property
     def regions(self) -> list[tuple[slice, ...]]:
-        """What has changed of an array, as slices: its chunks, neighbours joined into boxes.
+        """The changed regions of an array, as slices: its chunks, with neighbours joined into boxes.
 
-        Chunks behind the end of an array that has shrunk are those of the longer one.
+        If the array has shrunk, chunks beyond its end are those of the longer one.
         """
         from txstore.comparing.elements import regions_of  # late: it imports numpy
 
@@ -76,12 +76,12 @@ class NodeDiff:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of an array: after, or before where it was removed."""
+        """The shape of an array: the new one, or the old one if it was removed."""
         described = self.after or self.before
         return described.node.shape if described is not None and described.kind == "array" else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a script may want, to be written as JSON."""
+        """Return the changes for JSON."""
         told: dict[str, Any] = {"path": self.path, "change": self.change, "kind": self.kind}
         if self.moved_from is not None:
             told["moved_from"] = self.moved_from
@@ -102,7 +102,7 @@ class NodeDiff:
 
 
 def compare(changes: Iterable[KeyChange], before: Hierarchy, after: Hierarchy) -> list[NodeDiff]:
-    """Return what has become of the nodes that keys which differ belong to, by path."""
+    """Return the changes of the nodes to which the differing keys belong, by path."""
     nodes = _Nodes(before, after)
     for change in changes:
         nodes.of(change.key).add(change)
@@ -117,7 +117,7 @@ class _Nodes:
         self._before, self._after = before, after
         self._nodes: dict[str, _FoundNode] = {}
         self._described: dict[str, tuple[Described | None, Described | None]] = {}
-        self._array: _FoundNode | None = None  # that of the last key: the next belongs there, too, as a rule
+        self._array: _FoundNode | None = None  # of the last key: the next key usually belongs to it, too
         self._below = "\0"
 
     def all(self) -> Iterable[_FoundNode]:
@@ -145,13 +145,13 @@ class _Nodes:
         found = self._described.get(path)
         if found is None:
             found = describe(self._before.get_view, path), describe(self._after.get_view, path)
-            if not path.rpartition("/")[2].isdecimal():  # else it is a row of chunks, of which there may be many
+            if not path.rpartition("/")[2].isdecimal():  # a number is a row of chunks, and there may be many
                 self._described[path] = found
         return found
 
 
 class _FoundNode:
-    """What was found of one node so far."""
+    """The changes found for one node so far."""
 
     def __init__(self, path: str, before: Described | None, after: Described | None) -> None:
         self.path = path
@@ -216,7 +216,7 @@ class _FoundNode:
 
 
 def index_of(suffix: str, dimensions: int) -> Chunk | None:
-    """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None if it is none."""
+    """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None for other keys."""
     parts = suffix.replace(".", "/").split("/")
     if parts[0] == "c":
         parts = parts[1:]
@@ -229,7 +229,7 @@ def index_of(suffix: str, dimensions: int) -> Chunk | None:
 
 
 def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _FoundNode]) -> list[NodeDiff]:
-    """Say of a node that was added that it has moved, if one that was removed held the same in the same places."""
+    """Turn an added node into a moved one, if a removed node held the same values in the same places."""
     removed: dict[int, list[str]] = {}
     for node in nodes:
         if node.change == REMOVED:

@@ -12,18 +12,18 @@ from txstore.format.documents import ABSENT
 from txstore.format.shown import html_head, html_text, printable
 
 _SIGNS = {ADDED: "+", REMOVED: "-", MOVED: ">", CHANGED: "~"}
-#: Regions of an array, and characters of a value, that are shown.
+#: At most this many regions of an array, and characters of a value, are shown.
 _REGIONS, _VALUE = 8, 32
 
 
 def counted(nodes: Sequence[NodeDiff]) -> str:
-    """Return how many nodes were added, removed, moved and changed."""
+    """Return the numbers of nodes added, removed, moved and changed, as text."""
     counts = {change: sum(node.change == change for node in nodes) for change in _SIGNS}
     return ", ".join(f"{count} {change}" for change, count in counts.items() if count) or "nothing differs"
 
 
 def as_text(title: str, nodes: Sequence[NodeDiff]) -> str:
-    """Return a line for each node, and below it what has changed."""
+    """Return a line for each node, followed by its changes."""
     lines = [f"{title}: {counted(nodes)}{_sizes(nodes)}"]
     for node in _topmost(nodes):
         lines.append(f"{_SIGNS[node.change]} {_name(node)}{_summary(node)}")
@@ -43,7 +43,7 @@ def as_html(title: str, nodes: Sequence[NodeDiff]) -> str:
 
 
 def _topmost(nodes: Sequence[NodeDiff]) -> Iterator[NodeDiff]:
-    """Leave out nodes that came, went or moved with the group above them."""
+    """Yield the nodes without those that were added, removed or moved with the group above them."""
     above: dict[str, NodeDiff] = {}
     for node in nodes:
         parent = above.get(node.path.rpartition("/")[0]) if node.path else None

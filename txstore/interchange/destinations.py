@@ -38,7 +38,7 @@ Refused: TypeAlias = type[PublishError] | type[ExportError]
 
 
 class Destination(Protocol):
-    """A tree of files, by key. Safe in threads. Errors are those of `ObjectStore`, and `refused` for a name that is not a file.
+    """A tree of files, by key. Safe in threads. Raises errors of `ObjectStore`, and `refused` if a name is not a file.
 
     A *marker* is a file in which a writer records its work. It counts only if this user wrote it at this place.
     """

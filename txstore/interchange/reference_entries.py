@@ -55,7 +55,7 @@ def entries(snapshot: Snapshot, path: str = "") -> Iterator[tuple[str, Entry]]:
                 continue
             name = snapshot.runs.pack_name(listed.run, listed.pack)
             if listed.offset + listed.length > _LARGEST:
-                raise CorruptionError(name.path, offset=listed.offset, key=key, reason="the offset is beyond any file")
+                raise CorruptionError(name.path, offset=listed.offset, key=key, reason="no file is so long")
             pack_path = paths.get(name) or paths.setdefault(name, name.path)
             yield key, Reference(pack_path, listed.offset, listed.length)
         start = page[-1].key + b"\0"
