@@ -74,4 +74,4 @@ def test_commits_that_are_not_kept(repo: txstore.Repository) -> None:
     blame = repo.blame("x")
     told = [None if blame[at] is None else blame[at].message for at in range(5)]  # type: ignore[union-attr]
     assert told == [None, None, None, "3", "4"]
-    assert "not kept" in str(blame)
+    assert "no longer kept" in str(blame)

@@ -111,7 +111,7 @@ def test_nodes_come_and_go(repo: txstore.Repository) -> None:
     assert diff["other"].regions == [a_slice((0, 4))]
     assert diff["old/x"].bytes_added == diff["new"].bytes_dropped == 0
     assert all(part.differs.all() for name in ("new", "old/x") for part in diff.values(name))
-    with pytest.raises(ValueError, match="no array"):
+    with pytest.raises(ValueError, match="is not an array"):
         diff.values("old")
 
 

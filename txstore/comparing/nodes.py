@@ -191,7 +191,7 @@ class _FoundNode:
         return REMOVED if self.before is not None and self.after is None else CHANGED
 
     def digest(self, what: str) -> int:
-        """What two nodes have in common whose keys, all of them, lead to the same places; others have another sum."""
+        """Return a digest: it is equal for two nodes if all of their keys lead to the same places, and else differs."""
         return self._digests[what]
 
     def told(self) -> NodeDiff:
