@@ -218,7 +218,7 @@ def test_what_was_damaged_on_the_way_is_an_error(
     filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalDestination, "read", lambda self, key: b"else")
-    with pytest.raises(txstore.ExportError, match="not what comes back"):
+    with pytest.raises(txstore.ExportError, match="reads back differently"):
         filled.export(tmp_path / "out")
     filled.export(tmp_path / "unverified", verify=False)
 
@@ -265,7 +265,7 @@ def test_the_command(filled: txstore.Repository, tmp_path: Path) -> None:
     again = run("export", filled.url, tmp_path / "new", "--path", "y")
     assert again.exit_code == 0
     assert "nothing to do" in again.stdout
-    assert "finished" in again.stdout
+    assert "is complete" in again.stdout
     assert run_json("export", filled.url, tmp_path / "out", "--at", "v1")["written"] == 0
     assert_refused(run("export", filled.url, tmp_path / "new"), "choose an empty or a new place")
     run("export", filled.url, tmp_path / "exact", "--no-consolidated")

@@ -321,7 +321,7 @@ def test_what_was_damaged_on_the_way_is_an_error(
         return array
 
     monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, selection: np.zeros(1))
-    with pytest.raises(txstore.CorruptionError, match="not what comes back"):
+    with pytest.raises(txstore.CorruptionError, match="reads back differently"):
         repo.import_from(tmp_path / "worker-*.h5", concat="sample")
     assert repo.head() is None
 
