@@ -496,7 +496,7 @@ def test_parquet_elsewhere_is_opened_by_what_comes_last(
     repo.references("memory://last/x.parquet", tag="v1")
     assert len(order) == 3
     assert order[-1].endswith("/x.parquet/.zmetadata")
-    with pytest.raises(txstore.ExportError, match="there already"):
+    with pytest.raises(txstore.ExportError, match="exists already"):
         repo.references("memory://last/x.parquet", tag="v1")
 
 
