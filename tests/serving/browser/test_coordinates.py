@@ -12,6 +12,7 @@ import zarr
 
 import txstore
 from tests.serving.browser.test_views import drawn, expect, python_line
+from tests.waiting import wait_until
 
 Look = Callable[..., Any]
 
@@ -48,9 +49,17 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> txstore.Repository:
 
 
 def hover(page: Any, x: float, y: float) -> None:
-    """Point at a part of the picture: 0, 0 is on the upper left."""
-    box = page.locator(".stage canvas, .frame").first.bounding_box()
-    page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+    """Point at a part of the picture: 0, 0 is on the upper left.
+
+    The page draws the picture again when it knows the coordinates: meanwhile there may be none to point at.
+    """
+
+    def points() -> bool:
+        if box := page.locator(".stage canvas, .frame").first.bounding_box():
+            page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
+        return bool(page.locator(".readout").inner_text())
+
+    wait_until(points)
 
 
 @pytest.mark.parametrize("name", ["up", "down"])
