@@ -59,22 +59,29 @@ def keeps_nothing(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*arguments, **named)
         except BaseException as error:
-            seen: set[int] = {id(handled)}
-            left: list[BaseException | None] = [error]
-            while left:
-                each = left.pop()
-                if each is None or id(each) in seen:
-                    continue
-                seen.add(id(each))
-                left += [each.__cause__, each.__context__]
-                for frame, _ in walk_tb(each.__traceback__):
-                    is_ours = str(frame.f_globals.get("__name__")).startswith("txstore.")
-                    if is_ours and not _is_suspended(frame):
-                        with suppress(RuntimeError):  # it still runs
-                            frame.clear()
+            # In a function of its own: a variable of this frame that held a frame below would close a cycle with it,
+            # and keep the caller's variables, too, until the garbage collector runs.
+            _clear_frames(error, handled)
             raise
 
     return call
+
+
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Clear our frames of an error and of those that led to it, up to the one that the caller is handling."""
+    seen: set[int] = {id(handled)}
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [each.__cause__, each.__context__]
+        for frame, _ in walk_tb(each.__traceback__):
+            is_ours = str(frame.f_globals.get("__name__")).startswith("txstore.")
+            if is_ours and not _is_suspended(frame):
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
 
 
 class TxStoreError(Exception):

@@ -116,6 +116,25 @@ def test_what_was_committed_while_it_was_waited_for(filled: Repository, monkeypa
     assert leaks(filled) == []
 
 
+def test_an_erasure_begins_though_a_reader_of_the_newest_commit_is_always_there(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reader leaves only when one of a newer commit is there."""
+    readers, looks = [filled.snapshot()], list[float]()
+
+    def next_reader(seconds: float) -> None:
+        looks.append(seconds)
+        assert len(looks) < 10
+        change(filled, {"k/0": b"%d" % len(looks)})
+        readers.append(filled.snapshot())
+        readers.pop(0).close()
+
+    monkeypatch.setattr(erasing.time, "sleep", next_reader)
+    filled.erase("s", timeout=None)
+    assert looks
+    assert leaks(filled) == []
+
+
 def test_no_vacuum_deletes_a_record_that_is_about_to_be_written(
     filled: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,9 @@ class _Erasing:
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
+        # By branch, until the first wait has ended: the result of `_first_without` when it began. Without it the erasure
+        # would wait for a moment without any reader: its turn might never come beside processes that keep committing.
+        self._began: dict[str, int] | None = {}
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
@@ -125,6 +128,7 @@ class _Erasing:
                 "vacuum",
             )
         self._wait()
+        self._began = None
         until = self._delete_everywhere()
         while True:
             self._wait(done="The newest commits have it no more, the older ones still have it")
@@ -203,6 +207,8 @@ class _Erasing:
         header, found = head.header, list[str]()
         difference = header.seq - header.version  # both grow by one with each commit
         first = self._first_without(branch, head)
+        if self._began is not None:
+            first = min(first, self._began.setdefault(branch, first))
         pins = self._snapshots.pins(branch)
         if (seq := pins.lowest(first)) is not None:
             here = "this process" if pins.is_held_here(first) else "a process"

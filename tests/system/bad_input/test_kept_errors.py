@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,3 +243,24 @@ def test_frames_of_others_stay_as_they_are(old: Repository) -> None:
     with pytest.raises(ValueError, match="x") as caught:
         old.merge("dev", resolve={"x": resolve})  # type: ignore[dict-item]
     assert "seen" in caught.traceback[-1].frame.f_locals
+
+
+class Local:
+    """What a caller holds in a variable."""
+
+
+@pytest.mark.parametrize("is_merge", [False, True])
+def test_the_variables_of_a_caller_go_with_the_error(old: Repository, is_merge: bool) -> None:
+    old.branches["dev"] = old.head()  # type: ignore[assignment]
+    change(old, "x", "dev")
+
+    def fail() -> weakref.ref[Local]:
+        local = Local()
+        with pytest.raises((txstore.ConflictError, txstore.MergeConflictError)), old.begin() as mapping:
+            mapping["x"] = b"2"
+            change(old, "x")
+            if is_merge:
+                old.merge("dev")
+        return weakref.ref(local)
+
+    assert fail()() is None
