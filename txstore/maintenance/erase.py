@@ -107,8 +107,8 @@ class _Erasing:
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
-        # By branch, until the first wait has ended: the result of `_first_without` when it began. Without it the erasure
-        # would wait for a moment without any reader: its turn might never come beside processes that keep committing.
+        # By branch, until the first wait has ended: the result of `_first_without` when it began. Else the erasure
+        # would wait for a moment without any reader, which may never come beside processes that keep committing.
         self._began: dict[str, int] | None = {}
 
     def run(self) -> ErasureReport:
