@@ -157,15 +157,15 @@ class Engine:
         with _joining:
             _forget_ended()
             there = _joined.setdefault((transaction, block), [])
-            there[:] = [each for each in there if each.is_used_here and not each.is_over and not each.has_given_up]
-            staging = next((each for each in there if not (block and each.attached)), None)
+            there[:] = [each for each in there if _goes_on(each)]
+            staging = next((each for each in there if not (block and each.part.attached)), None)
             if staging is not None:
-                staging.join_others()
-            if staging is None or (block and staging.has_seen_given_up):
+                staging.members.join_others()
+            if staging is None or (block and staging.members.siblings.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = self._staging_of(shared, counts_by_operation=not block)
                 there.insert(0, staging)  # before participants that have seen what was given up
-                staging.join_others()
+                staging.members.join_others()
             return self._transaction(staging, TransactionLocks(self))
 
     def named(
@@ -207,13 +207,13 @@ class Engine:
         if not self.exists():
             raise RepositoryNotFoundError(self.url)
         staging = self._staging_of(find(self.commits, name))
-        staging.join_others()
+        staging.members.join_others()
         return self._transaction(staging)
 
     def _join_by_name(self, shared: SharedTransaction) -> Transaction:
         staging = self._staging_of(shared)
-        staging.join_others()
-        staging.attach()
+        staging.members.join_others()
+        staging.part.begin()
         return self._transaction(staging, TransactionLocks(self))
 
     def _staging_of(self, shared: SharedTransaction, *, counts_by_operation: bool = False) -> Staging:
@@ -232,9 +232,13 @@ _joined: dict[tuple[bytes, bool], list[Staging]] = {}
 _joining = processes.new_lock()
 
 
+def _goes_on(staging: Staging) -> bool:
+    return staging.members.is_used_here and not staging.members.is_over and not staging.part.has_given_up
+
+
 def _forget_ended() -> None:
     for key, stagings in list(_joined.items()):
-        if not any(staging.attached or staging.is_open() for staging in stagings):
+        if not any(staging.part.attached or staging.members.is_open() for staging in stagings):
             del _joined[key]
 
 

@@ -222,7 +222,7 @@ EDITS = [
     # Chunks that are written in part.
     Edit("transactions.staging:Staging.stage_part", "region |= known.own", "region = WHOLE", "parts"),
     Edit("transactions.merges:Merges.put_together", "self._put(", "id(", "parts"),
-    Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._staging.base.get_view(key)", "parts"),
+    Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._view.base.get_view(key)", "parts"),
     Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
     Edit("transactions.committer:Committer._move_to", "self._append_own_run()", "pass", "parts"),
     Edit(

@@ -33,7 +33,7 @@ from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
 from txstore.storage import line, permissions, tree, turns
 from txstore.storage import local as storage
-from txstore.transactions import staging
+from txstore.transactions import part
 from txstore.transactions.transaction import Transaction
 
 if sys.platform == "linux":
@@ -56,15 +56,15 @@ class Process:
 
     def __init__(self) -> None:
         self._joined: dict[bytes, Any] = {}
-        self._participants = type(staging._participants)()
+        self._participants = type(part._parts)()
         self._patches: list[Any] = []
         self._outer: Process | None = None
 
     def __enter__(self) -> Process:
         self._patches = [
             mock.patch.object(engine_module, "_joined", self._joined),
-            mock.patch.object(staging, "_participants", self._participants),
-            mock.patch.object(staging, "at_exit", _ignore),
+            mock.patch.object(part, "_parts", self._participants),
+            mock.patch.object(part, "at_exit", _ignore),
         ]
         for patch in self._patches:
             patch.start()
@@ -541,7 +541,7 @@ def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forked):
-        if isinstance(thing, Transaction) and thing._staging.url == URL:
+        if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
             thing._finalizer.detach()
         if isinstance(thing, CompactionOutputs) and thing._storage.url == URL:
             thing.after_fork_in_child()

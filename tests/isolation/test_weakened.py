@@ -58,6 +58,7 @@ from txstore.transactions.merges import Merges
 from txstore.transactions.participants.siblings import Siblings
 from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.staging import Staging
+from txstore.transactions.view import View
 
 PART = slice(1, 3)  # of the first chunk of x
 Weaken = Callable[[pytest.MonkeyPatch], None]
@@ -204,8 +205,8 @@ def overlook_reads(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_unchanged(patch: pytest.MonkeyPatch) -> None:
-    unweakened = Staging.reads
-    patch.setattr(Staging, "reads", lambda self, unchanged: unweakened(self, ()))
+    unweakened = View.reads
+    patch.setattr(View, "reads", lambda self, unchanged: unweakened(self, ()))
 
 
 def written_regions(region: Region) -> Weaken:
@@ -219,10 +220,8 @@ def written_regions(region: Region) -> Weaken:
 
 
 def merged_over_base(patch: pytest.MonkeyPatch) -> None:
-    merged = Staging.merged
-    patch.setattr(
-        Staging, "merged", lambda self, key, below, layers: merged(self, key, self.base.get_view(key), layers)
-    )
+    merged = View.merged
+    patch.setattr(View, "merged", lambda self, key, below, layers: merged(self, key, self.base.get_view(key), layers))
 
 
 RULES = [

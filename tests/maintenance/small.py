@@ -52,7 +52,7 @@ def build(path: Path) -> Contents:
             write_part(other, "p/c/0", slice(4 * number, 4 * number + 3), 65 + number)
             write_part(other, "p/c/1", slice(8 * number, 8 * number + 8), 0)
             other.seal()
-            other._staging.close()
+            other._staging.part.close()
             other._finalizer.detach()
         process = multiprocessing.get_context("spawn").Process(target=_stage, args=(store,))
         process.start()

@@ -72,7 +72,7 @@ class Participants:
     def end(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction._staging.close()
+                member.transaction._staging.part.close()
                 member.transaction._finalizer.detach()
         self.owner.transaction.rollback()
 
@@ -111,7 +111,7 @@ class Participants:
             member.transaction.delete_dir(prefix)
             self.wrote(member, None, prefix, None)
         elif what == "follow":
-            member.transaction._staging.follow_others()
+            member.transaction._staging.members.follow_others()
             self.learn(member)
         elif what == "read":
             self.read(member, key)
@@ -119,7 +119,7 @@ class Participants:
             member.transaction.seal()
             member.is_sealed = True
         elif number and what == "die":
-            member.transaction._staging.writer.close()
+            member.transaction._staging.part.writer.close()
             member.is_dead = True
 
     def learn(self, member: Participant) -> None:

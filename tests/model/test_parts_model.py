@@ -64,7 +64,7 @@ class Parts:
     def end(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction._staging.close()
+                member.transaction._staging.part.close()
                 member.transaction._finalizer.detach()
         self.owner.transaction.rollback()
 
@@ -99,7 +99,7 @@ class Parts:
             member.transaction.delete_dir("x/c")
             self.wrote(member, EVERYTHING, 0, is_prefix=True)
         elif what == "follow":
-            member.transaction.follow_others()
+            member.transaction.members.follow_others()
             self.learn(member)
         elif what == "read":
             self.read(member)

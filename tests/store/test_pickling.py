@@ -150,7 +150,7 @@ def test_dask_threads_write_into_one_transaction(repo: txstore.Repository) -> No
 
 
 def test_a_reader_of_a_repository_without_commits_stays_there(repo):
-    repo.begin()._staging._begin()  # created, and nothing committed
+    repo.begin()._staging.part.begin()  # created, and nothing committed
     reader = repo.snapshot()
     assert list(reader) == []
     with repo.begin() as mapping:

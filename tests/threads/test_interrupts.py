@@ -65,13 +65,13 @@ def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txsto
     """Else the process would look as if it went on staging for as long as it lives."""
     store = repo.transaction(name="run")
     staging = store.mapping._staging
-    real, interrupt = staging.leave, once(KeyboardInterrupt())
+    real, interrupt = staging.part.leave, once(KeyboardInterrupt())
 
     def leave(attached: object) -> None:
         interrupt()
         real(attached)
 
-    staging.leave = leave
+    staging.part.leave = leave
     with pytest.raises(KeyboardInterrupt), store:
         store["key"] = b"1"
     del staging, store

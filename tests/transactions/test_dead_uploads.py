@@ -83,7 +83,7 @@ def upload(url: str) -> txstore.TxStore:
 
 
 def wait_for_uploads(store: txstore.TxStore) -> None:
-    for future in list(store.mapping._staging.writer._uploads):
+    for future in list(store.mapping._staging.part.writer._uploads):
         future.result(TIMEOUT)
 
 
@@ -197,7 +197,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(
 ) -> None:
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
-    writer, transaction = dead.mapping._staging.writer, dead.mapping._staging.id
+    writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.id
     dead.mapping._finalizer.detach()
     held = dead.mapping._staging.storage.leases
     if is_made:
@@ -235,7 +235,7 @@ def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Se
 def test_of_a_shared_transaction_what_was_sealed_stays(url: str, server: Server) -> None:
     dead = upload(url)
     dead.mapping.share()
-    dead.mapping._staging._shared.seal()
+    dead.mapping._staging.members.shared.seal()
     kill(dead)
     server.time += 2 * HOUR
     write(url)

@@ -117,7 +117,7 @@ def test_who_reads_what_is_being_rolled_back_is_told(transaction: Transaction) -
     assert link is not None
     transaction.rollback()
     with pytest.raises(txstore.TransactionStateError, match="rolled back while it was read"):
-        staging._stored(link)
+        staging.view._stored(link)
 
 
 def test_two_stores_of_one_participant(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -
     write_part(mine, KEY, slice(0, 1), lambda there: there)
     assert read_chunk(mine, KEY) == BASE
     mine["x/c/1"] = bytes(mine["x/c/1"])
-    assert KEY in mine._staging.reads(()).keys
+    assert KEY in mine._staging.view.reads(()).keys
     mine.rollback()
     theirs.rollback()
 
@@ -358,19 +358,19 @@ class Participants:
 
     def commit(self, **options: Any) -> None:
         for other in self.others:
-            if not other._staging.has_failed:
+            if not other._staging.part.has_failed:
                 other.seal()
         self.owner.commit(**options)
 
     def die(self, other: Transaction) -> None:
         """Its process has died before it had sealed its part."""
         self.others.remove(other)
-        other._staging.writer.close()
+        other._staging.part.writer.close()
         other._finalizer.detach()
 
     def end(self) -> None:
         for other in self.others:
-            other._staging.close()
+            other._staging.part.close()
             other._finalizer.detach()
         self.owner.rollback()
 
@@ -401,7 +401,7 @@ def test_one_that_follows_lays_its_own_over(among: Participants) -> None:
     first, second, third = among.join(), among.join(), among.join()
     write_part(first, KEY, slice(0, 4), 1)
     write_part(second, KEY, slice(4, 8), 2)
-    third.follow_others()
+    third.members.follow_others()
     write_part(third, KEY, slice(2, 6), lambda there: there + 10)
     assert read_chunk(third, KEY) == [1, 1, 11, 11, 12, 12, 2, 2]
     among.commit()
@@ -424,7 +424,7 @@ def test_a_deletion_of_parts_that_were_seen(among: Participants, prefix: bool) -
     first, second = among.join(), among.join()
     write_part(first, KEY, slice(0, 4), 1)
     write_part(second, KEY, slice(4, 8), 2)
-    among.owner.follow_others()
+    among.owner.members.follow_others()
     if prefix:
         among.owner.delete_dir("x/c")
     else:
@@ -475,7 +475,7 @@ def test_parts_of_several_participants_beside_another_commit(among: Participants
 def test_what_both_of_a_chain_have_written_counts_beside_another_commit(among: Participants) -> None:
     first, second, theirs = among.join(), among.join(), among.repo.begin()
     write_part(first, KEY, slice(0, 2), 1)
-    second.follow_others()
+    second.members.follow_others()
     write_part(second, KEY, slice(2, 4), 2)
     write_part(theirs, KEY, slice(1, 2), 3)
     theirs.commit()

@@ -219,7 +219,7 @@ def test_a_disk_that_is_full_keeps_nobody_from_sealing(
     watched = watch(repo)
     transaction = repo.begin("sealed")
     transaction["a/c/first"] = b"1"
-    transaction._staging.writer.create()
+    transaction._staging.part.writer.create()
     watched.before[call] = always(OSError(28, "No space left on device"))
     for number in range(20):
         transaction[f"a/c/{number}"] = b"1"

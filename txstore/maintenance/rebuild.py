@@ -50,7 +50,7 @@ _FRAME_OF_REF = {**packfile.FRAME_OF_REF, packfile.REF_ERASED: packfile.FRAME_VA
 _FRAME_START_MOST = 512
 
 
-class Part(NamedTuple):
+class Correction(NamedTuple):
     """The right bytes for an offset of a file."""
 
     offset: int
@@ -182,7 +182,7 @@ def _was_below(base: Snapshot, prefix: str) -> bool:
 
 
 def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind: int) -> bool:
-    """Tell whether the commit took a value to equal the base's, as `Staging.is_unchanged` does."""
+    """Tell whether the commit took a value to equal the base's, as `View.is_unchanged` does."""
     is_metadata = is_document(key) or is_consolidated(key)
     if staged.is_below_deleted(key) or not (is_metadata or link.seen == packfile.SEEN_NOTHING):
         return False
@@ -233,11 +233,11 @@ def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | No
 # --- frames
 
 
-def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Part]:
+def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> list[Correction]:
     """Return the beginnings of damaged frames in which only one bit changed, or whose key the commit's run has."""
     if pack in stored.header.compaction_outputs:
         lengths = [run.length for run in stored.header.runs if run.pack == pack]
-        return [Part(0, packfile.encode_compaction_output(pack.id, stored.header.repository_id, lengths[0]))]
+        return [Correction(0, packfile.encode_compaction_output(pack.id, stored.header.repository_id, lengths[0]))]
     refs = _refs_to(pack, commits, stored)
     window, parts = Window(commits.storage, pack.path), []
     walk = list(walk_frames(window, end))
@@ -251,7 +251,7 @@ def frame_starts(commits: Commits, stored: Stored, pack: PackName, end: int) -> 
             parts.append(turned)
             sequence += 1
             continue
-        found: list[Part] = []
+        found: list[Correction] = []
         at = position
         between = refs[bisect_left(refs, (position + 1,)) : bisect_left(refs, (stop + 1,))]
         for offset, key, length, checksum, kind in between:
@@ -282,7 +282,7 @@ def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int
     )
 
 
-def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part | None:
+def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Correction | None:
     """Return header, key and predecessor of a frame, if turning one bit makes them whole and it ends at `stop`."""
     content = bytes(window.at(start, min(_FRAME_START_MOST, stop - start)))
     for turned in _frames_with_one_bit_turned(content):
@@ -291,7 +291,7 @@ def _turned_back(window: Window, start: int, stop: int, sequence: int) -> Part |
         except encoding.MalformedError:
             continue
         if (frame.sequence, frame.end) == (sequence, stop):
-            return Part(start, turned[: frame.head_end - start])
+            return Correction(start, turned[: frame.head_end - start])
     return None
 
 
@@ -319,7 +319,7 @@ def _frames_with_one_bit_turned(content: bytes) -> Iterator[bytes]:
 
 def _frame_start(
     window: Window, start: int, sequence: int, offset: int, kind: int, key: bytes, length: int, checksum: int
-) -> tuple[Part | None, int, int]:
+) -> tuple[Correction | None, int, int]:
     """Return header and key of the frame whose value a ref names, where the next one starts, and its number."""
     there = bytes(window.at(start, offset - start))
     behind = packfile.FRAME_SIZE + len(key)
@@ -336,7 +336,7 @@ def _frame_start(
     if not fits:
         return None, start, sequence
     _, content, end = min(fits)
-    return Part(start, content), end, sequence
+    return Correction(start, content), end, sequence
 
 
 # --- the ends of commit files
@@ -344,7 +344,7 @@ def _frame_start(
 
 def whole_end(
     commits: Commits, path: str, version: int, size: int, parent: Stored | None, child: Stored | None
-) -> tuple[Part, int] | None:
+) -> tuple[Correction, int] | None:
     """Return header and footer of a commit file if one of them is whole, and the file's resulting length."""
     begin = max(size - _TAIL, 0)
     tail = commits.storage.read_range(path, begin, size - begin)
@@ -360,7 +360,7 @@ def whole_end(
                 continue
             length = header_end + commitfile.FOOTER_SIZE
             footer = Footer(len(corrected), header_at, length, header.id, crc32c(corrected))
-            return Part(header_at, corrected + footer.encode()), length
+            return Correction(header_at, corrected + footer.encode()), length
     return None
 
 
@@ -445,7 +445,9 @@ def _decoded(encoded: bytes) -> Header | None:
         return None
 
 
-def new_end(commits: Commits, branch: str, version: int, size: int, parent: Stored | None) -> tuple[Part, int] | None:
+def new_end(
+    commits: Commits, branch: str, version: int, size: int, parent: Stored | None
+) -> tuple[Correction, int] | None:
     """Make a new header for the newest commit of a branch, whose header is lost, if its frames and run are whole.
 
     None if they are damaged: then the number of frames is not known.
@@ -509,7 +511,7 @@ def new_end(commits: Commits, branch: str, version: int, size: int, parent: Stor
     offset = -(-end // 8) * 8
     length = offset + len(encoded) + commitfile.FOOTER_SIZE
     footer = Footer(len(encoded), offset, length, commit_id, crc32c(encoded))
-    return Part(end, bytes(offset - end) + encoded + footer.encode()), length
+    return Correction(end, bytes(offset - end) + encoded + footer.encode()), length
 
 
 def _first_run(rest: bytes, seq: int) -> tuple[bytes, native.Run] | None:

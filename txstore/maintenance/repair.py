@@ -26,7 +26,7 @@ from txstore.history.opening import open_commits
 from txstore.maintenance import rebuild
 from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
 from txstore.maintenance.one_line import make_one_line, were_taken_twice
-from txstore.maintenance.rebuild import Part, Rebuilt
+from txstore.maintenance.rebuild import Correction, Rebuilt
 from txstore.maintenance.replacing import Replacer
 from txstore.maintenance.report import Fault, Repair, Report
 from txstore.maintenance.verify import Verifier, verify
@@ -256,10 +256,10 @@ class _Repairer:
         number = packfile.number_of(stored.header.id, name.id) if is_of_it else 0
         for fault in faults:
             if fault.part == "head":
-                parts.append(Part(0, packfile.encode_head(name.id, commits.identity.id, number)))
+                parts.append(Correction(0, packfile.encode_head(name.id, commits.identity.id, number)))
             elif fault.part == "padding" and fault.offset is not None:
                 paddings = paddings or _paddings(self.storage, stored, name.path, end)
-                parts.append(Part(fault.offset, bytes(paddings.get(fault.offset, 0))))
+                parts.append(Correction(fault.offset, bytes(paddings.get(fault.offset, 0))))
         try:
             if any(fault.part == "frame" for fault in faults):
                 parts += rebuild.frame_starts(commits, stored, name, end)
@@ -308,7 +308,7 @@ class _Repairer:
                 continue
             content = rebuild.carried_headers(commits, stored, section.length)
             if content is not None:
-                size, parts = stored.footer.file_length, [Part(section.offset, content)]
+                size, parts = stored.footer.file_length, [Correction(section.offset, content)]
                 with contextlib.suppress(TxStoreError, OSError, ValueError):
                     self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
@@ -324,7 +324,7 @@ class _Repairer:
 
         action = f"{kind} run rebuilt in its place"
         try:
-            self._files.rewrite(index.placed(run).path, [Part(run.offset, section)], size, is_whole, action)
+            self._files.rewrite(index.placed(run).path, [Correction(run.offset, section)], size, is_whole, action)
         except (TxStoreError, OSError, ValueError):
             return False
         return True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from txstore.format import names
 from txstore.maintenance.check_file import Window
-from txstore.maintenance.rebuild import Part
+from txstore.maintenance.rebuild import Correction
 from txstore.maintenance.report import Repair
 from txstore.steps import step
 from txstore.storage.interface import StagedFile, Storage
@@ -26,7 +26,9 @@ class Replacer:
     def note(self, path: str, action: str) -> None:
         self.repairs.append(Repair(path, action))
 
-    def rewrite(self, path: str, parts: list[Part], length: int, is_better: Callable[[str], bool], action: str) -> None:
+    def rewrite(
+        self, path: str, parts: list[Correction], length: int, is_better: Callable[[str], bool], action: str
+    ) -> None:
         """Replace a file by a copy with changed parts.
 
         Raises `ValueError` if the copy is no better, or a part lies beyond it.

@@ -41,8 +41,8 @@ from txstore.sessions.operations import Finish, of_context
 from txstore.transactions.begin import check_description
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.membership import Held
 from txstore.transactions.reads import check_isolation
-from txstore.transactions.staging import Held
 from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Session:
         self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
         self.depth = 0  # of nested `with` blocks of this process
         self.is_block = False  # it is for one `with` block of a participant
-        self._may_count_by_operation = joining is not None  # see `Staging.counts_by_operation`
+        self._may_count_by_operation = joining is not None  # see `Part.counts_by_operation`
         self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
         self._process = os.getpid()
         self._joining = joining
@@ -229,8 +229,8 @@ class Session:
         transaction = None if self._beside is None else self._beside.transaction
         if transaction is None or transaction.shared_id != joining.transaction or transaction.state != "open":
             transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
-        transaction.see(joining.seen)
-        transaction.rely_on(self._handed_out)
+        transaction.members.see(joining.seen)
+        transaction.members.rely_on(self._handed_out)
         self._learned = -1
         self.position = Position.of(self.engine, transaction.base, self.branch)
         return transaction
@@ -246,7 +246,7 @@ class Session:
             shared = self.transaction.share()
             if shared is None:
                 return None
-            return Joining(shared, self.engine.commits.identity.id, self.transaction.seen())
+            return Joining(shared, self.engine.commits.identity.id, self.transaction.part.seen())
 
     def stages_into(self, joining: Joining | None) -> bool:
         """Tell whether a pickle that says `joining` is of this session, and of the transaction that it has here."""
@@ -269,7 +269,7 @@ class Session:
         if transaction is None:
             has_seen = self._joining is not None and self._joining.seen == joining.seen
         else:
-            has_seen = transaction.has_seen(joining.seen)
+            has_seen = transaction.members.has_seen(joining.seen)
         return has_seen and self.reliance.covers(reliance)
 
     @property
@@ -371,13 +371,13 @@ class Session:
         At the end of each, what this process has staged is whole, if it stages into the transaction of another (I8).
         """
         transaction = self.transaction
-        if not transaction.counts_by_operation:
+        if not transaction.part.counts_by_operation:
             return call()
         operation = of_context.get()
         # A thread of the codec pipeline does not know its operation: it is one of those inside.
         of = [operation] if operation is not None else self.gate.inside()
         for each in of:
-            if transaction.begin_operation(each):
+            if transaction.part.seals.begin_operation(each):
                 finish = Finish(partial(transaction.end_operation, each), self.engine.storage.dispatch)
                 if not each.finish_with(finish):
                     transaction.end_operation(each, True)  # it has ended, and this is what is left of it
@@ -385,7 +385,7 @@ class Session:
             return call()
         own, has_failed = object(), True
         try:
-            transaction.begin_operation(own)
+            transaction.part.seals.begin_operation(own)
             result = call()
             has_failed = False
         finally:
@@ -405,7 +405,7 @@ class Session:
             self._rely_on_documents(key, transaction)
         view = transaction.get_view(key)
         # Only now: who reads may learn what others have staged.
-        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
+        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
             self._check_readable(key, transaction)
         return view
 
@@ -418,7 +418,7 @@ class Session:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
         view = transaction.get_part(key, part)
-        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
+        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
             self._check_readable(key, transaction)
         return view
 
@@ -427,14 +427,14 @@ class Session:
         """Return where the base has the chunks of many keys, as `Snapshot.locate` does. Raises `StaleArrayError`."""
         transaction = self.transaction
         located = transaction.locate(keys)
-        if len(transaction.news) != self._learned or self._stale or self._unread or self._overtaken:
+        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
             for key in keys:
                 self._check_readable(key, transaction)
         return located
 
     @_call
     def is_foreign(self, key: str) -> bool:
-        return self.transaction.is_foreign(key)
+        return self.transaction.staged.is_foreign(key)
 
     def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
         known = key in self._handed_out
@@ -466,7 +466,7 @@ class Session:
         if not exists and is_document(key):  # a caller that looks before it creates a node does not rely on an old one
             self._forget_unread(key, of_node=True)
             if key in self._overtaken:
-                self._hold(key, self.transaction.present(key), self.transaction)
+                self._hold(key, self.transaction.members.staged.present(key), self.transaction)
         return exists
 
     def _rely_on_documents(self, key: str, transaction: Transaction) -> None:
@@ -493,8 +493,8 @@ class Session:
         self._check_writable(key, transaction)
         transaction.set(key, value)
         if is_document(key):
-            link = transaction.present(key)
-            if transaction.is_own(link):
+            link = transaction.members.staged.present(key)
+            if transaction.members.is_own(link):
                 self._hold(key, link, transaction)
 
     @_write
@@ -534,7 +534,7 @@ class Session:
         self._check_writable(key, transaction)
         transaction.delete(key)
         if key in self._handed_out:
-            self._hold(key, transaction.present(key), transaction)
+            self._hold(key, transaction.members.staged.present(key), transaction)
 
     @_write
     def delete_dir(self, path: str) -> None:
@@ -543,7 +543,7 @@ class Session:
         # A caller that clears a node means to replace it, whatever it has become.
         prefix = directory_prefix(path)
         for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
-            self._hold(key, transaction.present(key), transaction)
+            self._hold(key, transaction.members.staged.present(key), transaction)
         if self._stale or self._unread:
             self._cleared |= {key: stale for key, stale in self._stale.items() if key.startswith(prefix)}
             self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
@@ -573,7 +573,7 @@ class Session:
         transaction.restore(path, at)
         with self._knowing:
             for key, before in held.items():
-                self._handed_out[key] = transaction.present(key)
+                self._handed_out[key] = transaction.members.staged.present(key)
                 noted = _difference(key, before, _peek(transaction, key))
                 if noted is not None:
                     self._overtaken[key] = noted
@@ -581,7 +581,9 @@ class Session:
     def _check_writable(self, key: str, transaction: Transaction) -> None:
         if self._is_serializable:
             self._rely_on_documents(key, transaction)
-        if len(transaction.news) == self._learned and not (self._stale or self._unread or self._overtaken):
+        if len(transaction.members.staged.news) == self._learned and not (
+            self._stale or self._unread or self._overtaken
+        ):
             return
         self._learn(transaction)
         if is_document(key) and (key in self._stale or key in self._unread or key in self._overtaken):
@@ -652,14 +654,14 @@ class Session:
     def holds_newest(self) -> bool:
         """Whether array objects are known to hold the newest documents."""
         transaction = self._transaction
-        return not self._overtaken and (transaction is None or len(transaction.news) == self._learned)
+        return not self._overtaken and (transaction is None or len(transaction.members.staged.news) == self._learned)
 
     def _learn(self, transaction: Transaction) -> None:
         """Look at the documents that were changed since they were handed out."""
-        if len(transaction.news) == self._learned:
+        if len(transaction.members.staged.news) == self._learned:
             return
         with self._knowing:
-            news = transaction.news
+            news = transaction.members.staged.news
             start, stop = self._learned, len(news)
             keys: set[str] = set(self._handed_out) if start < 0 else set()
             for changed in news[max(start, 0) : stop]:
@@ -675,7 +677,7 @@ class Session:
         """Note how a document differs from what array objects hold; `_move` does so of what was committed."""
         if key not in self._handed_out:
             return
-        known, present = self._handed_out[key], transaction.present(key)
+        known, present = self._handed_out[key], transaction.members.staged.present(key)
         if present == known:
             return
         self._handed_out[key] = present
@@ -700,7 +702,7 @@ class Session:
                 raise busy()
             ended = self.transaction
             old = ended.base
-            ended.follow_others()
+            ended.members.follow_others()
             self._learn(ended)
             self._warn_of_left_behind(ended)
             ended.needs_change = at_end and self._has_ended_one
@@ -723,7 +725,8 @@ class Session:
         """
         if transaction.state != "open":
             return
-        documents = {key: transaction.present(key) for key in list(self._handed_out) if is_node_document(key)}
+        staged = transaction.members.staged
+        documents = {key: staged.present(key) for key in list(self._handed_out) if is_node_document(key)}
         changed = [key for key, link in documents.items() if link is not None]
         if not changed:
             return
@@ -732,7 +735,7 @@ class Session:
 
         def after(key: str) -> bytes | memoryview | None:
             link = documents.get(key)
-            return before(key) if link is None else transaction.content(key, link)
+            return before(key) if link is None else transaction.staged.content(key, link)
 
         found = list(left_behind(changed, documents, before, after))
         if found:
@@ -829,7 +832,7 @@ def _compare(key: str, old: Snapshot, new: Snapshot, recent: Runs | None, own: i
 
 def _compare_links(key: str, transaction: Transaction, known: Link | None, present: Link | None) -> _Stale | None:
     try:
-        before, after = transaction.content(key, known), transaction.content(key, present)
+        before, after = transaction.staged.content(key, known), transaction.staged.content(key, present)
     except (OSError, TxStoreError):
         return _UNREADABLE
     return _difference(key, before, after)
@@ -843,9 +846,9 @@ def _difference(key: str, before: bytes | None, after: bytes | None) -> _Stale |
 def _read(transaction: Transaction, key: str) -> tuple[Link | None, memoryview | None]:
     """Read a document, and which frame it is."""
     while True:
-        link = transaction.present(key)
+        link = transaction.members.staged.present(key)
         view = transaction.get_view(key)
-        if transaction.present(key) == link:  # else it was learned meanwhile that another has written it
+        if transaction.members.staged.present(key) == link:  # else it was learned meanwhile that another has written it
             return link, view
 
 

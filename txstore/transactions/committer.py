@@ -33,7 +33,8 @@ from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.reflinks import HeldSources
-from txstore.transactions.staging import Peek, Staging
+from txstore.transactions.staging import Staging
+from txstore.transactions.view import Peek, View
 
 #: Paths without a node that are remembered.
 _ABSENT = 4096
@@ -71,14 +72,15 @@ class Committer:
         self.commits = commits
         self.snapshots = snapshots
         self.staging = staging
-        self.base = self.head = staging.base
+        self.view = staging.view
+        self.base = self.head = self.view.base
         self.writes: Writes | None = None
         self.branch = record.branch
         self.locks = locks
         self.packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
         self.publisher = Publisher(
             commits,
-            staging.commit_writer(),
+            staging.part.commit_writer(),
             [(pack, staging.path_of(pack.name.id)) for pack in self.packs],
             branch=record.branch,
             durable=record.durability == "fsync",
@@ -114,7 +116,7 @@ class Committer:
         Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
         published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
         """
-        sources = [source.stored for source in self.staging.reflinks.sources]
+        sources = [source.stored for source in self.view.reflinks.sources]
         found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
         if not found:
             return self._run()
@@ -181,9 +183,9 @@ class Committer:
         staging = self.staging
         return (
             time.monotonic() - staging.began < _MOMENT
-            and len(staging.staged) <= _FEW
+            and len(self.view.staged) <= _FEW
             and self.publisher.end <= PROPOSED
-            and not (staging.is_shared or staging.reflinks.any or staging.prefixes)
+            and not (staging.members.is_shared or self.view.reflinks.any or self.view.staged.prefixes)
             and not (staging.constraints or self.base.written_constraints)
             and staging.record.isolation != SERIALIZABLE
             and staging.settle_conflicts is None
@@ -198,14 +200,14 @@ class Committer:
 
     def _append_own_run(self) -> None:
         self.own = None
-        prefixes = [prefix for prefix in self.staging.prefixes if self.base.has_keys_below(prefix)]
-        counter, storage = _Counter(self.staging), self.commits.storage
+        prefixes = [prefix for prefix in self.view.staged.prefixes if self.base.has_keys_below(prefix)]
+        counter, storage = _Counter(self.view), self.commits.storage
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries())
-        if self.staging.reflinks.any:
+        if self.view.reflinks.any:
             # What was written is newer than what was moved to the same place, and this than what was deleted there.
             sections = [index.build(entries, (), packs, storage)]
-            sections += self.staging.reflinks.sections(storage)
+            sections += self.view.reflinks.sections(storage)
             sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
             content = index.merge_own(sections, storage)
             counter.count_refs(index.name_run(content, 1, 0).entries)
@@ -221,7 +223,7 @@ class Committer:
         transaction = self.publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         made = self.merges.values
-        for key, link in self.staging.items_staged():
+        for key, link in self.view.staged.items():
             if key in made:
                 merged = made[key]
                 if merged.length:
@@ -230,17 +232,17 @@ class Committer:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that was not there needs no tombstone; it still counts as written (`_writes`).
-                if self.staging.reflinks.any and (there := self.staging.reflinks.find(key)) is not None:
+                if self.view.reflinks.any and (there := self.view.reflinks.find(key)) is not None:
                     if there[1] in there[0]:
                         yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
-                elif not base_is_empty and not self.staging.is_below_deleted(key) and key in self.base:
+                elif not base_is_empty and not self.view.staged.is_below_deleted(key) and key in self.base:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
-            elif not base_is_empty and self.staging.is_unchanged(key, link):
+            elif not base_is_empty and self.view.is_unchanged(key, link):
                 self.unchanged.add(key)
             elif (copy := self._beside_others(key, link)) is not None:
                 yield key, packfile.REF_PACK, copy.offset, copy.length, copy.checksum, 0
             else:
-                pack, (_, offset) = numbers[self.staging.number_of(link)], packfile.split_offset(link.offset)
+                pack, (_, offset) = numbers[self.staging.part.number_of(link)], packfile.split_offset(link.offset)
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:
@@ -266,36 +268,36 @@ class Committer:
     def _writes(self) -> Writes:
         more: list[str] = []
         documents: dict[str, bytes | None] = {}
-        for key, link in self.staging.items_staged():
+        for key, link in self.view.staged.items():
             if key in self.unchanged:
                 continue
             is_deleted = link.kind == packfile.FRAME_TOMBSTONE
             if link.kind == packfile.FRAME_PARTIAL:
                 self.merges.allow(key, link)
             if is_document(key):
-                documents[key] = None if is_deleted else self.staging.read(link)
-        for key in self.staging.reflinks.taken:
-            if key not in self.staging.staged:
+                documents[key] = None if is_deleted else self.view.read(link)
+        for key in self.view.reflinks.taken:
+            if key not in self.view.staged:
                 more.append(key)
-                if is_document(key) and (content := self.staging.below(key)) is not None:
+                if is_document(key) and (content := self.view.below(key)) is not None:
                     documents[key] = bytes(content)
-        for reflink in self.staging.reflinks:
+        for reflink in self.view.reflinks:
             # As if all below had been deleted, and the node been made: no other commit may have made a key below it.
             for name in DOCUMENT_NAMES:
                 key = reflink.to + name
-                if key not in documents and (content := self.staging.below(key)) is not None:
+                if key not in documents and (content := self.view.below(key)) is not None:
                     more.append(key)
                     documents[key] = bytes(content)
-        keys: Iterable[str] = _Keys(self.staging, self.unchanged, more)
-        deleted: Iterable[str] = _Keys(self.staging, self.unchanged, are_deleted=True)
-        if len(self.staging.staged) <= _FEW:
+        keys: Iterable[str] = _Keys(self.view, self.unchanged, more)
+        deleted: Iterable[str] = _Keys(self.view, self.unchanged, are_deleted=True)
+        if len(self.view.staged) <= _FEW:
             keys, deleted = list(keys), list(deleted)
         return Writes(
             keys,
             deleted,
-            [*self.staging.prefixes, *(reflink.to for reflink in self.staging.reflinks)],
+            [*self.view.staged.prefixes, *(reflink.to for reflink in self.view.reflinks)],
             documents,
-            self.staging.reads(self.unchanged),
+            self.view.reads(self.unchanged),
             self.merges.are_apart,
         )
 
@@ -325,7 +327,7 @@ class Committer:
         try:
             conflicts.check(self.writes, self.base, head, since)
         except ConflictError:
-            if self.staging.settle_conflicts is None or self.staging.reflinks.any:
+            if self.staging.settle_conflicts is None or self.view.reflinks.any:
                 raise
             self._settle(head)
             since = self.base.seq
@@ -340,14 +342,14 @@ class Committer:
 
     def _settle(self, head: Snapshot) -> None:
         """Put together what is staged and what others have committed since the base. Raises `ConflictError`."""
-        settle, staging = self.staging.settle_conflicts, self.staging
+        settle = self.staging.settle_conflicts
         assert self.writes is not None  # for mypy: `catch_up` asks about both
         assert settle is not None
         declarations.check_unmoved(self.staging.constraints, self.base.written_constraints, head.written_constraints)
-        staged = [key for key, _ in staging.items_staged()]
+        staged = [key for key, _ in self.view.staged.items()]
         theirs = self.snapshots.own(head)
         try:
-            self.merges.settle(settle(self.base, Peek(staging), staged, staging.key_changes(), theirs))
+            self.merges.settle(settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs))
         except ConflictError:
             theirs.let_go()  # which the error's `conflicts` hold
             raise
@@ -365,7 +367,7 @@ class Committer:
                     head.url,
                     written,
                     there,
-                    CommitOutcome(self.staging, self.unchanged, head, self.merges.deleted, self.merges.settled or {}),
+                    CommitOutcome(self.view, self.unchanged, head, self.merges.deleted, self.merges.settled or {}),
                 )
             self._kept = head, written
         return self._kept[1]
@@ -376,7 +378,7 @@ class Committer:
         """Raises if what was locked no longer is, or a constraint would be broken."""
         if self.locks is not None:
             self.locks.fence()
-        self.staging.check_held()
+        self.staging.members.check_held()
         if self.staging.sources is not None:
             self.staging.sources.check()
         own, merged, statistics = self.own, self.merged, self.statistics
@@ -395,7 +397,7 @@ class Committer:
             entries = statistics.keys_set + statistics.keys_deleted
             runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
             sections.insert(0, own)
-        required = commitfile.FEATURE_FOREIGN if self.staging.may_be_foreign else 0
+        required = commitfile.FEATURE_FOREIGN if self.view.may_be_foreign else 0
         return Contents(
             tuple(sections),
             tuple(runs),
@@ -413,10 +415,10 @@ class Committer:
         staging, own = self.staging, self.own
         if own is None or own.offset + own.length > PROPOSED:
             return False
-        if self.packs and staging.is_shared:  # not all of them are of this process, which knows that they will stay
+        if self.packs and staging.members.is_shared:  # this process can't know that the packs of others will stay
             return False
-        is_more = staging.other_parent is not None or staging.constraints or staging.reflinks.any or staging.sources
-        if is_more or any(staging.prefixes):
+        is_more = staging.other_parent is not None or staging.constraints or self.view.reflinks.any or staging.sources
+        if is_more or any(self.view.staged.prefixes):
             return False
         writes = self.writes or self._writes()
         # The leader of a group commit would not see a deleted key that did not exist.
@@ -431,15 +433,15 @@ class _Keys(Iterable[str]):
     """
 
     def __init__(
-        self, staging: Staging, unchanged: Collection[str], more: Iterable[str] = (), *, are_deleted: bool = False
+        self, view: View, unchanged: Collection[str], more: Iterable[str] = (), *, are_deleted: bool = False
     ) -> None:
-        self._staging = staging
+        self._view = view
         self._unchanged = unchanged
         self._more = more
         self._are_deleted = are_deleted
 
     def __iter__(self) -> Iterator[str]:
-        for key, link in self._staging.items_staged():
+        for key, link in self._view.staged.items():
             if (link.kind == packfile.FRAME_TOMBSTONE) == self._are_deleted and key not in self._unchanged:
                 yield key
         yield from self._more
@@ -448,7 +450,7 @@ class _Keys(Iterable[str]):
 class _Counter:
     """Counts what goes into a run while it is built."""
 
-    def __init__(self, view: Staging) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
         self._set = self._deleted = self._bytes = 0
         self._arrays: set[str] = set()

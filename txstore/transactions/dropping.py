@@ -16,25 +16,25 @@ from txstore.transactions.staging import Staging
 def drop(staging: Staging, attached: object) -> None:
     """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends.
 
-    `attached` is what it counts as in `Staging.attached`.
+    `attached` is what it counts as in `Part.attached`.
     """
-    if not staging.is_used_here:
+    if not staging.members.is_used_here:
         return
-    if staging.is_unsettled or staging.committed is not None:
-        staging.storage.dispatch.clean_up_later(staging.close)  # I3: nothing is deleted
+    if staging.is_unsettled or staging.view.committed is not None:
+        staging.storage.dispatch.clean_up_later(staging.part.close)  # I3: nothing is deleted
         return
     staging.storage.dispatch.outside_loop(lambda: _drop(staging, attached))
 
 
 def _drop(staging: Staging, attached: object) -> None:
-    if not staging.is_owner:
+    if not staging.members.is_owner:
         # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
         if _is_in_event_loop():
             staging.storage.dispatch.clean_up_later(lambda: _drop_part(staging, attached))
         else:
             _drop_part(staging, attached)
         return
-    staging.attached.discard(attached)
+    staging.part.attached.discard(attached)
     try:
         count = staging.count
     except (OSError, TransactionStateError):  # what others have staged can't be read now
@@ -42,8 +42,8 @@ def _drop(staging: Staging, attached: object) -> None:
     try:
         if count:
             warnings.warn(
-                f"{staging.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or use "
-                f"`with repo.transaction() as store:`",
+                f"{staging.storage.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or "
+                "use `with repo.transaction() as store:`",
                 UncommittedChangesWarning,
                 stacklevel=2,
             )
@@ -53,12 +53,12 @@ def _drop(staging: Staging, attached: object) -> None:
 
 def _drop_part(staging: Staging, attached: object) -> None:
     with contextlib.suppress(OSError, TransactionStateError):
-        if staging.is_named:
-            staging.leave(attached)
+        if staging.members.is_named:
+            staging.part.leave(attached)
         else:
-            staging.attached.discard(attached)
-            if not staging.attached:
-                staging.rest()
+            staging.part.attached.discard(attached)
+            if not staging.part.attached:
+                staging.part.rest()
 
 
 def _is_in_event_loop() -> bool:

@@ -24,7 +24,8 @@ class Merges:
     """The merged values of one attempt to commit."""
 
     def __init__(self, staging: Staging, publisher: Publisher) -> None:
-        self._staging = staging
+        self._view = staging.view
+        self._is_serializable = staging.record.isolation == SERIALIZABLE
         self._publisher = publisher
         #: What stands for a key instead of what was staged; without a length if the key is to be deleted.
         self.values: dict[str, Staged] = {}
@@ -39,9 +40,8 @@ class Merges:
 
     def allow(self, key: str, link: Link) -> None:
         """Let what was written of a chunk be merged with what others commit. `link` is a partial frame."""
-        staging = self._staging
-        if staging.record.isolation != SERIALIZABLE and not staging.staged.is_below_deleted(key):
-            layers = staging.staged.layers(key) or [link]
+        if not self._is_serializable and not self._view.staged.is_below_deleted(key):
+            layers = self._view.staged.layers(key) or [link]
             if not any(layer.region.is_whole for layer in layers):
                 self._parts[key] = layers
 
@@ -61,9 +61,9 @@ class Merges:
 
     def put_together(self) -> None:
         """Merge what several processes have written of one chunk. Raises `ConflictError` where that can't be."""
-        for key in sorted(self._staging.staged.layered):
+        for key in sorted(self._view.staged.layered):
             try:
-                self._put(key, self._staging.below(key), self._staging.staged.layers(key))
+                self._put(key, self._view.below(key), self._view.staged.layers(key))
             except NotMergeableError as error:
                 raise ConflictError(
                     [key],
@@ -84,7 +84,7 @@ class Merges:
             return False
         written = Region.of_all(layer.region for layer in layers)
         try:
-            return not self._staging.merger(key).differ(base.get_view(key), head.get_view(key), written)
+            return not self._view.merger(key).differ(base.get_view(key), head.get_view(key), written)
         except NotMergeableError:
             return False
 
@@ -103,11 +103,11 @@ class Merges:
                     self._put(key, head.get_view(key), layers)
                 except NotMergeableError as error:
                     reason = f"keys were also written by another commit, and can't be merged, since {error}"
-                    base = self._staging.base
+                    base = self._view.base
                     raise ConflictError([key], reason=reason, base=base.commit, head=head.commit) from error
                 found = True
         return found
 
     def _put(self, key: str, below: memoryview | None, layers: list[Link]) -> None:
-        merged = self._staging.merged(key, below, layers)
+        merged = self._view.merged(key, below, layers)
         self.values[key] = self._publisher.append_value(key.encode(), merged or b"")

@@ -15,7 +15,7 @@ from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, 
 from txstore.format.keys import after_prefix, directory_prefix, document_key
 from txstore.history.snapshot import Snapshot
 from txstore.transactions.conflicts import Settled
-from txstore.transactions.staging import Staging
+from txstore.transactions.view import View
 
 
 class CommitOutcome(Outcome):
@@ -27,13 +27,13 @@ class CommitOutcome(Outcome):
 
     def __init__(
         self,
-        staging: Staging,
+        view: View,
         unchanged: Collection[str],
         head: Snapshot,
         merged_away: Collection[str] = (),
         settled: Settled = MappingProxyType({}),
     ) -> None:
-        self._staging = staging
+        self._view = view
         self._settled = settled
         self._merged_away = merged_away
         self._unchanged = unchanged
@@ -43,22 +43,22 @@ class CommitOutcome(Outcome):
         """Return a document."""
         if key in self._settled:
             return self._settled[key]
-        link = self._staging.staged.get(key)
+        link = self._view.staged.get(key)
         if link is not None and key not in self._unchanged:
-            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staging.read(link)
-        if (found := self._staging.reflinks.find(key)) is not None:
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._view.read(link)
+        if (found := self._view.reflinks.find(key)) is not None:
             return found[0].get_view(found[1])
-        return None if self._staging.is_below_deleted(key) else self._head.get_view(key)
+        return None if self._view.staged.is_below_deleted(key) else self._head.get_view(key)
 
     def __contains__(self, key: str) -> bool:
         if key in self._settled:
             return self._settled[key] is not None
-        link = self._staging.staged.get(key)
+        link = self._view.staged.get(key)
         if link is not None and key not in self._unchanged:
             return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
-        if (found := self._staging.reflinks.find(key)) is not None:
+        if (found := self._view.reflinks.find(key)) is not None:
             return found[1] in found[0]
-        return not self._staging.is_below_deleted(key) and key in self._head
+        return not self._view.staged.is_below_deleted(key) and key in self._head
 
     def after(self, path: str) -> Described | None:
         return describe(self.get, path)
@@ -69,17 +69,18 @@ class CommitOutcome(Outcome):
     def rewrites(self, path: str) -> bool:
         documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
         return self.remakes(path) or any(
-            (key in self._staging.staged and key not in self._unchanged) or self._staging.reflinks.find(key) is not None
+            (key in self._view.staged and key not in self._unchanged) or self._view.reflinks.find(key) is not None
             for key in documents
         )
 
     def remakes(self, path: str) -> bool:
         documents = [document_key(path, name) for name in NODE_DOCUMENTS]
-        return any(map(self._staging.is_below_deleted, documents)) or any(map(self._staging.reflinks.covers, documents))
+        is_cleared = any(map(self._view.staged.is_below_deleted, documents))
+        return is_cleared or any(map(self._view.reflinks.covers, documents))
 
     def clears_below(self, path: str) -> bool:
         here = directory_prefix(path)
-        prefixes = [*self._staging.prefixes, *(reflink.to for reflink in self._staging.reflinks)]
+        prefixes = [*self._view.staged.prefixes, *(reflink.to for reflink in self._view.reflinks)]
         return any(prefix.startswith(here) or here.startswith(prefix) for prefix in prefixes)
 
     def restructures(self, path: str) -> bool:
@@ -90,8 +91,8 @@ class CommitOutcome(Outcome):
 
     def deleted_below(self, path: str) -> Iterator[str]:
         prefix = directory_prefix(path)
-        for key in self._staging.staged.between(prefix, after_prefix(prefix)):
-            link = self._staging.staged.get(key)
+        for key in self._view.staged.between(prefix, after_prefix(prefix)):
+            link = self._view.staged.get(key)
             if self._settled.get(key) is not None:
                 continue
             if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):

@@ -487,6 +487,11 @@ class StagedKeys:
             if all(_is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
         ]
 
+    def restart(self, me: int) -> None:
+        """Be empty, as another participant."""
+        self.clear()
+        self.me, self.may_be_foreign, self.news = me, False, []
+
     def clear(self) -> None:
         with self._lock:
             self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}

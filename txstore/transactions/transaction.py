@@ -44,12 +44,13 @@ from txstore.segments.runs import Located
 from txstore.storage.foreign import FileVersion, canonical
 from txstore.transactions import dropping
 from txstore.transactions.begin import check_description
+from txstore.transactions.closing import close_parts
 from txstore.transactions.committer import Committer
 from txstore.transactions.held_locks import TransactionLocks, Turn, deadline_of, lock_settled, remaining
-from txstore.transactions.participants.chains import Link
 from txstore.transactions.reads import NotingView
 from txstore.transactions.regions import Lock
-from txstore.transactions.staging import Held, Peek, Staging
+from txstore.transactions.staging import Staging
+from txstore.transactions.view import Peek
 
 if TYPE_CHECKING:
     from typing import Self
@@ -112,8 +113,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._commits = commits
         self._snapshots = snapshots
         self._staging = staging
+        self.members = staging.members
+        self.part = staging.part
+        self.staged = staging.view  # what is staged over the base: reading it is not noted
+        self.is_serializable = staging.record.isolation == SERIALIZABLE
         # What is read passes through here; `Committer` looks at `staging` itself.
-        self._view = NotingView(staging, staging.note_read) if staging.record.isolation == SERIALIZABLE else staging
+        self._view = NotingView(staging.view, staging.view.note_read) if self.is_serializable else staging.view
         self._locks = locks
         staging.storage.dispatch.expect_cleanup()  # of the finalizer
         self._attached = object()  # what this counts as there
@@ -130,7 +135,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
         self._entered_in = 0  # the process that a `with` block was entered in
         self._announced: int | None = None  # under which owner word siblings know that locks are parked
-        staging.attached.add(self._attached)
+        staging.part.attached.add(self._attached)
         processes.watch(self)
         processes.watch_before(self)
 
@@ -148,7 +153,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def base(self) -> Snapshot:
         """The snapshot that the transaction began at."""
-        return self._staging.base
+        return self.staged.base
 
     @property
     def id(self) -> str:
@@ -171,8 +176,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def is_participant(self) -> bool:
         """Whether this process stages into a transaction that another has begun, and will end."""
-        self._staging.follow_others()  # after a fork, it becomes one here
-        return not self._staging.is_owner and not self.is_named
+        self.members.follow_others()  # after a fork, it becomes one here
+        return not self.members.is_owner and not self.is_named
 
     @property
     def staged_count(self) -> int:
@@ -182,7 +187,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def version(self) -> Hashable:
         """What tells what is staged from what was staged before; None if nothing is."""
-        return self._staging.version if self.staged_count else None
+        return self.staged.version if self.staged_count else None
 
     @property
     def constraints(self) -> Constraints:
@@ -193,11 +198,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return Constraints(self._declared, self.declare)
 
     def _declared(self) -> Mapping[str, Constraint]:
-        committed = self._staging.committed
+        committed = self.staged.committed
         if committed is not None:
             return committed.constraints
         written = declarations.changed(self._staging.constraints, self.base.written_constraints)
-        return declarations.decode(self._staging.url, written)
+        return declarations.decode(self._staging.storage.url, written)
 
     def declare(self, name: str, constraint: Constraint | None) -> None:
         """Declare a constraint, or drop the one with this name."""
@@ -207,7 +212,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 "repo.constraints[...] = ... makes one",
                 state="foreign",
             )
-        written = None if constraint is None else declarations.encode(constraint.settled(self._staging))
+        written = None if constraint is None else declarations.encode(constraint.settled(self.staged))
         changes = {**self._staging.constraints, name: written}
         declarations.changed(changes, self.base.written_constraints)  # says now if it is too much
         with self._lock:
@@ -216,7 +221,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
-        return f"<Transaction {self._staging.url} {self.base.commit or '(empty)'}{staged}>"
+        return f"<Transaction {self._staging.storage.url} {self.base.commit or '(empty)'}{staged}>"
 
     # --- reading
 
@@ -229,14 +234,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def locate(self, keys: Sequence[str]) -> Located | None:
         """Return where the base has many values, as `Snapshot.locate` does; None to a serializable transaction."""
-        return None if self._view is not self._staging else self._staging.locate(keys)
+        return None if self.is_serializable else self.staged.locate(keys)
 
     def size_of(self, key: str) -> int | None:
         return self._view.size_of(key)
-
-    def is_foreign(self, key: str) -> bool:
-        """Tell whether a value is known to lie outside of the repository: reading it may take long."""
-        return self._staging.is_foreign(key)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
         return self._view.keys_between(start, stop, batch=batch)
@@ -253,7 +254,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def rely_on_base(self, key: str) -> None:
         """Count a key as read: an array object holds what it was in an earlier transaction."""
-        self._staging.note_read(packfile.FRAME_READ, key)
+        self.staged.note_read(packfile.FRAME_READ, key)
 
     # --- writing
 
@@ -316,7 +317,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         encoded = encode_key(key)
         with self._staging.turns.changing(key):
-            known = None if region is None else self._staging.known(key)
+            known = None if region is None else self.staged.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is None:
                 self._stage_in_turn(packfile.FRAME_TOMBSTONE, key, encoded, b"")
@@ -349,9 +350,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if at is not None:
             at.check_not_erased(source)
         self._check_node(self if at is None else at, source)
-        if at is None and self.isolation == SERIALIZABLE:
+        if at is None and self.is_serializable:
             for key in self.keys_below(source):
-                self._staging.note_read(packfile.FRAME_READ, key)
+                self.staged.note_read(packfile.FRAME_READ, key)
         self._reflink(start, to, at)
 
     def restore(self, path: str, at: Snapshot) -> None:
@@ -485,12 +486,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if self.state == "open":
                 self.state, self._cause = "failed", error
                 self._staging.let_go()
-            self._staging.has_failed = True
+            self.part.has_failed = True
             if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
-                self._staging.give_up()  # else it came too late, and what was staged before is the commit's to judge
+                self.part.give_up()  # else it came too late, and what was staged before is the commit's to judge
 
     def _check_open(self) -> None:
-        if self.state == "failed" and self._staging.has_given_up:
+        if self.state == "failed" and self.part.has_given_up:
             raise TransactionStateError(
                 f"an earlier write failed here ({self._cause!r}), and what this process had staged since it began that "
                 "work is given up: do it again, all of it, in a new `with store:` block",
@@ -541,7 +542,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `TransactionStateError` if it has ended, or is being ended.
         """
         if self.is_named and self.state == "open":
-            self._staging.enter(self._attached)
+            self.part.enter(self._attached)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._entered_in != os.getpid():
@@ -563,12 +564,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         }  # fmt: skip
         if self.state == "committed":
             return found
-        self._staging.follow_others()
-        for key, link in self._staging.items_staged():
+        self.members.follow_others()
+        for key, link in self._staging.staged.items():
             found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
-            found["participants"].setdefault(self._staging.label(link.participant), []).append(key)
-        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.prefixes]
-        found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self._staging.reflinks)
+            found["participants"].setdefault(self.members.label(link.participant), []).append(key)
+        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.staged.prefixes]
+        found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self.staged.reflinks)
         found["constraints"] = sorted(self._staging.constraints)
         return found
 
@@ -579,7 +580,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def key_changes(self) -> Iterator[KeyChange]:
         """Yield the keys that are staged and differ from the base, in the order of their bytes."""
-        return iter(()) if self.state == "committed" else self._staging.key_changes()
+        return iter(()) if self.state == "committed" else self.staged.key_changes()
 
     # --- several processes
 
@@ -590,58 +591,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 return None
             # Under the lock: who joins now must be found by the commit.
             self._staging.share()
-            if not self._staging.is_shared:
+            if not self.members.is_shared:
                 return None
-            if self._locks is not None and self._announced is None and self._staging.is_owner:
+            if self._locks is not None and self._announced is None and self.members.is_owner:
                 with suppress(LocksUnavailableError):
                     self._locks.share()  # siblings may take turns with what is locked; others still wait
                     self._announce_locked(self._locks)
             return self._staging.id
-
-    def seen(self) -> dict[int, int]:
-        """Return how far this process sees what is staged, by participant: for `see`, in another one."""
-        return self._staging.seen()
-
-    def has_seen(self, seen: Mapping[int, int]) -> bool:
-        return self._staging.has_seen(seen)
-
-    def see(self, seen: Mapping[int, int]) -> None:
-        """See at least what another process has seen of what is staged. Raises `TransactionStateError` if it can't."""
-        self._staging.see(seen)
-
-    # What array objects hold: see `Session`.
-
-    def rely_on(self, held: Held) -> None:
-        self._staging.rely_on(held)
-
-    def follow_others(self) -> None:
-        self._staging.follow_others()
-
-    @property
-    def news(self) -> list[str]:
-        """The documents and prefixes that participants have changed, in the order in which it was learned here."""
-        return self._staging.staged.news
-
-    def present(self, key: str) -> Link | None:
-        """Return the frame that counts for a key; None if the base's value does."""
-        return self._staging.staged.present(key)
-
-    def is_own(self, link: Link | None) -> bool:
-        """Tell whether this process has staged a frame."""
-        return link is not None and link.participant == self._staging.staged.me
-
-    def content(self, key: str, link: Link | None) -> bytes | None:
-        """Return what a key is by a frame, or by the base."""
-        return self._staging.content(key, link)
-
-    @property
-    def counts_by_operation(self) -> bool:
-        """Whether what this process stages is whole at the end of each operation, and not of a `with` block (I8)."""
-        return self._staging.counts_by_operation
-
-    def begin_operation(self, operation: object) -> bool:
-        """Note that an operation is under way that may stage; return False if that is noted."""
-        return self._staging.begin_operation(operation)
 
     def end_operation(self, operation: object, has_failed: bool) -> None:
         """Note that an operation has ended: unless it has failed, what it has staged counts, even if its process dies
@@ -650,7 +606,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `OSError`, which fails the transaction.
         """
         try:
-            self._staging.end_operation(operation, has_failed=has_failed)
+            self.part.end_operation(operation, has_failed=has_failed)
         except OSError as error:
             self.fail(error)
             raise
@@ -658,7 +614,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def seal(self) -> None:
         """Say that this process has done its part of a transaction that another process will commit (I8)."""
         if self.state == "open":
-            self._staging.seal()
+            self.part.seal()
 
     def leave(self) -> None:
         """Leave a transaction with a name, which goes on without this process."""
@@ -668,7 +624,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.state = "left"
         self._finish_writes()
         try:
-            self._staging.leave(self._attached)
+            self.part.leave(self._attached)
             self._finalizer.detach()  # not before: an interrupt may have come
         finally:
             self._release_locks()
@@ -686,11 +642,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._finish_writes()
         try:
             if failed:
-                self._staging.give_up()  # also what was in flight
-                self._staging.close()
+                self.part.give_up()  # also what was in flight
+                self.part.close()
             else:
-                self._staging.seal()
-            self._staging.attached.discard(self._attached)  # another block may go on there
+                self.part.seal()
+            self.part.attached.discard(self._attached)  # another block may go on there
             self._finalizer.detach()
         finally:
             self._release_locks()
@@ -727,19 +683,19 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _versioned(self) -> tuple[Peek, Hashable]:
         """Return what selections are resolved on, with what siblings have staged by now."""
-        self._staging.follow_others()
-        return Peek(self._staging), self._staging.version
+        self.members.follow_others()
+        return Peek(self.staged), self.staged.version
 
     def _take(self, locks: TransactionLocks, turn: Turn, timeout: float | None) -> Sequence[str]:
         """Lock keys. What siblings have left may be taken; they may join, and leave locks, while this waits."""
         deadline = deadline_of(timeout)
         locks.take_turn(turn, timeout)
         while True:
-            self._staging.follow_others()
+            self.members.follow_others()
             left = remaining(deadline)
-            last = not self._staging.is_shared or (left is not None and left <= _LOOK_AGAIN)
+            last = not self.members.is_shared or (left is not None and left <= _LOOK_AGAIN)
             try:
-                dirty = locks.acquire_turn(turn, left if last else _LOOK_AGAIN, self._staging.parked_locks())
+                dirty = locks.acquire_turn(turn, left if last else _LOOK_AGAIN, self.members.siblings.parked_locks())
             except LockTimeoutError:
                 if last:
                     raise
@@ -755,19 +711,19 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _announce_locked(self, locks: TransactionLocks) -> None:
         parked = locks.parked
-        if self._staging.is_shared and parked is not None and parked != self._announced:
+        if self.members.is_shared and parked is not None and parked != self._announced:
             operation = object()  # of its own: what comes after a seal undoes it
             try:
-                self._staging.begin_operation(operation)
-                self._staging.announce(parked)
+                self.part.seals.begin_operation(operation)
+                self.part.announce(parked)
             finally:
-                self._staging.end_operation(operation, has_failed=False)
+                self.part.end_operation(operation, has_failed=False)
             self._announced = parked
 
     def overtaken(self) -> list[str]:
         """Return the keys staged here that other commits have changed since the base: most of them are conflicts."""
-        self._staging.follow_others()
-        return self._changed_by_commits(key for key, _ in self._staging.items_staged())
+        self.members.follow_others()
+        return self._changed_by_commits(key for key, _ in self._staging.staged.items())
 
     def _changed_by_commits(self, keys: Iterable[str]) -> list[str]:
         if not self._commits.identity.exists():
@@ -783,7 +739,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Let siblings of this transaction, and other threads, have the locks; others get them only at its end."""
         while turns:
             if turns[-1].locks is self._locks:  # else they are of the process that this one was forked from
-                turns[-1].locks.end_turn(turns[-1], self._staging.owners_locks())
+                turns[-1].locks.end_turn(turns[-1], self.members.siblings.locks_of(0))
             turns.pop()
 
     def _release_locks(self) -> None:
@@ -798,7 +754,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
         processes are attached to it, or others of this process at work.
         """
-        with self._staging.ending():
+        with self.part.ending():
             self._rollback()
 
     def _rollback(self) -> None:
@@ -853,8 +809,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _check_alone(self, how: str) -> None:
         if not self.is_named:
             return
-        here = self._staging.others_at_work()
-        others = here or self._staging.others_alive()
+        here = self.part.others_at_work()
+        others = here or self.part.others_alive()
         if others:
             raise TransactionStateError(
                 f"{self._staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage "
@@ -864,11 +820,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _close_to_all(self, how: str) -> None:
         """Stop all staging. Raises `TransactionStateError` if another process has ended it, or joined meanwhile."""
-        self._staging.close_to_all()
+        self.members.close_to_all()
         try:
             self._check_alone(how)
         except BaseException:
-            self._staging.reopen_parts()
+            self.members.reopen()
             raise
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
@@ -898,7 +854,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             The medium failed; nothing was published.
         """
         check_description(message, None)
-        with self._staging.ending():
+        with self.part.ending():
             return self._commit(message, allow_lost=allow_lost)
 
     @keeps_nothing
@@ -918,7 +874,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                         state="open",
                     )
                 self.state, self._is_committing, is_begun = "committing", True, True
-            self._staging.close_parts(allow_lost=allow_lost)
+            close_parts(self.part, self.staged, allow_lost=allow_lost)
             self._check_alone("committed")  # again: now no process can join any more
             # A merge is a commit, be it of no change.
             if self.staged_count or is_wanted or self._staging.other_parent is not None:
@@ -970,7 +926,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             if committer is not None:
                 committer.withdraw_packs()
             with suppress(OSError):
-                self._staging.reopen_parts()
+                self.members.reopen()
         finally:
             self._staging.is_unsettled = False
             self.state = "open"

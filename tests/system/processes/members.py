@@ -55,15 +55,15 @@ def enter(store: TxStore) -> None:
 
 
 def join(store: TxStore) -> None:
-    store.mapping._staging.attach()
+    store.mapping._staging.part.begin()
 
 
 def join_in_this_process(repo: txstore.Repository, transaction: bytes) -> Transaction:
     """Join as one more participant; `Engine.join` makes one of a process, however often it is called."""
     engine = repo.engine
     staging = engine._staging_of(SharedTransaction.find(engine.commits, transaction))
-    staging.join_others()
-    staging.attach()
+    staging.members.join_others()
+    staging.part.begin()
     return Transaction(engine.commits, engine.snapshots, staging)
 
 

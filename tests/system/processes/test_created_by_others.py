@@ -74,7 +74,7 @@ def create_and_die(store: TxStore, path: str) -> None:
     import signal
 
     staging = store.mapping._staging
-    staging.end_operation = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    staging.part.end_operation = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     create(store, path)
 
 

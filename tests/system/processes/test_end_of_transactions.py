@@ -307,7 +307,7 @@ def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: st
             owner.commit()
             assert dict(repo.mapping()) == {**whole, "more": b"1"}
     assert repo.verify().faults == []
-    child._staging.close()
+    child._staging.part.close()
     if owner.state in ("open", "failed"):
         owner.rollback()
     return bool(happened)

@@ -299,10 +299,10 @@ def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) ->
             store["b"] = 3.5
         with pytest.raises(txstore.KeyFormatError):
             store["/"] = b""
-        real, store.mapping._staging.writer.append = store.mapping._staging.writer.append, failing
+        real, store.mapping._staging.part.writer.append = store.mapping._staging.part.writer.append, failing
         with pytest.raises(OSError, match="full"):
             store["b"] = b""
-        store.mapping._staging.writer.append = real
+        store.mapping._staging.part.writer.append = real
     with pytest.raises(txstore.ParticipantLostError) as lost:
         repo.transaction(name=NAME).commit()
     assert lost.value.keys == ("a",)
@@ -318,7 +318,7 @@ def failing(*_: Any, **__: Any) -> None:
 def test_a_part_with_a_failed_write_beside_another_of_its_process(repo: txstore.Repository) -> None:
     one, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
     one["a"] = value_of("a")
-    one.mapping._staging.writer.append = failing
+    one.mapping._staging.part.writer.append = failing
     with pytest.raises(OSError, match="full"):
         one["b"] = b""
     with pytest.raises(TransactionStateError, match="of this process"):
@@ -399,7 +399,7 @@ def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
             with pytest.raises(TransactionStateError, match="have left"):
                 store.commit()
             store["child"] = value_of("child")
-            store.mapping._staging.seal()
+            store.mapping._staging.part.seal()
 
         with forked(child) as pid:
             assert status_of(pid) == 0

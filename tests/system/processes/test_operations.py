@@ -89,7 +89,7 @@ def test_what_has_returned_is_committed(open_repo, way):
 
 def die_at_write(store: TxStore, count: int) -> None:
     """Die right before the n-th frame, or the seal, that an append to an array of two chunks writes."""
-    writer = store.mapping._staging.writer
+    writer = store.mapping._staging.part.writer
     left = [count]
 
     def then(method: Any) -> Any:
@@ -213,14 +213,14 @@ def test_the_first_operation_of_a_process_has_ended_when_it_returns(repo, store)
     z = zarr.open_array(store, path="x")
 
     def work() -> None:
-        staging = store.mapping._staging
-        real = staging._seal
+        part = store.mapping._staging.part
+        real = part._seal
 
         def seal(seen: Any) -> int:
             time.sleep(0.2)
             return real(seen)
 
-        staging._seal = seal
+        part._seal = seal
         z[0:8] = 5
         os.kill(os.getpid(), signal.SIGKILL)
 

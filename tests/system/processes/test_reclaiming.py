@@ -30,7 +30,7 @@ def stage_and_wait(url: str, size: int, how: str, pipe) -> None:
     store["staged"] = bytes(size)
     transaction = store.mapping
     if how == "flushed":
-        transaction._staging.writer.create()
+        transaction._staging.part.writer.create()
     elif how == "shared":
         store.__reduce__()
     pipe.send("staged")

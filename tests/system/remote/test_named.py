@@ -299,7 +299,7 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
     transaction = repo.engine.existing(NAME)
-    shared = transaction._staging._shared
+    shared = transaction._staging.members.shared
     seal = shared.seal
 
     def seal_and_sleep() -> None:

@@ -1,0 +1,414 @@
+"""Part: what this process stages into a transaction, in packs of its own, and the seals by which it vouches for that.
+
+A process that only reads has none. Other processes find the part in its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from txstore import processes
+from txstore._native import chunks
+from txstore.errors import TransactionStateError
+from txstore.format import names, packfile
+from txstore.format.packfile import Predecessor, Seen
+from txstore.history.commits import Commits
+from txstore.processes import at_exit, was_broken_off
+from txstore.segments.packs import Staged, Writer
+from txstore.steps import step
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.membership import Membership, not_shared
+from txstore.transactions.participants.reclaim import reclaim_staging
+from txstore.transactions.participants.seals import Seals
+from txstore.transactions.participants.shared import append_about
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+#: The parts of this process in transactions of others: it has to seal them when it ends.
+_parts: weakref.WeakSet[Part] = weakref.WeakSet()
+
+
+class Part:
+    """The part of one process. Safe in threads, and after a fork.
+
+    `counts_by_operation`: what this process stages is whole at the end of each operation (I8).
+    """
+
+    def __init__(self, commits: Commits, members: Membership, *, counts_by_operation: bool) -> None:
+        self.members = members
+        self.seals = Seals(by_operation=counts_by_operation)
+        self.attached: set[object] = set()  # transactions of this process that use this
+        self.has_failed = False  # a write of this process: its part must not look complete
+        self.has_given_up = False  # and says so to the others
+        self._commits = commits
+        self._lock = processes.new_lock()  # of the writer
+        self._writer: Writer | None = None
+        self._commit_writer: Writer | None = None
+        self._thread = ""  # the name of the one that became a participant
+        self._blocks: set[object] = set()  # of what is attached, the transactions that are in a `with` block
+        self._enders: set[object] = set()  # calls that are about to end the transaction
+        #: Siblings know under which word this process leaves locks: it has taken some.
+        self.announced: dict[str, int] = {}
+        processes.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        # The parent's files are its own; this process becomes a participant when it first uses the transaction.
+        self._blocks, self._enders = set(), set()
+        self._writer = self._commit_writer = None
+        self.announced = {}
+        self.seals.restart()
+        self.seals.by_operation = True
+
+    # --- staging
+
+    def begin(self) -> Writer:
+        """Return the pack that this process stages into, and become a participant if it is none.
+
+        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
+        """
+        return self._writer or self._begin()
+
+    def _begin(self) -> Writer:
+        members = self.members
+        if members.is_inherited:
+            members.adopt()
+        with self._lock:
+            if self.has_given_up:
+                raise _given_up()
+            if self._writer is None:
+                self._writer = self._begin_own() if members.is_owner else self._join()
+            return self._writer
+
+    def _begin_own(self) -> Writer:
+        self._commits.identity.create(durable=self.members.record.durability == "fsync")
+        if not self._commits.is_tidy:
+            self._commits.is_tidy = True
+            reclaim_staging(self._commits)
+        writer = self._commits.new_pack(self.members.record.id, 0)
+        if self.members.shared is not None:
+            writer.publish()
+        return writer
+
+    def _join(self) -> Writer:
+        shared = self.members.shared
+        if shared is None:
+            raise not_shared()
+        shared.check_open()
+        self._thread = threading.current_thread().name
+        self.members.staged.me, writer = shared.join()
+        _parts.add(self)
+        at_exit(_seal_all)
+        return writer
+
+    @property
+    def writer(self) -> Writer:
+        """The pack that this process stages into. There is one as soon as it has staged anything."""
+        if self._writer is None:
+            raise _given_up() if self.has_given_up else LookupError("nothing is staged")
+        return self._writer
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this process has no pack: it has staged nothing."""
+        return self._writer is None
+
+    def append(self, kind: int, encoded: bytes, value: Buffer, *, seen: Seen, region: bytes | None = None) -> Staged:
+        """Append a frame, and return where it is. Raises what `begin` raises."""
+        writer = self._writer or self._begin()
+        if region is None:
+            staged = writer.append(kind, encoded, value, seen=seen)
+        else:
+            staged = writer.append(kind, encoded, value, seen=seen, region=region)
+        self.seals.count(staged.sequence)
+        return staged
+
+    def append_chunks(self, batch: chunks.Batch, encoded: tuple[bytes, ...], seen: bytearray, threads: int) -> bool:
+        """Append the frames of many chunks; return False if they have to be appended one by one."""
+        return (self._writer or self._begin()).append_chunks(batch, encoded, seen, threads)
+
+    def check_open(self) -> None:
+        """Raise `TransactionStateError` if the transaction that this process has joined has ended.
+
+        I8: called when frames are appended; what was there when this was tested will be found by the commit.
+        """
+        if self.members.shared is not None and not self.members.is_owner:
+            self.members.shared.check_open()
+
+    def publish(self) -> None:
+        """Let other processes find what this process, which began the transaction, has staged."""
+        with self._lock:
+            if not self.members.is_shared:
+                if self._writer is not None:
+                    self._writer.publish()
+                self.members.publish()
+
+    def seen(self) -> dict[int, int]:
+        """Return how far this process sees what is staged: by participant, the last frame. Others can find all of that.
+
+        Raises `OSError`.
+        """
+        self.members.look_at_others()
+        seen = dict(self.members.staged.version)
+        if self._writer is not None:
+            self._writer.flush()
+        return seen
+
+    def announce(self, parked_locks: int) -> None:
+        """Tell siblings under which owner word this process leaves locks to them."""
+        if self.members.is_shared:
+            self.announced = {"locks": parked_locks}
+            self.seals.count(append_about(self.begin(), **self.announced).sequence)
+
+    # --- who is at work in this process
+
+    def others_alive(self) -> list[str]:
+        """Return which other processes are attached to the transaction and live."""
+        members = self.members
+        if members.shared is None:
+            return []
+        members.follow_others()
+        here = {other.members.staged.me for other in self.all_in_this_process()}
+        return members.siblings.attached(members.shared, here)
+
+    def others_at_work(self) -> list[str]:
+        """Return which other participants in this process may be half-way.
+
+        A process is at work as long as it lives. In this process more is known: a store that is in no `with` block, and
+        has staged nothing since its last seal, holds up no commit; a notebook keeps such stores for ever.
+        """
+        others = [other for other in self.all_in_this_process() if other is not self and other._is_at_work]
+        return [f"thread {other._thread!r} of this process" for other in others]
+
+    @property
+    def _is_at_work(self) -> bool:
+        return not self.members.is_over and (bool(self._blocks) or not self.seals.is_sealed)
+
+    def all_in_this_process(self) -> list[Part]:
+        """Return the parts in this transaction that are of this process."""
+        mine, here = self.members.record.id, os.getpid()
+        found = [(other, other.members) for other in processes.all_of(_parts)]
+        return [other for other, members in found if members.record.id == mine and members.process == here]
+
+    def enter(self, attached: object) -> None:
+        """Count as at work from now on, until `leave`, in a transaction with a name.
+
+        Raises `OSError`, and `TransactionStateError` if it has ended, or is being ended.
+        """
+        try:
+            # I8, in one process: this is added, then is looked who ends it; `ending`, then is looked who is at work.
+            self._blocks.add(attached)
+            if any(other._enders for other in self.all_in_this_process() if other is not self):
+                raise TransactionStateError(
+                    f"another thread of this process is committing {self.members.record.name!r} or rolling it back: "
+                    "try again when it is done",
+                    state="committing",
+                )
+            if self.members.shared is not None:
+                self.members.shared.check_open()
+        except BaseException:
+            self._blocks.discard(attached)
+            raise
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Keep all other threads out while a `with` block looks who is at work, and ends the transaction."""
+        call = object()
+        try:
+            self._enders.add(call)
+            yield
+        finally:
+            self._enders.discard(call)
+
+    # --- seals
+
+    @property
+    def counts_by_operation(self) -> bool:
+        """Whether what this process stages is whole at the end of each operation; in a `with` block, at its end."""
+        return (self.seals.by_operation or self.members.is_inherited) and not self._blocks
+
+    def end_operation(self, operation: object, *, has_failed: bool) -> None:
+        """Note that an operation has ended. What this process has staged is whole then, if no other is under way.
+
+        Raises `OSError`.
+        """
+        seals = self.seals
+        with seals.sealing:  # no other begins before the seal is there
+            seals.end_operation(operation)
+            if seals.is_sealed:
+                return
+            seals.is_half |= has_failed
+            if not seals.is_half and self.counts_by_operation and self._may_seal:
+                self._seal(packfile.SEEN_BASE)
+
+    def seal(self) -> None:
+        """Say that this process has done all that it meant to do (I8). It may go on all the same.
+
+        In a transaction with a name, what it has staged survives power loss from then on. Raises `OSError`.
+        """
+        with self.seals.sealing:
+            if self.seals.is_done or not self._may_seal:
+                return
+            if not self.members.is_named and self._commits.storage.is_remote and not self.members.is_open():
+                return  # no process would find a pack with nothing but this seal
+            self.seals.note_done(self._seal(packfile.SEEN_NOTHING))
+
+    def rest(self) -> None:
+        """Note that no object of this process uses the transaction: what it has staged holds, whatever fails later.
+
+        Raises `OSError`.
+        """
+        if self.counts_by_operation and self.seals.is_sealed:
+            self.seals.keep()
+        else:
+            self.seal()
+
+    @property
+    def _may_seal(self) -> bool:
+        members = self.members
+        if members.is_over or members.is_inherited or members.is_owner or self.has_failed:
+            return False
+        return not self.seals.is_in_operation
+
+    @step("seal part")
+    def _seal(self, seen: Seen) -> int:
+        """Say that what this process has staged is whole; return where. The caller holds the lock."""
+        writer = self.writer
+        durable = self.members.is_named and self.members.record.durability == "fsync"
+        if durable:  # I1: a seal is no proof of frames that may be lost
+            try:
+                writer.finish(writer.size)
+                writer.sync()
+                self._commits.storage.sync_directory(names.STAGING)
+            except OSError:
+                self.has_failed = True  # I9
+                raise
+        seal = writer.append(packfile.FRAME_SEAL, b"", b"", seen=seen)
+        writer.finish(writer.size)
+        if durable:
+            writer.sync()
+        self.seals.note(seal.sequence)
+        return seal.sequence
+
+    def break_off(self) -> None:
+        """Say that this process ends before it has done what it meant to do: the seals of operations do not hold.
+
+        Raises `OSError`.
+        """
+        self.has_failed = True
+        if self.seals.sealed_at > self.seals.kept_at and self._writer is not None and not self.members.is_over:
+            append_about(self._writer, **self.announced)
+
+    def give_up(self) -> None:
+        """Say that what this process has staged since it last was done does not count, in a transaction without a name.
+
+        It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
+        or read here: a process that joins again is another participant.
+        """
+        self.has_failed = True
+        members = self.members
+        if members.is_owner or members.is_named or members.is_inherited or members.is_over or self._writer is None:
+            return
+        self.has_given_up = True
+        writer, self._writer = self._writer, None
+        with contextlib.suppress(OSError):
+            try:
+                if self.seals.staged_at > self.seals.kept_at:
+                    kept = Predecessor(members.staged.me, max(self.seals.kept_at, 0))
+                    writer.append(packfile.FRAME_SEAL, b"", b"", seen=kept)
+                    writer.finish(writer.size)
+            finally:
+                writer.close_between_reads()
+
+    # --- the commit, and the end
+
+    def commit_writer(self) -> Writer:
+        """Return the pack that becomes the commit file."""
+        shared = self.members.shared
+        if shared is None or self.members.is_owner:
+            return self.begin()
+        if self._commit_writer is not None:
+            self._commit_writer.close()
+        self._commit_writer = shared.commit_pack()
+        return self._commit_writer
+
+    def ends(self) -> dict[int, int]:
+        """Return where the frames end, by the numbers of the packs but for the commit file itself."""
+        ends = self.members.siblings.ends()
+        if self._writer is not None:
+            ends |= self._writer.ends()
+        ends.pop(0, None)
+        return ends
+
+    def number_of(self, link: Link) -> int:
+        """Return the number in the transaction of the pack that a staged value lies in."""
+        number = packfile.pack_number(link.participant, packfile.split_offset(link.offset)[0])
+        return number or (self._writer.aside if self.members.is_owner and self._writer is not None else 0)
+
+    def settle(self, *, is_unpublished: bool) -> None:
+        """Close the files while others may be reading them. Of a commit that changed nothing none is left."""
+        for writer in self._writers():
+            with contextlib.suppress(OSError):
+                writer.close_between_reads()
+                if is_unpublished:  # there is no version that the file has taken
+                    self._commits.storage.delete(writer.path)
+
+    def drop(self) -> None:
+        """Delete what this process has staged."""
+        for writer in self._writers():
+            with contextlib.suppress(OSError):
+                writer.drop()
+        self._writer = self._commit_writer = None
+
+    def close(self) -> None:
+        """Close the files, which stay where they are."""
+        self.members.is_over = True
+        for writer in self._writers():
+            writer.close()
+        if self.members.shared is not None:
+            self.members.shared.close()
+
+    def _writers(self) -> list[Writer]:
+        return [writer for writer in (self._writer, self._commit_writer) if writer is not None]
+
+    def leave(self, attached: object) -> None:
+        """Leave a transaction with a name: the others see at once that this process is done.
+
+        It may be called again: an interrupt may come at any point.
+        """
+        self.attached.discard(attached)
+        if not self.members.is_used_here or self.members.is_over:
+            return
+        try:
+            self.seal()
+        finally:
+            self._blocks.discard(attached)
+            if not self.attached:
+                self.close()
+
+
+def _given_up() -> TransactionStateError:
+    return TransactionStateError(
+        "a write of this process failed, and what it had staged since it began that work is given up: do it again, all "
+        "of it, in a new `with store:` block",
+        state="failed",
+    )
+
+
+def _seal_all() -> None:
+    """Seal when the process ends, if it has done its part."""
+    broken_off = was_broken_off()
+    for part in list(_parts):
+        if part.members.process == os.getpid():
+            with contextlib.suppress(OSError, TransactionStateError):
+                if broken_off:
+                    part.break_off()
+                else:
+                    part.seal()
+            if part._commits.storage.is_remote:
+                part.close()  # on an object store no other process tells that it has ended

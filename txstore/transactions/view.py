@@ -1,0 +1,418 @@
+"""View: what a reader of a transaction sees in this process: what is staged, by any process, over the base."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from txstore.codecs.chunk_codec import NotMergeableError
+from txstore.codecs.merging import ChunkMerger
+from txstore.errors import CorruptionError, TransactionStateError
+from txstore.format import names, packfile
+from txstore.format.consolidated import is_consolidated
+from txstore.format.documents import NODE_DOCUMENTS, Node, below
+from txstore.format.encoding import MalformedError
+from txstore.format.keys import DOCUMENT_NAMES, after_prefix, ancestors, document_key, is_document, node_of_document
+from txstore.format.mapping import Hierarchy
+from txstore.format.packfile import PackName, Seen
+from txstore.format.regions import Region
+from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
+from txstore.history.snapshot import Snapshot
+from txstore.segments.packs import Staged
+from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
+from txstore.storage.foreign import ForeignRange
+from txstore.transactions.part import Part
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.membership import Membership
+from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
+from txstore.transactions.reflinks import Reflinks
+
+
+class Known(NamedTuple):
+    """What is about to be changed in part, and what its writer has seen of the key then."""
+
+    value: memoryview | None
+    seen: Seen
+    own: Region  # what the writer has written of it before
+
+
+class View(Hierarchy):
+    """The keys and values of a transaction in one process, as a mapping. Safe in threads, and after a fork."""
+
+    def __init__(
+        self, base: Snapshot, members: Membership, part: Part, marks: ReadMarks, reads: ReadLog | None
+    ) -> None:
+        self.base = base
+        self.staged = members.staged
+        self.reflinks = Reflinks()  # what was moved or copied without copying values
+        self.committed: Snapshot | None = None  # the commit that the transaction has become
+        self.marks = marks
+        self._members = members
+        self._part = part
+        self._read_log = reads
+
+    def get_view(self, key: str) -> memoryview | None:
+        if self._members.is_shared or self._members.is_inherited:
+            self._members.look_at_others()
+            self.staged.was_read_again(key)
+        link = self.staged.get(key)
+        if link is not None:
+            if self._members.is_shared or link.kind == packfile.FRAME_PARTIAL:
+                self._mark_read(key)  # it may be another's; what is all one's own says nothing of the base
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
+        view = self.below(key)
+        if view is None and self._learns_of(key):
+            return self.get_view(key)
+        if view is not None or self._members.is_shared:
+            self._mark_read(key)
+        return view
+
+    def locate(self, keys: Sequence[str]) -> Located:
+        """Return where the base has many values, as `Snapshot.locate` does; what is staged is elsewhere."""
+        self._members.look_at_others()
+        located = self.base.locate(keys)
+        staged, is_shared = self.staged, self._members.is_shared
+        table = located.table
+        if len(staged) or is_shared or self.reflinks.any:
+            for row, key in enumerate(keys):
+                if key in staged or staged.is_below_deleted(key) or self.reflinks.find(key) is not None:
+                    table[row, 0] = ELSEWHERE
+        for key, number in zip(keys, table[:, 0].tolist(), strict=True):
+            if number >= 0 or number == LATER or (is_shared and number == MISSING):
+                self._mark_read(key)
+            if is_shared and number != ELSEWHERE:
+                staged.was_read_again(key)
+        return located
+
+    def peek(self, key: str) -> memoryview | None:
+        """Return a value without noting the read: as it is by now, and no write relies on it."""
+        self._members.look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
+        return self.below(key)
+
+    def known(self, key: str) -> Known:
+        """Return what is to be changed in part. It counts as no read (I5)."""
+        self._members.look_at_others()
+        # First: of what others stage from now on, it is not claimed that it was seen.
+        seen = self.staged.seen(key, was_read=key in self.marks)
+        own = self.staged.own_region(key, seen)
+        return Known(self.peek(key), seen, own)
+
+    def _staged_view(self, key: str, link: Link) -> memoryview | None:
+        if self.staged.layered and (layers := self.staged.layers(key)) and self.committed is None:
+            with contextlib.suppress(NotMergeableError):  # the commit will refuse; until then, one sees one
+                merged = self.merged(key, self.below(key), layers)
+                return None if merged is None else memoryview(merged)
+        stored = self._stored(link)
+        if isinstance(stored, Snapshot):
+            return stored.get_view(key)
+        return self._read_outside(stored) if link.kind == packfile.FRAME_FOREIGN else memoryview(stored)
+
+    def below(self, key: str) -> memoryview | None:
+        """Return what is staged over."""
+        found = self.under(key)
+        return None if found is None else found[0].get_view(found[1])
+
+    def under(self, key: str) -> tuple[Snapshot, str] | None:
+        """Return where a key is read from that is not staged, and its name there: the base, or what was moved here."""
+        if self.reflinks.any and (found := self.reflinks.find(key)) is not None:
+            return found
+        return None if self.staged.is_below_deleted(key) else (self.base, key)
+
+    def merged(self, key: str, below: memoryview | None, layers: Sequence[Link]) -> bytes | None:
+        """Return a chunk with what was written of it in part laid over what is there; None if it is to be deleted.
+
+        Raises `NotMergeableError`.
+        """
+        return self.merger(key).merged(below, [(self._value(link), link.region) for link in layers])
+
+    def _value(self, link: Link) -> bytes | memoryview | None:
+        if link.kind == packfile.FRAME_TOMBSTONE:
+            return None
+        return self._read_outside(self.read(link)) if link.kind == packfile.FRAME_FOREIGN else self.read(link)
+
+    def merger(self, key: str) -> ChunkMerger:
+        """Return what merges versions of a chunk. Raises `NotMergeableError` if the key is none of an array."""
+        for path in ancestors(key):
+            for name in NODE_DOCUMENTS:
+                document = document_key(path, name)
+                if (found := self.peek(document)) is not None and _is_array(document, content := bytes(found)):
+                    return ChunkMerger(name, content, below(document, key))
+        raise NotMergeableError("there is no array above it")
+
+    def _read_outside(self, record: bytes) -> memoryview:
+        return self.base.sources.read(_decode_record(record))
+
+    def _staged_size(self, key: str, link: Link) -> int | None:
+        if link.kind == packfile.FRAME_TOMBSTONE:
+            return None
+        if self.staged.layers(key):
+            view = self._staged_view(key, link)
+            return None if view is None else len(view)
+        if link.kind != packfile.FRAME_FOREIGN:
+            return link.length
+        stored = self._stored(link)
+        return stored.size_of(key) if isinstance(stored, Snapshot) else _decode_record(stored).length
+
+    def _stored(self, link: Link) -> bytes | Snapshot:
+        """Return what is staged, as `read` does; once that is committed, the snapshot that has it."""
+        if self.committed is None:
+            try:
+                return self.read(link)
+            except (OSError, LookupError, TransactionStateError) as error:
+                if self.committed is None:  # else it was committed just now
+                    if self._members.is_over and not isinstance(error, TransactionStateError):
+                        raise TransactionStateError(
+                            "this transaction was rolled back while it was read: read again", state="rolled back"
+                        ) from error
+                    raise
+        return self.committed
+
+    def is_foreign(self, key: str) -> bool:
+        """Tell whether a value is known to lie outside, be it staged or the base's."""
+        if not (self.may_be_foreign or self.base.may_be_foreign):
+            return False
+        link = self.staged.get(key)
+        if link is not None:
+            return link.kind == packfile.FRAME_FOREIGN
+        found = self.under(key)
+        return found is not None and found[0].is_foreign(found[1])
+
+    @property
+    def may_be_foreign(self) -> bool:
+        """Whether a value that this sets may lie outside of the repository."""
+        return self.staged.may_be_foreign or (
+            self.reflinks.any and any(source.may_be_foreign for source in self.reflinks.sources)
+        )
+
+    def read(self, link: Link) -> bytes:
+        """Return what is staged, of a value that lies outside the record.
+
+        Raises `CorruptionError` if it is no longer what was written.
+        """
+        if link.participant == self.staged.me:
+            return self._part.writer.read(Staged(link.offset, link.length, link.checksum, link.sequence))
+        shared = self._members.shared
+        if shared is None:
+            raise LookupError(f"participant {link.participant} of a transaction of one process")
+        return shared.read(link)
+
+    def get_part(self, key: str, part: slice) -> memoryview | None:
+        """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
+        may_be_staged = self._members.is_shared or self._members.is_inherited or key in self.staged
+        if may_be_staged or self.staged.is_below_deleted(key):
+            view = self.get_view(key)
+            return None if view is None else view[part]
+        self._mark_read(key)
+        found = self.under(key)
+        return None if found is None else found[0].get_part(found[1], part)
+
+    def size_of(self, key: str) -> int | None:
+        self._members.look_at_others()
+        link = self.staged.get(key)
+        if link is not None:
+            return self._staged_size(key, link)
+        found = self.under(key)
+        size = None if found is None else found[0].size_of(found[1])
+        return self.size_of(key) if size is None and self._learns_of(key) else size
+
+    def _learns_of(self, document: str) -> bool:
+        """Look at what others have staged by now if a document of a node is missing, of which there is none at all.
+
+        Another may have created the node since this process has joined. Returns whether it has staged the document.
+        """
+        if not self._members.stages_for_another or not is_document(document):
+            return False
+        node = node_of_document(document)
+        if any(map(self._is_there, (document_key(node, name) for name in DOCUMENT_NAMES))):
+            return False
+        self._members.join_others()
+        return document in self.staged
+
+    def _is_there(self, key: str) -> bool:
+        return self.staged.is_set(key) or (key not in self.staged and self.below(key) is not None)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        self._members.look_at_others()
+        if self._members.stages_for_another:
+            self._members.join_others()
+        staged = self.staged.between(start, stop)
+        mine = next(staged, None)
+        under = self._base_keys_between(start, stop, batch)
+        if self.reflinks.any:
+            reflinked = self.reflinks.keys_between(start, stop, batch)
+            under = (key for key, _ in groupby(heapq.merge(under, reflinked)))  # of the base there may be the same
+        for theirs in under:
+            while mine is not None and mine < theirs:
+                if self.staged.is_set(mine):
+                    yield mine
+                mine = next(staged, None)
+            if mine == theirs:
+                mine = next(staged, None)
+            if theirs not in self.staged or self.staged.is_set(theirs):
+                yield theirs
+        while mine is not None:
+            if self.staged.is_set(mine):
+                yield mine
+            mine = next(staged, None)
+
+    def _base_keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
+        """Yield the base's keys but for those below deleted prefixes, which are skipped, not walked."""
+        position: str | None = start
+        while position is not None:
+            for key in self.base.keys_between(position, stop, batch=batch):
+                hidden = self.staged.hiding_prefix(key)
+                if hidden is None:
+                    yield key
+                else:
+                    position = after_prefix(hidden)
+                    break
+            else:
+                return
+
+    def _mark_read(self, key: str) -> None:
+        self.marks.add(key, exactly=self._members.is_shared)
+
+    def is_unchanged(self, key: str, link: Link) -> bool:
+        """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
+        if self.staged.is_below_deleted(key) or self.staged.layers(key):
+            return False
+        if self.reflinks.any and self.reflinks.find(key) is not None:
+            return False
+        found = self.base.lookup(key)
+        if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
+            return False
+        if (found.length, found.checksum) != (link.length, link.checksum):
+            return False
+        is_metadata = is_document(key) or is_consolidated(key)
+        if not is_metadata and (link.seen != packfile.SEEN_NOTHING or key in self.marks):
+            return False
+        return bytes(self.base.runs.stored(key, found)) == self.read(link)
+
+    # --- what a serializable transaction has read
+
+    def note_read(self, kind: int, key: str) -> None:
+        """Note that a key, or what is below a prefix, is about to be read, unless what is staged hides the base's.
+
+        Of another process's transaction that is in the pack before anything is handed out, as what is staged is (I8).
+        Raises `OSError`, and `TransactionStateError` if the transaction is being committed.
+        """
+        log = self._read_log
+        if log is None or log.has(kind, key):
+            return
+        if self._members.is_inherited:
+            self._members.adopt()
+        if self._hides_base(kind, key):
+            return
+        if not self._members.is_owner and not self._members.is_over:
+            try:
+                self._part.begin()
+            except TransactionStateError as error:
+                if error.state == "ended":
+                    return  # nothing that is read now can have a part in it
+                raise
+            self._part.append(kind, key.encode(), b"", seen=packfile.SEEN_NOTHING)
+        log.add(kind, key)  # last: another thread that finds it there may rely on it
+
+    def _hides_base(self, kind: int, key: str) -> bool:
+        if kind == packfile.FRAME_READ and (link := self.staged.get(key)) is not None:
+            return link.kind != packfile.FRAME_PARTIAL  # of which the rest is the base's
+        if kind == packfile.FRAME_ANY_BELOW and any(
+            map(self.staged.is_set, self.staged.between(key, after_prefix(key)))
+        ):
+            return True
+        return self.staged.is_below_deleted(key)
+
+    def reads(self, unchanged: Iterable[str]) -> Reads:
+        """Return what the transaction relies on, by all its participants once `close_parts` was called.
+
+        What was staged just as it is in the base is not written (I5), so it has to be so at the head.
+        """
+        return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
+
+    def content(self, key: str, link: Link | None) -> bytes | None:
+        """Return what a key is by a frame that may not count any more; by the base, if that is None."""
+        if link is None:
+            view = self.base.get_view(key)
+            return None if view is None else bytes(view)
+        return None if link.kind == packfile.FRAME_TOMBSTONE else self.read(link)
+
+    # --- what is staged
+
+    @property
+    def version(self) -> Hashable:
+        """What tells this view from what it was before anything was staged, or learned of others."""
+        self._members.look_at_others()
+        return self._members.record.id, self.staged.version, tuple(self.reflinks), tuple(self.reflinks.taken)
+
+    def key_changes(self) -> Iterator[KeyChange]:
+        """Yield the keys that differ from the base once this is committed, in the order of their bytes."""
+        self._members.look_at_others()
+        gone = [self.base.keys_below(prefix) for prefix in self.staged.prefixes]
+        last = None
+        for key in heapq.merge(self.staged.between("", None), self.reflinks.keys_between("", None, 4096), *gone):
+            if key == last:
+                continue
+            last = key
+            before, link = ref_of(self.base, key), self.staged.get(key)
+            if link is None:
+                found = self.reflinks.find(key)
+                after = None if found is None else ref_of(*found)
+            else:
+                after = None if link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
+            if (before is not None or after is not None) and not self._is_as_before(key, before, after, link):
+                yield KeyChange(key, before, after)
+
+    def _ref(self, link: Link) -> Ref:
+        """Return where a staged value lies, in the words of a commit."""
+        pack = PackName(packfile.participants_pack(self._members.record.id, self._part.number_of(link)))
+        offset = packfile.split_offset(link.offset)[1]
+        return Ref(packfile.REF_OF_FRAME[link.kind], self.base.seq + 1, pack, offset, link.length, link.checksum)
+
+    def _is_as_before(self, key: str, before: Ref | None, after: Ref | None, link: Link | None) -> bool:
+        if before is None or after is None or self.staged.layers(key):
+            return False
+        if link is None:
+            there = self.reflinks.find(key)
+            mine, theirs = self.base.lookup(key), None if there is None else there[0].lookup(there[1])
+            if there is None or mine is None or theirs is None:
+                return False
+            return is_equal(self.base.runs, mine, there[0].runs, theirs, key)
+        if (before.kind, before.length, before.checksum) != (after.kind, after.length, after.checksum):
+            return False
+        found = self.base.lookup(key)
+        return found is not None and bytes(self.base.runs.stored(key, found)) == self.read(link)
+
+
+class Peek(Hierarchy):
+    """The view of a transaction for what locks are resolved on: it is read for that alone (`View.peek`)."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def get_view(self, key: str) -> memoryview | None:
+        return self._view.peek(key)
+
+    def size_of(self, key: str) -> int | None:
+        return self._view.size_of(key)
+
+    def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
+        return self._view.keys_between(start, stop, batch=batch)
+
+
+@lru_cache(8)
+def _is_array(document: str, content: bytes) -> bool:
+    return Node.parse(document, content).kind == "array"
+
+
+def _decode_record(record: bytes) -> ForeignRange:
+    try:
+        return ForeignRange.decode(record)
+    except MalformedError as error:
+        raise CorruptionError(names.STAGING, reason=f"what a process has staged there: {error.reason}") from error
