@@ -34,9 +34,10 @@ from txstore.history.opening import Access
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
 from txstore.segments.runs import Located
+from txstore.sessions.held_documents import Reliance
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.operations import is_on_loop
-from txstore.sessions.session import Joining, Reliance, Session
+from txstore.sessions.session import Joining, Session
 from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
 
@@ -446,7 +447,7 @@ class TxStore(Store, ChunkStore):
             session.position,
             told,
             joining,
-            session.reliance,
+            session.held.reliance,
             self.read_only,
             version,
         )

@@ -1,15 +1,12 @@
-"""Session: a series of successive transactions that array objects outlive, and what those objects may rely on (I6).
+"""Session: a series of successive transactions that array objects outlive.
 
-Array and group objects cache the metadata document that they were opened with. `append` writes a new document without
-reading the present one, and chunks are coded by the cached one. So a session remembers which documents it handed out,
-and when its base moves over a foreign change of one, it refuses what would silently corrupt the array.
+Each call of zarr is of one transaction. What array objects may rely on from one to the next: `held_documents` (I6).
 """
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from threading import get_ident
@@ -19,29 +16,18 @@ from txstore import processes
 from txstore._native import chunks
 from txstore.commit import MAIN, Commit
 from txstore.engine import Engine, Position
-from txstore.errors import StaleArrayError, TransactionStateError, TxStoreError, UnequalLengthsWarning
-from txstore.format.documents import (
-    DocumentChange,
-    compare_documents,
-    drops_chunk,
-    is_at_edge,
-    is_node_document,
-    may_be_array,
-    moved_edges,
-)
-from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, document_key, is_document, node_of_document
+from txstore.errors import TransactionStateError, TxStoreError
+from txstore.format.keys import is_document
 from txstore.format.records import SERIALIZABLE, SNAPSHOT
 from txstore.format.regions import Region
 from txstore.history.snapshot import Snapshot
-from txstore.segments.runs import Located, Runs
+from txstore.segments.runs import Located
 from txstore.sessions import operations
 from txstore.sessions.gate import PATIENCE, Gate, busy
-from txstore.sessions.left_behind import left_behind
+from txstore.sessions.held_documents import HeldDocuments, Reliance
 from txstore.sessions.operations import Finish, of_context
 from txstore.transactions.begin import check_description
 from txstore.transactions.conflicts import Settle
-from txstore.transactions.participants.chains import Link
-from txstore.transactions.participants.membership import Held
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.transaction import Transaction
 
@@ -85,35 +71,6 @@ def _through_the_gate(
                 gate.tell()
 
     return through_the_gate
-
-
-class _Stale(NamedTuple):
-    """How a document differs from those versions of it that array objects may hold."""
-
-    change: DocumentChange  # the worst of them: what changed back has still been different
-    document: bytes | None  # as it is now
-    edges: frozenset[tuple[int, int]]  # chunks that look complete to an old object, and are not
-
-    def then(self, later: _Stale) -> _Stale:
-        return _Stale(self.change.or_worse(later.change), later.document, self.edges | later.edges)
-
-
-#: Of a document that can't be read: it may have changed in any way.
-_UNREADABLE = _Stale(DocumentChange.STRUCTURE, None, frozenset())
-
-
-class Reliance(NamedTuple):
-    """What array objects of a session rely on, for its pickle."""
-
-    handed_out: Held
-    stale: dict[str, _Stale]
-    overtaken: dict[str, _Stale]
-    unread: dict[str, bool]
-
-    def covers(self, other: Reliance) -> bool:
-        """Tell whether all that `other` says is said here."""
-        both: Iterable[tuple[dict[str, Any], dict[str, Any]]] = zip(self, other, strict=True)
-        return all(told.items() <= known.items() for known, told in both)
 
 
 class Joining(NamedTuple):
@@ -171,16 +128,7 @@ class Session:
         self.ended: str | None = None
         self.unchanged = False  # whether the last commit has changed nothing
         self._has_ended_one = False  # a transaction, within a block
-        self._handed_out: Held = {}
-        self._stale: dict[str, _Stale] = {}  # by commits of others
-        # By other participants of one transaction, or other stores that stage into it here, until they are read again.
-        # What was looked at counts as handed out.
-        self._overtaken: dict[str, _Stale] = {}
-        self._learned = 0  # how many of the transaction's news were looked at; -1: everything is to be
-        self._knowing = processes.new_lock()  # of these
-        self._moved_to: dict[str, str] = {}  # of documents that this transaction has moved: the keys that they have now
-        self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
-        self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
+        self.held = HeldDocuments(is_serializable=self._is_serializable)
         self.gate = Gate(self._writes)
         self._lock = processes.new_rlock()  # of the transaction that is open. No thread waits for zarr's loop with it
         operations.expect()
@@ -196,7 +144,7 @@ class Session:
         self.depth = 0  # the `with` blocks are the parent's
         self._may_count_by_operation = True
         self.gate = Gate(self._writes)  # and so are the threads inside
-        self._learned = -1
+        self.held.look_at_all()
 
     # --- the present transaction
 
@@ -230,8 +178,8 @@ class Session:
         if transaction is None or transaction.shared_id != joining.transaction or transaction.state != "open":
             transaction = self.engine.join(joining.transaction, joining.repository_id, block=self.is_block)
         transaction.members.see(joining.seen)
-        transaction.members.rely_on(self._handed_out)
-        self._learned = -1
+        transaction.members.rely_on(self.held.handed_out)
+        self.held.look_at_all()
         self.position = Position.of(self.engine, transaction.base, self.branch)
         return transaction
 
@@ -270,7 +218,7 @@ class Session:
             has_seen = self._joining is not None and self._joining.seen == joining.seen
         else:
             has_seen = transaction.members.has_seen(joining.seen)
-        return has_seen and self.reliance.covers(reliance)
+        return has_seen and self.held.reliance.covers(reliance)
 
     @property
     def is_participant(self) -> bool:
@@ -300,7 +248,7 @@ class Session:
             token=self.token,
             isolation=self.isolation,
         )
-        block.rely_on(self.reliance)
+        block.rely_on(self.held.reliance)
         block.is_block = True
         return block
 
@@ -352,16 +300,14 @@ class Session:
         """What tells what is staged from what was staged before, also where the keys are the same; None: nothing is."""
         return None if self._transaction is None else self._transaction.version
 
-    @property
-    def reliance(self) -> Reliance:
-        """What a pickle carries, so that array objects unpickled elsewhere are checked as they are here."""
-        with self._knowing:
-            return Reliance(dict(self._handed_out), dict(self._stale), dict(self._overtaken), dict(self._unread))
-
     def rely_on(self, reliance: Reliance) -> None:
-        handed_out, self._stale, self._overtaken, self._unread = reliance
-        # Of a transaction that this does not join, no frames are known.
-        self._handed_out = handed_out if self._joining is not None else dict.fromkeys(handed_out)
+        """Check array objects that come with a pickle as its session would."""
+        self.held.rely_on(reliance, knows_frames=self._joining is not None)
+
+    @property
+    def holds_newest(self) -> bool:
+        """Whether array objects are known to hold the newest documents."""
+        return self.held.are_newest(self._transaction)
 
     # --- operations
 
@@ -400,26 +346,23 @@ class Session:
         """Return a value; remember that a document was handed out. Raises `StaleArrayError`."""
         transaction = self.transaction
         if is_document(key):
-            return self._hand_out(key, transaction)
+            return self.held.read(key, transaction)
         if self._is_serializable:
-            self._rely_on_documents(key, transaction)
+            self.held.count_as_read(key, transaction)
         view = transaction.get_view(key)
-        # Only now: who reads may learn what others have staged.
-        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
-            self._check_readable(key, transaction)
+        self.held.check_readable(key, transaction)  # only now: reading may learn what others have staged
         return view
 
     @_call
     def get_part(self, key: str, part: slice) -> memoryview | None:
         if is_document(key):
-            view = self._hand_out(key, self.transaction)
+            view = self.held.read(key, self.transaction)
             return None if view is None else view[part]
         transaction = self.transaction
         if self._is_serializable:
-            self._rely_on_documents(key, transaction)
+            self.held.count_as_read(key, transaction)
         view = transaction.get_part(key, part)
-        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
-            self._check_readable(key, transaction)
+        self.held.check_readable(key, transaction)
         return view
 
     @_call
@@ -427,62 +370,21 @@ class Session:
         """Return where the base has the chunks of many keys, as `Snapshot.locate` does. Raises `StaleArrayError`."""
         transaction = self.transaction
         located = transaction.locate(keys)
-        if len(transaction.members.staged.news) != self._learned or self._stale or self._unread or self._overtaken:
+        if not self.held.is_current(transaction):
             for key in keys:
-                self._check_readable(key, transaction)
+                self.held.check_readable(key, transaction)
         return located
 
     @_call
     def is_foreign(self, key: str) -> bool:
         return self.transaction.staged.is_foreign(key)
 
-    def _hand_out(self, key: str, transaction: Transaction) -> memoryview | None:
-        known = key in self._handed_out
-        self._handed_out.setdefault(key, None)  # before it is read: a commit in another thread must not overlook it
-        link, view = _read(transaction, key)
-        # Who opens a node asks for all the names that its documents may have, and may have read the one that is there
-        # before a rollback: so what is absent says nothing of the others.
-        self._forget_unread(key, of_node=view is not None and is_node_document(key))
-        # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
-        if view is None and not known and not key.endswith(".zattrs"):
-            with self._knowing:
-                self._handed_out.pop(key, None)
-                self._overtaken.pop(key, None)
-        else:
-            self._hold(key, link, transaction)
-        return view
-
-    def _hold(self, key: str, link: Link | None, transaction: Transaction) -> None:
-        """Note which version of a document array objects hold from now on."""
-        with self._knowing:
-            self._handed_out[key] = link
-            self._overtaken.pop(key, None)
-            self._moved_to.pop(key, None)
-            self._look_at_locked(key, transaction)  # another thread may have learned more, and looked at it already
-
     @_call
     def exists(self, key: str) -> bool:
         exists = key in self.transaction
-        if not exists and is_document(key):  # a caller that looks before it creates a node does not rely on an old one
-            self._forget_unread(key, of_node=True)
-            if key in self._overtaken:
-                self._hold(key, self.transaction.members.staged.present(key), self.transaction)
+        if not exists and is_document(key):
+            self.held.note_absent(key, self.transaction)
         return exists
-
-    def _rely_on_documents(self, key: str, transaction: Transaction) -> None:
-        """Count as read what array objects know of the nodes above a key, perhaps from an earlier transaction."""
-        for path in ancestors(key):
-            for name in DOCUMENT_NAMES:
-                document = document_key(path, name)
-                if document in self._handed_out:
-                    transaction.rely_on_base(document)
-
-    def _forget_unread(self, key: str, *, of_node: bool) -> None:
-        """Count a document as read again, or all those of its node."""
-        if self._unread:
-            node = node_of_document(key)
-            for each in [document_key(node, name) for name in DOCUMENT_NAMES] if of_node else [key]:
-                self._unread.pop(each, None)
 
     # --- writing
 
@@ -493,9 +395,7 @@ class Session:
         self._check_writable(key, transaction)
         transaction.set(key, value)
         if is_document(key):
-            link = transaction.members.staged.present(key)
-            if transaction.members.is_own(link):
-                self._hold(key, link, transaction)
+            self.held.note_written(key, transaction)
 
     @_write
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
@@ -533,32 +433,21 @@ class Session:
         transaction = self.transaction
         self._check_writable(key, transaction)
         transaction.delete(key)
-        if key in self._handed_out:
-            self._hold(key, transaction.members.staged.present(key), transaction)
+        if key in self.held.handed_out:
+            self.held.hold(key, transaction)
 
     @_write
     def delete_dir(self, path: str) -> None:
         transaction = self.transaction
         transaction.delete_dir(path)
-        # A caller that clears a node means to replace it, whatever it has become.
-        prefix = directory_prefix(path)
-        for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
-            self._hold(key, transaction.members.staged.present(key), transaction)
-        if self._stale or self._unread:
-            self._cleared |= {key: stale for key, stale in self._stale.items() if key.startswith(prefix)}
-            self._stale = {key: stale for key, stale in self._stale.items() if not key.startswith(prefix)}
-            self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
+        self.held.replace_below(path, transaction)
 
     @_write
     def move(self, source: str, destination: str) -> None:
         """Move a node. What was opened where it was is stale from now on."""
         transaction = self.transaction
         transaction.move(source, destination)
-        prefix = directory_prefix(source)
-        with self._knowing:
-            for key in [key for key in list(self._handed_out) if key.startswith(prefix)]:
-                self._overtaken[key] = _UNREADABLE
-                self._moved_to[key] = directory_prefix(destination) + key[len(prefix) :]
+        self.held.move_below(source, destination)
 
     @_write
     def copy(self, source: str, destination: str, at: Snapshot | None) -> None:
@@ -568,123 +457,22 @@ class Session:
     def restore(self, path: str, at: Snapshot) -> None:
         """Restore what is below a path. What was opened there is stale where it is another by that."""
         transaction = self.transaction
-        prefix = directory_prefix(path)
-        held = {key: _peek(transaction, key) for key in list(self._handed_out) if key.startswith(prefix)}
+        before = self.held.contents_below(path, transaction)
         transaction.restore(path, at)
-        with self._knowing:
-            for key, before in held.items():
-                self._handed_out[key] = transaction.members.staged.present(key)
-                noted = _difference(key, before, _peek(transaction, key))
-                if noted is not None:
-                    self._overtaken[key] = noted
+        self.held.restore_below(before, transaction)
 
     def _check_writable(self, key: str, transaction: Transaction) -> None:
-        if self._is_serializable:
-            self._rely_on_documents(key, transaction)
-        if len(transaction.members.staged.news) == self._learned and not (
-            self._stale or self._unread or self._overtaken
-        ):
-            return
-        self._learn(transaction)
-        if is_document(key) and (key in self._stale or key in self._unread or key in self._overtaken):
-            document: str | None = key
-        else:
-            document = self._stale_above(key, writing=True)
+        document = self.held.stale_for_write(key, transaction)
         if document is None:
             return
-        error = self._stale_error(document)
+        error = self.held.error_of(document)
         # The operation may be half done: a resize deletes chunks first. If it has not begun, what other participants
         # do need not be rolled back for it: the array is opened again, and the work goes on.
-        if document in self._stale or document in self._unread or self.gate.has_begun_to_write():
+        if self.held.is_of_older_transaction(document) or self.gate.has_begun_to_write():
             transaction.fail(error)
         elif (operation := of_context.get()) is not None:
             operation.refuse()
         raise error
-
-    def _check_readable(self, key: str, transaction: Transaction) -> None:
-        self._learn(transaction)
-        document = self._stale_above(key)
-        if document is not None:
-            raise self._stale_error(document)
-
-    def _stale_above(self, key: str, *, writing: bool = False) -> str | None:
-        """Return a document that this key depends on and that is not the one that was handed out."""
-        for path in ancestors(key):
-            for name in DOCUMENT_NAMES:
-                document = document_key(path, name)
-                if document == key:
-                    continue
-                if self._unread.get(document):
-                    return document
-                for stale in (self._stale.get(document), self._overtaken.get(document)):
-                    if stale is not None and self._concerns(stale, document, key, writing):
-                        return document
-        return None
-
-    def _concerns(self, stale: _Stale, document: str, key: str, writing: bool) -> bool:
-        """Tell whether a change of a document concerns who writes or reads a key below it."""
-        if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
-            return True
-        if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
-            return True
-        return writing and bool(stale.edges) and is_at_edge(document, stale.document, key, stale.edges)
-
-    def _stale_error(self, document: str) -> StaleArrayError:
-        path = node_of_document(document)
-        if document in self._unread:
-            reason = "its metadata was staged here and rolled back; open it again before using it"
-            return StaleArrayError(path, reason=reason)
-        if (stale := self._stale.get(document)) is not None:
-            return StaleArrayError(path, reason=f"another commit changed its metadata ({stale.change.value})")
-        if (moved := self._moved_to.get(document)) is not None:
-            return StaleArrayError(
-                path, reason="it was moved in this transaction", advice=f"open {node_of_document(moved)!r}"
-            )
-        stale = self._overtaken.get(document)
-        change = "" if stale is None else f" ({stale.change.value})"  # None: another thread has just read it again
-        return StaleArrayError(
-            path,
-            reason=f"its metadata was changed elsewhere in this transaction{change}",
-            advice="open it again through this store, within the block of store.lock() if you lock",
-        )
-
-    # --- what was changed elsewhere in the transaction
-
-    @property
-    def holds_newest(self) -> bool:
-        """Whether array objects are known to hold the newest documents."""
-        transaction = self._transaction
-        return not self._overtaken and (transaction is None or len(transaction.members.staged.news) == self._learned)
-
-    def _learn(self, transaction: Transaction) -> None:
-        """Look at the documents that were changed since they were handed out."""
-        if len(transaction.members.staged.news) == self._learned:
-            return
-        with self._knowing:
-            news = transaction.members.staged.news
-            start, stop = self._learned, len(news)
-            keys: set[str] = set(self._handed_out) if start < 0 else set()
-            for changed in news[max(start, 0) : stop]:
-                if is_document(changed):
-                    keys.add(changed)
-                else:
-                    keys.update(key for key in list(self._handed_out) if key.startswith(changed))
-            for key in keys:
-                self._look_at_locked(key, transaction)
-            self._learned = stop  # last: no thread goes on meanwhile
-
-    def _look_at_locked(self, key: str, transaction: Transaction) -> None:
-        """Note how a document differs from what array objects hold; `_move` does so of what was committed."""
-        if key not in self._handed_out:
-            return
-        known, present = self._handed_out[key], transaction.members.staged.present(key)
-        if present == known:
-            return
-        self._handed_out[key] = present
-        noted = _compare_links(key, transaction, known, present)
-        if noted is not None:
-            stale = self._overtaken.get(key)
-            self._overtaken[key] = noted if stale is None else stale.then(noted)
 
     def _writes(self) -> int:
         transaction = self._transaction if self._beside is None else self._transaction or self._beside._transaction
@@ -703,80 +491,44 @@ class Session:
             ended = self.transaction
             old = ended.base
             ended.members.follow_others()
-            self._learn(ended)
-            self._warn_of_left_behind(ended)
+            self.held.learn(ended)
+            self.held.warn_of_left_behind(ended)
             ended.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
             if made is not None or not ended.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
-            self._learn(ended)  # of what came last; it raises nothing
-            self._cleared = {}
+            self.held.learn(ended)  # of what came last; it raises nothing
+            self.held.forget_cleared()
             new = old if made is None else made
             self._move(old, new, own=new.seq, settled=ended.settled)  # raises nothing: the commit is made
             if ended.is_named:
                 self.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit
 
-    def _warn_of_left_behind(self, transaction: Transaction) -> None:
-        """Warn if an array has grown along a dimension, and another that array objects hold has not.
-
-        Says nothing of a transaction that has ended: its commit raises `TransactionStateError`.
-        """
-        if transaction.state != "open":
-            return
-        staged = transaction.members.staged
-        documents = {key: staged.present(key) for key in list(self._handed_out) if is_node_document(key)}
-        changed = [key for key, link in documents.items() if link is not None]
-        if not changed:
-            return
-        base = transaction.base
-        before = base.without_request
-
-        def after(key: str) -> bytes | memoryview | None:
-            link = documents.get(key)
-            return before(key) if link is None else transaction.staged.content(key, link)
-
-        found = list(left_behind(changed, documents, before, after))
-        if found:
-            warnings.warn(UnequalLengthsWarning(found), stacklevel=4)
-
     def rollback(self) -> None:
         """Drop what is staged; the next transaction is based on the head."""
         with self.gate.shut():
             ended = self.transaction
             is_closed = self.gate.close(PATIENCE)
-            documents = self._staged_documents(ended)
-            trusted = self._unread, self._stale
+            documents = self.held.staged_in(ended)
+            distrusted = self.held.distrusted
             try:
                 # An interrupt may come as soon as it is rolled back, and a call that is late may read until then.
-                self._distrust(documents)
+                self.held.distrust(documents)
                 ended.rollback()  # late writes fail from now on, and so are soon done
             except BaseException:
                 if ended.state == "open":  # it was refused, or has not begun: all is there as it was
-                    self._unread, self._stale = trusted
+                    self.held.restore_trust(distrusted)
                 raise
             self._has_ended_one = True
-            self._distrust(documents)
-            self._cleared = {}
+            self.held.distrust(documents)
+            self.held.forget_cleared()
             if ended.is_named:
                 self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
             if not is_closed and not self.gate.close():
                 raise busy()
             self._move(ended.base, self.engine.newest(self.branch))
-
-    def _distrust(self, documents: Mapping[str, bool]) -> None:
-        """Refuse the array objects that hold what a rollback drops, until they are opened again."""
-        self._unread = {**self._unread, **documents}
-        self._stale = {**self._stale, **self._cleared}
-
-    def _staged_documents(self, transaction: Transaction) -> dict[str, bool]:
-        """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""
-        changes = transaction.changes()
-        below = tuple(directory_prefix(path) for path in changes["deleted_below"] + changes["reflinked"])
-        documents = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
-        documents |= {key for key in list(self._handed_out) if key.startswith(below)}
-        return {key: any(_may_be_array(view, key) for view in (transaction, transaction.base)) for key in documents}
 
     def end(self, reason: str) -> None:
         """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
@@ -795,76 +547,6 @@ class Session:
         `own` is the seq of the commit that this session has made, in which `settled` keys are partly what somebody else
         has made of them. The gate is closed meanwhile.
         """
-        stale = dict(self._stale)
-        recent = _newer(new, old.seq)
-        for key in list(self._handed_out) if new.seq > old.seq else ():
-            noted = _compare(key, old, new, recent, None if key in settled else own)
-            if noted is not None:
-                stale[key] = stale[key].then(noted) if key in stale else noted
-        self._stale = stale
-        with self._knowing:
-            self._handed_out = dict.fromkeys(self._handed_out)
-            self._learned = 0
+        self.held.move_on(old, new, own=own, settled=settled)
         with self._lock:
             self._transaction, self.position = None, Position.of(self.engine, new, self.branch)
-
-
-def _newer(new: Snapshot, seq: int) -> Runs | None:
-    """Return the runs with what is newer than `seq`; None if they can't be opened."""
-    try:
-        return new.runs.newer(seq)
-    except (OSError, TxStoreError):
-        return None
-
-
-def _compare(key: str, old: Snapshot, new: Snapshot, recent: Runs | None, own: int | None) -> _Stale | None:
-    if recent is None:
-        return _UNREADABLE
-    try:
-        found = recent.lookup(key.encode())
-        if found is None or found.seq <= old.seq or found.seq == own:
-            return None
-        before, after = _content(old, key), _content(new, key)
-    except (OSError, TxStoreError):
-        return _UNREADABLE
-    return _difference(key, before, after)
-
-
-def _compare_links(key: str, transaction: Transaction, known: Link | None, present: Link | None) -> _Stale | None:
-    try:
-        before, after = transaction.staged.content(key, known), transaction.staged.content(key, present)
-    except (OSError, TxStoreError):
-        return _UNREADABLE
-    return _difference(key, before, after)
-
-
-def _difference(key: str, before: bytes | None, after: bytes | None) -> _Stale | None:
-    change = compare_documents(key, before, after)
-    return None if change is DocumentChange.NONE else _Stale(change, after, moved_edges(key, before, after))
-
-
-def _read(transaction: Transaction, key: str) -> tuple[Link | None, memoryview | None]:
-    """Read a document, and which frame it is."""
-    while True:
-        link = transaction.members.staged.present(key)
-        view = transaction.get_view(key)
-        if transaction.members.staged.present(key) == link:  # else it was learned meanwhile that another has written it
-            return link, view
-
-
-def _peek(transaction: Transaction, key: str) -> bytes | None:
-    view = transaction.get_view(key)
-    return None if view is None else bytes(view)
-
-
-def _content(snapshot: Snapshot, key: str) -> bytes | None:
-    view = snapshot.get_view(key)
-    return None if view is None else bytes(view)
-
-
-def _may_be_array(view: Transaction | Snapshot, key: str) -> bool:
-    try:
-        content = view.get_view(key)
-    except (OSError, TxStoreError):  # a rollback must not fail
-        return True
-    return may_be_array(key, None if content is None else bytes(content))
