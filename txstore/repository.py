@@ -879,7 +879,7 @@ class Repository:
         self._existing()
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(message=message) as transaction:
-            transaction.needs_change = True  # it is not the caller's message
+            transaction.ending.needs_change = True  # it is not the caller's message
             transaction.declare(name, constraint)
 
     @keeps_nothing

@@ -507,7 +507,7 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
     monkeypatch.setattr(versions, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
     monkeypatch.setattr(versions, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
-    tx._staging.id = COMMIT
+    object.__setattr__(tx._staging.record, "id", COMMIT)
     tx["a/c/0"] = b"hello"
     tx.commit()
     written = Path(repo.url, "commits/main/0000000000").read_bytes()

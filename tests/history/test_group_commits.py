@@ -372,7 +372,7 @@ def test_all_die_when_the_group_commit_is_decided(url, meet, impatient, monkeypa
 def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     """Else nobody could read the head when all those have died whose commits lie in the gap, and know of it."""
     later = staged(url, "later")
-    commits = later._commits
+    commits = later._staging._commits
     meet(url, CREW)
 
     with all_die_when_it_is_decided(url, monkeypatch):
@@ -476,7 +476,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
     monkeypatch.setattr(awake.engine.commits, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
-        commits = each._commits
+        commits = each._staging._commits
         commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
         monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
         monkeypatch.setattr(commits, "oldest_kept", lambda branch: oldest_kept)
@@ -525,7 +525,7 @@ def test_a_version_that_is_free_below_others_was_freed(far, impatient):
         with txstore.Repository(url).begin(f"awake {number}") as mapping:
             mapping["a/zarr.json"] = GROUP % number
     for version in range(3):
-        transaction._commits.storage.objects.delete([names.commit_path("main", version)])
+        transaction._staging.storage.objects.delete([names.commit_path("main", version)])
     with pytest.raises(txstore.CommitUnknownError):
         transaction.commit()
     assert [is_taken(url, version) for version in range(5)] == [False, False, False, True, False]

@@ -47,7 +47,7 @@ def build(path: Path) -> Contents:
     with repo.transaction("of two processes") as store:
         store["shared/c/0"] = b"mine"
         store.mapping.share()
-        others = [join_in_this_process(repo, store.mapping._staging.id) for _ in range(2)]
+        others = [join_in_this_process(repo, store.mapping._staging.record.id) for _ in range(2)]
         for number, other in enumerate(others):
             write_part(other, "p/c/0", slice(4 * number, 4 * number + 3), 65 + number)
             write_part(other, "p/c/1", slice(8 * number, 8 * number + 8), 0)

@@ -85,7 +85,7 @@ class Participants:
     def member(self, number: int) -> Participant | None:
         """Return a participant, which joins when it is first used; None if it has died."""
         if number not in self.members:
-            member = Participant(number, join_in_this_process(self.repo, self.owner.transaction._staging.id))
+            member = Participant(number, join_in_this_process(self.repo, self.owner.transaction._staging.record.id))
             member.ignored = set(self.lost)
             self.learn(member)
             # Numbers are given in the order of joining, and frames are read in that of numbers.

@@ -70,7 +70,7 @@ class Parts:
 
     def member(self, number: int) -> Participant:
         if number not in self.members:
-            joined = join_in_this_process(self.repo, self.owner.transaction._staging.id)
+            joined = join_in_this_process(self.repo, self.owner.transaction._staging.record.id)
             self.members[number] = Participant(number, joined)
             self.learn(self.members[number])
         return self.members[number]

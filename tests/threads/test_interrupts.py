@@ -172,7 +172,7 @@ def test_a_lock_that_was_refused_is_not_left_to_the_collector(
     gc.disable()
     try:
         store["key"] = b"1"
-        store.mapping.fail(txstore.TransactionStateError("by a test", state="failed"))
+        store.mapping.lifecycle.fail(txstore.TransactionStateError("by a test", state="failed"))
         try:
             with store.lock("x", 0):
                 pass

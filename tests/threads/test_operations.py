@@ -200,7 +200,7 @@ def test_a_read_is_not_disturbed_by_the_rollback_of_what_has_failed(store: txsto
     x = create(store)
     store.commit()
     x[:] = 2
-    store.mapping.fail(OSError("the disk was full"))  # type: ignore[union-attr]
+    store.mapping.lifecycle.fail(OSError("the disk was full"))  # type: ignore[union-attr]
     with latch(encodes=False):
         operation = Thread(lambda: x[:])
         assert Latch.reached.wait(TIMEOUT)

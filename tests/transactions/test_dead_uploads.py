@@ -129,7 +129,7 @@ def staged(url: str) -> set[str]:
 
 
 def of(url: str, store: txstore.TxStore) -> set[str]:
-    return of_transaction(url, store.mapping._staging.id)
+    return of_transaction(url, store.mapping._staging.record.id)
 
 
 def of_transaction(url: str, transaction: bytes) -> set[str]:
@@ -197,7 +197,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(
 ) -> None:
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
-    writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.id
+    writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.record.id
     dead.mapping._finalizer.detach()
     held = dead.mapping._staging.storage.leases
     if is_made:

@@ -353,7 +353,7 @@ class Participants:
         self.others: list[Transaction] = []
 
     def join(self) -> Transaction:
-        self.others.append(join_in_this_process(self.repo, self.owner._staging.id))
+        self.others.append(join_in_this_process(self.repo, self.owner._staging.record.id))
         return self.others[-1]
 
     def commit(self, **options: Any) -> None:

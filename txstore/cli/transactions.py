@@ -62,7 +62,7 @@ def show(
     repo = open_repository(path, storage_options)
     staged = repo.engine.existing(name)
     found = next((each for each in repo.transactions() if each.id == staged.id), None)
-    changes, overtaken = staged.changes(), staged.overtaken()
+    changes, overtaken = staged.changes(), staged.locking.overtaken()
     by = {label: len(each) for label, each in changes["participants"].items()}
     shown: dict[str, Any] = {} if found is None else _as_dict(found)
     shown |= {

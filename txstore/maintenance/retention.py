@@ -58,6 +58,7 @@ class FoldingTransaction(Transaction):
         durable: bool,
     ) -> None:
         super().__init__(commits, snapshots, staging, locks)
+        self._commits = commits
         self._wanted = wanted
         self._durable = durable
 

@@ -42,7 +42,7 @@ class LockBlock:
                 self._transaction = self._present()
                 # No error is kept in a variable: this would be kept by it, and given up when the collector comes.
                 try:
-                    dirty = self._transaction.lock(self._turns, self._lock, remaining(deadline))
+                    dirty = self._transaction.locking.lock(self._turns, self._lock, remaining(deadline))
                 except TransactionStateError:
                     if self._is_inside():
                         raise
@@ -83,7 +83,7 @@ class LockBlock:
         if self._inside is not None:
             if not self._gate.end_operations(self._inside, waits=waits):
                 reason = "an operation in a lock block was interrupted, and may still write when others have the lock"
-                transaction.fail(TransactionStateError(reason, state="failed"))
+                transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
             self._gate.leave_block(self._inside)
             self._inside = None
-        transaction.unlock(self._turns)
+        transaction.locking.unlock(self._turns)

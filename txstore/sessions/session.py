@@ -201,7 +201,7 @@ class Session:
         if joining is None or (self._joining is None and self._process == os.getpid()):
             return True
         transaction = self._transaction
-        if transaction is not None and transaction.state == "failed" and transaction.is_participant:
+        if transaction is not None and transaction.state == "failed" and transaction.members.is_participant:
             return False  # what it has staged is given up: who is sent the store again begins anew
         here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
         return here == joining.transaction
@@ -225,18 +225,18 @@ class Session:
         """Whether the transaction is one that another process has begun, and will end."""
         if self._transaction is None:
             return self._joining is not None
-        return self._transaction.is_participant
+        return self._transaction.members.is_participant
 
     @property
     def is_named(self) -> bool:
-        return self._transaction is not None and self._transaction.is_named
+        return self._transaction is not None and self._transaction.members.is_named
 
     def for_block(self) -> Session:
         """Return the session that a `with` block is to use: in a participant one for that block alone.
 
         What fails in it is given up with it, and with nothing else, so that it can be tried again.
         """
-        if not self.is_participant or (self.is_block and self.depth) or not self.transaction.is_participant:
+        if not self.is_participant or (self.is_block and self.depth) or not self.transaction.members.is_participant:
             return self
         block = Session(
             self.engine,
@@ -289,7 +289,7 @@ class Session:
     def fail(self, reason: str) -> None:
         """Let nothing be committed before a rollback."""
         if self._transaction is not None:
-            self._transaction.fail(TransactionStateError(reason, state="failed"))
+            self._transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
 
     @property
     def staged_count(self) -> int:
@@ -469,14 +469,14 @@ class Session:
         # The operation may be half done: a resize deletes chunks first. If it has not begun, what other participants
         # do need not be rolled back for it: the array is opened again, and the work goes on.
         if self.held.is_of_older_transaction(document) or self.gate.has_begun_to_write():
-            transaction.fail(error)
+            transaction.lifecycle.fail(error)
         elif (operation := of_context.get()) is not None:
             operation.refuse()
         raise error
 
     def _writes(self) -> int:
         transaction = self._transaction if self._beside is None else self._transaction or self._beside._transaction
-        return 0 if transaction is None else transaction.writes
+        return 0 if transaction is None else transaction.lifecycle.writes
 
     # --- from one transaction to the next
 
@@ -493,16 +493,16 @@ class Session:
             ended.members.follow_others()
             self.held.learn(ended)
             self.held.warn_of_left_behind(ended)
-            ended.needs_change = at_end and self._has_ended_one
+            ended.ending.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
-            if made is not None or not ended.needs_change:
+            if made is not None or not ended.ending.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
             self.held.learn(ended)  # of what came last; it raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.settled)  # raises nothing: the commit is made
-            if ended.is_named:
+            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # raises nothing: the commit is made
+            if ended.members.is_named:
                 self.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit
 
@@ -524,7 +524,7 @@ class Session:
             self._has_ended_one = True
             self.held.distrust(documents)
             self.held.forget_cleared()
-            if ended.is_named:
+            if ended.members.is_named:
                 self.ended = "this transaction was rolled back: begin a new one with repo.transaction()"
             if not is_closed and not self.gate.close():
                 raise busy()
@@ -536,7 +536,7 @@ class Session:
             with self._lock:
                 self.ended = reason
                 transaction = self._transaction
-            if transaction is not None and not transaction.is_named:
+            if transaction is not None and not transaction.members.is_named:
                 transaction.rollback()
             self._transaction = None
             self.position.let_go()

@@ -100,11 +100,6 @@ class Committer:
         self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
 
     @property
-    def proposed(self) -> bool:
-        """Whether the file was proposed to a version, which may have taken it."""
-        return self.publisher.proposed
-
-    @property
     def changes_nothing(self) -> bool:
         """Whether what it writes is as it was. A merge says that all of the other is here, which is a change."""
         is_empty = self.own is None and self.staging.other_parent is None
@@ -128,7 +123,7 @@ class Committer:
                     self._make_durable(stored)  # of its own branch, the parent vouches for it
             made = self._run()
         except BaseException:
-            if not self.proposed:  # else what may have been committed needs them as long as that is not known
+            if not self.publisher.proposed:  # else what may have been committed needs them as long as that is not known
                 held.release()
             raise
         held.release()
@@ -163,7 +158,9 @@ class Committer:
             return made
         finally:
             if self.aside is not None:
-                self.commits.compaction_outputs.settle(self.branch, self.aside, made, may_be_made=self.proposed)
+                self.commits.compaction_outputs.settle(
+                    self.branch, self.aside, made, may_be_made=self.publisher.proposed
+                )
 
     @step("commit")
     def _publish(self) -> Stored | None:
@@ -191,10 +188,6 @@ class Committer:
             and staging.settle_conflicts is None
             and staging.other_parent is None
         )
-
-    def withdraw_packs(self) -> None:
-        """Take back the names in `packs/`: no commit refers to them."""
-        self.publisher.withdraw_packs()
 
     # --- runs
 

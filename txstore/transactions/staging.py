@@ -76,7 +76,6 @@ class Staging:
         self.view = View(base, self.members, self.part, marks, reads)
         self.staged = self.members.staged
         self.record = record
-        self.id = record.id  # of the transaction, and of the commit that it becomes
         self.storage = commits.storage
         self.other_parent = other_parent
         self.settle_conflicts = settle_conflicts
@@ -288,7 +287,7 @@ class Staging:
         if not ends:
             return []
         return [
-            Contribution(packfile.participants_pack(self.id, number), ends[number])
+            Contribution(packfile.participants_pack(self.record.id, number), ends[number])
             for number in sorted(self._that_count())
         ]
 
@@ -302,7 +301,7 @@ class Staging:
 
     def path_of(self, pack_id: bytes) -> str:
         """Return where a part lies until the commit is made."""
-        return self._commits.staged_path(self.id, packfile.number_of(self.id, pack_id))
+        return self._commits.staged_path(self.record.id, packfile.number_of(self.record.id, pack_id))
 
     # --- the end
 

@@ -215,7 +215,7 @@ def put(store: TxStore, key: str) -> None:
 
 def stagings(transaction: bytes) -> int:
     """Return how often this worker has joined a transaction."""
-    return sum(staging.id == transaction for stagings in engine._joined.values() for staging in stagings)
+    return sum(staging.record.id == transaction for stagings in engine._joined.values() for staging in stagings)
 
 
 # --- several tasks that write one chunk

@@ -57,7 +57,7 @@ def other() -> Iterator[ThreadPoolExecutor]:
 
 
 def locks_of(store: TxStore) -> TransactionLocks:
-    locks = store.mapping._locks
+    locks = store.mapping.locking.locks
     assert locks is not None
     return locks
 

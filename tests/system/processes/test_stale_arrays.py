@@ -81,7 +81,7 @@ def reopen(_: object, kept: Keeper | None = None) -> None:
 
 def leave(_: object, kept: Keeper | None = None) -> None:
     kept = kept or _kept
-    if kept.store.mapping.is_named:
+    if kept.store.mapping.members.is_named:
         kept.store.mapping.leave()
 
 

@@ -62,6 +62,12 @@ class Membership:
         return self.record.name is not None
 
     @property
+    def is_participant(self) -> bool:
+        """Whether this process stages into a transaction that another has begun, and will end."""
+        self.follow_others()  # after a fork, it becomes one here
+        return not self.is_owner and not self.is_named
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes can join the transaction."""
         return self.shared is not None
