@@ -23,7 +23,7 @@ import numpy as np
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, interleaved, medians, percentile, ratio, settle
-from txstore.history.publisher import Publisher
+from txstore.commit_queue.strategy import UnderLock
 from txstore.storage import local
 from txstore.storage.local import LocalStorage
 
@@ -92,10 +92,9 @@ class _Task(NamedTuple):
 
 def _serve(pipe: Connection, barrier: Any, number: int) -> None:
     """Commit as told, until told no more."""
-    in_line = Publisher.publish_in_line
     pipe.send(None)
     while (task := pipe.recv()) is not None:
-        Publisher.publish_in_line = in_line if task.in_line else Publisher.publish  # type: ignore[method-assign,assignment]
+        UnderLock.queues = task.in_line
         disk = Disk(f"{task.path}.disk", task.flush)
         repo = txstore.Repository(task.path)
         commit(repo, number, 0)

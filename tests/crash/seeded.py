@@ -294,7 +294,7 @@ EDITS = [
     Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit(
-        "history.publisher:Publisher.publish_in_line",
+        "history.publisher:Publisher.publish",
         "not self.commits.has(ahead)",
         "False",
         "killed in line",

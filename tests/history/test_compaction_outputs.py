@@ -435,15 +435,15 @@ def without_turns(*_: Any, **__: Any) -> Any:
 def test_who_loses_a_place_in_line_installs_at_the_second_try(on_disk, inline, monkeypatch):
     repo = on_disk()
     with_one(repo)
-    path, publish, left = some(repo).data.name.path, Publisher.publish_in_line, [None]
+    path, publish, left = some(repo).data.name.path, Publisher.publish, [None]
 
-    def lose(self: Publisher, plan: Any) -> Any:
+    def lose(self: Publisher, *arguments: Any) -> Any:
         if left:
             left.pop()
             raise LostPlaceError
-        return publish(self, plan)
+        return publish(self, *arguments)
 
-    monkeypatch.setattr(Publisher, "publish_in_line", lose)
+    monkeypatch.setattr(Publisher, "publish", lose)
     put(repo)
     assert installed(repo) == [path]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from txstore.storage.request_threads import executor
-
-T = TypeVar("T")
 
 #: Committers of one process that look for the head at the same time, each beside its uploads.
 _LOOKS = 8
@@ -18,14 +16,14 @@ _LOOKS = 8
 class CommitStrategy(Protocol):
     """What a committer does before its turn, in its turn, or without one."""
 
+    queues: bool
+    """Whether a commit may follow one that is on the way to its version."""
+
     def check_early(self, check: Callable[[], object]) -> None:
         """Look for conflicts before the turn, so that others wait less."""
 
     def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
         """Begin to look for the head while the committer makes its data durable; None if that saves nothing."""
-
-    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
-        """Publish a commit that may stand in line behind others."""
 
     def may_join(self, is_simple: Callable[[], bool]) -> bool:
         """Tell whether a commit may take a version together with others."""
@@ -34,14 +32,13 @@ class CommitStrategy(Protocol):
 class UnderLock:
     """Committers wait for one another under the commit lock."""
 
+    queues = True
+
     def check_early(self, check: Callable[[], object]) -> None:
         check()
 
     def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
         return None
-
-    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
-        return in_line()
 
     def may_join(self, is_simple: Callable[[], bool]) -> bool:
         return False
@@ -49,6 +46,8 @@ class UnderLock:
 
 class AtVersion:
     """Committers of all processes try to take the version: that itself says who was faster."""
+
+    queues = False
 
     def check_early(self, check: Callable[[], object]) -> None:
         """No other committer waits for this one."""
@@ -58,9 +57,6 @@ class AtVersion:
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             return executor("look for the head", _LOOKS).submit(look)
         return None
-
-    def publish(self, once: Callable[[], T], in_line: Callable[[], T]) -> T:
-        return once()
 
     def may_join(self, is_simple: Callable[[], bool]) -> bool:
         return is_simple()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from txstore.commit import Stored
 from txstore.errors import (
@@ -88,11 +88,16 @@ class Plan(Protocol):
         """Return what the header says if `head` is the parent; None: no commit is to be made."""
 
 
-class LinedPlan(Plan, Protocol):
-    """A plan that can follow a commit that is on its way, too, and be given up if that does not arrive."""
+#: As `Plan.catch_up`, with a commit for the head that is on the way to its version, and may never have it.
+Follow: TypeAlias = Callable[[Stored], Snapshot]
 
-    def follow(self, ahead: Stored) -> Snapshot:
-        """As `catch_up`, with `ahead` for the head: it has not taken its version yet."""
+
+class _Made(NamedTuple):
+    """A commit with its header, on the way to its version."""
+
+    stored: Stored
+    joins: bool  # see `Contents`
+    parent: Snapshot  # which is pinned as long as this lives
 
 
 class Publisher:
@@ -217,75 +222,79 @@ class Publisher:
         )
 
     @step("publish")
-    def publish(self, plan: Plan) -> Stored | None:
-        """Take the next version, while no other committer is on the way to one.
-
-        Returns None if the plan says that no commit is to be made.
+    def publish(self, plan: Plan, follow: Follow | None = None) -> Stored | None:
+        """Take the next version. Returns None if the plan says that no commit is to be made.
 
         Raises what the plan raises, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
         nothing was published (or, with `CommitUnknownError`, that is not known). `SnapshotExpiredError`: a vacuum has
         passed us by.
+
+        With `follow`, many committers may be on the way at once: their syncs go on together, as if they were one. Under
+        the lock a commit gets its header alone, which names as parent what the last committer in the queue is about to
+        commit. Then it takes its place in the queue, and others have their turn. It is synced, and renamed when the
+        parent has its version (I1). Raises `LostPlaceError` if the parent did not get it, and where `follow` would not
+        have followed it.
         """
-        # The lock gives everybody a turn. That a version is taken once does not depend on it. Who waited looks at what
-        # others have committed before it is let in: then it has only the last commit left to look at.
-        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up):
+        # A commit whose sync takes long does not queue: those behind it would have to read too much.
+        queues = follow is not None and self.durable and self.end <= SYNC_BEFORE_LOCK
+        # The lock gives each committer a turn. That a version is taken once does not depend on it. A committer that has
+        # waited looks at what others have committed before it is let in: then only the last commit is left to look at.
+        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=queues) as line:
             lost = _Lost(self.storage)
             while True:
-                head = self._next_head(plan.catch_up)  # which is pinned as long as this has it
-                contents = plan.contents(head)
-                if contents is None:
+                # 1. The parent: the head, or the commit that the last committer in the queue is about to make.
+                ahead = None if line is None else self._last_in(line)
+                if ahead is None or follow is None:
+                    made = self._make_header(plan, plan.catch_up)
+                else:
+                    try:
+                        made = self._make_header(plan, partial(follow, ahead))
+                    except SyncFailedError:
+                        raise
+                    except Exception as error:
+                        raise LostPlaceError from error  # what is wrong may be due to what will not be there
+                if made is None:
                     return None
-                if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
-                    raise LostPlaceError  # it would be late with all that it has to send
-                stored = self._write_header(head.stored, contents)
+                stored = made.stored
+
+                # 2. The next committer has its turn, while this one makes its file durable.
+                if line is not None:
+                    line.stand(_PLACE.pack(stored.header.id, stored.header.version))
                 if self.durable:
                     self._sync()
+                if line is not None and ahead is not None:
+                    line.wait()
+                    if not self.commits.has(ahead):
+                        raise LostPlaceError
+
+                # 3. The file takes the version, unless another commit has it.
                 try:
-                    stored = self._take_version(stored, joins=contents.joins)
+                    stored = self._take_version(stored, joins=made.joins)
                 except VersionTakenError:
+                    if line is not None:
+                        raise LostPlaceError from None
                     lost.one_more()  # I2: the version is proven to be another's, so the file may be written again
                     if self.writer.set_aside():
                         raise LostPlaceError from None
                     continue
                 break
-        return self._settled(stored)
+        # I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
+        if self.durable:
+            self.commits.settle(stored)
+        return stored
 
-    @step("publish in line")
-    def publish_in_line(self, plan: LinedPlan) -> Stored | None:
-        """As `publish`, but many are on the way at once: their syncs go on together, as if they were one.
-
-        Under the lock a commit gets its header alone: it names as parent what the last in line is going to commit. Then
-        it stands in line, and others have their turn. It is synced, and renamed when the parent has its version (I1).
-
-        Raises `LostPlaceError` if the parent did not get it, and where `plan` would not have followed it.
-        """
-        # No sync takes long, or others would have to read too much.
-        if not self.durable or self.end > SYNC_BEFORE_LOCK:
-            return self.publish(plan)
-        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=True) as line:
-            ahead = None if line is None else self._last_in(line)
-            try:
-                head = self._next_head(plan.catch_up if ahead is None else partial(plan.follow, ahead))
-                contents = plan.contents(head)
-                if contents is None:
-                    return None
-                stored = self._write_header(head.stored, contents)
-            except Exception as error:
-                if ahead is None or isinstance(error, SyncFailedError):
-                    raise
-                raise LostPlaceError from error  # what is wrong with it may be due to what will not be there
-            if line is not None:
-                line.stand(_PLACE.pack(stored.header.id, stored.header.version))
-            self._sync()
-            if line is not None and ahead is not None:
-                line.wait()
-                if not self.commits.has(ahead):
-                    raise LostPlaceError
-            try:
-                self._take_version(stored)
-            except VersionTakenError:
-                raise LostPlaceError from None
-        return self._settled(stored)
+    def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> _Made | None:
+        """Write the header on top of the commit that `catch_up` finds. None: the plan makes no commit."""
+        self.commits.check_living(self.branch)
+        head = catch_up()
+        if self.durable:
+            self._prepare_parent(head.stored)
+        contents = plan.contents(head)
+        if contents is None:
+            return None
+        if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
+            raise LostPlaceError  # it would be late with all that it has to send
+        return _Made(self._write_header(head.stored, contents), contents.joins, head)
 
     def _last_in(self, line: Line) -> Stored | None:
         """Return the commit that the last in line is about to make; None if the line is empty by now."""
@@ -299,13 +308,6 @@ class Publisher:
                 return ahead
         line.drain()  # of another branch, say
         return None
-
-    def _next_head(self, catch_up: Callable[[], Snapshot]) -> Snapshot:
-        self.commits.check_living(self.branch)
-        head = catch_up()
-        if self.durable:
-            self._prepare_parent(head.stored)
-        return head
 
     def _take_version(self, stored: Stored, *, joins: bool = False) -> Stored:
         """Rename the file into its version: this is the commit, which is returned. Raises `VersionTakenError`."""
@@ -324,12 +326,6 @@ class Publisher:
             self.commits.check_living(self.branch)
         # Others find the new head sooner.
         self.commits.write_head_cache(stored, durable=False)
-        return stored
-
-    def _settled(self, stored: Stored) -> Stored:
-        """I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile."""
-        if self.durable:
-            self.commits.settle(stored)
         return stored
 
     def withdraw_packs(self) -> None:

@@ -171,9 +171,7 @@ class Committer:
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # of an error, `catch_up` says what is wrong
-        if not self._in_line:
-            return self.publisher.publish(self)
-        return strategy.publish(lambda: self.publisher.publish(self), lambda: self.publisher.publish_in_line(self))
+        return self.publisher.publish(self, self.follow if self._in_line and strategy.queues else None)
 
     def _is_fresh(self) -> bool:
         """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
