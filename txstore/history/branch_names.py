@@ -117,7 +117,7 @@ class BranchNames:
     # --- changing
 
     def create(self, name: str, fork: CommitName) -> Branch:
-        """Write the record of a new branch that starts at a commit, durably. Raises `ValueError` if the name is taken."""
+        """Write the record of a branch that starts at a commit, durably. Raises `ValueError` if the name is taken."""
         self.check_free(name)
         lineage = ((fork.branch, fork.version), *self.lineage(fork.branch))
         record = Branch(name, os.urandom(16).hex(), fork.id, fork.hash, lineage)

@@ -128,7 +128,7 @@ def parent_of(commits: Commits, stored: Stored) -> Stored | None:
         return None
     parent = next(islice(commits.ancestors(stored), 1, None), None)
     if parent is None and (below := commits.parent(stored)) is not None and stored.follows(below):
-        parent = below if commits.is_kept(below) else None  # a tag may keep it below the oldest kept version
+        parent = below if commits.is_kept(below) else None  # a tag, say, keeps it below the oldest kept version
     if parent is None:
         raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.version - 1}")
     return parent
