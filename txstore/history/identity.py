@@ -78,9 +78,7 @@ class Identity:
         except NotADirectoryError:
             return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
         if found & _PLAIN_ZARR and not self._is_guarded():
-            reason = (
-                f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to convert it"
-            )
+            reason = f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to convert it"
             return RepositoryNotFoundError(url, reason=reason)
         others = {name for name in found - names.TOP if not names.is_litter(name)}
         if others:
