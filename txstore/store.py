@@ -396,7 +396,7 @@ class TxStore(Store, ChunkStore):
         session.depth -= 1
         if session.depth:
             if kind is not None:
-                session.fail("a `with` block inside of another was left by an exception: what it did may be half done")
+                session.fail("an exception left an inner `with` block: its changes may be incomplete")
             return
         if session.is_block:
             self._session, self._outside = self._outside, None

@@ -113,11 +113,11 @@ def members(content: bytes, leader: Stored) -> list[GroupCommitMember]:
 def _proposals_in(content: bytes, header: Header, group_commit: GroupCommit) -> Iterator[bytes]:
     sections = [each for each in header.sections if each.kind == commitfile.SECTION_GROUP_COMMIT]
     if group_commit.place or len(sections) != 1:
-        raise NoGroupCommitError("this file does not decide what follows")
+        raise NoGroupCommitError("this file is not the leader's file of a group commit")
     reader = encoding.Reader(content[sections[0].offset : sections[0].offset + sections[0].length])
     try:
         if reader.varint() != group_commit.length - 1:
-            raise NoGroupCommitError("the file has not as many proposals as it says")
+            raise NoGroupCommitError("the number of proposals differs from the header's")
         for _ in range(group_commit.length - 1):
             yield reader.take(reader.varint())
     except encoding.MalformedError as error:
@@ -183,10 +183,10 @@ def _header_of(proposal: bytes) -> tuple[Header, int]:
         or (run.offset, run.length) != (own.offset, own.length)
         or own.kind != commitfile.SECTION_RUN
     ):
-        raise NoGroupCommitError("it has no run of its own")
+        raise NoGroupCommitError("it has no sorted run of its own")
     is_bound = header.constraints or header.merged or header.fork or header.reach or header.group_commit
     if is_bound or header.id != footer.pack_id:
-        raise NoGroupCommitError("it can't follow another commit than its own parent")
+        raise NoGroupCommitError("it can follow only its own parent")
     return header, min(own.offset + own.length + -own.length % 8, footer.header_offset)
 
 
@@ -212,7 +212,7 @@ def touched_by(proposal: bytes) -> Touched:
         run = index.Run(proposal[own.offset : own.offset + own.length], header.seq)
         found = run.scan(b"", None, -1, 0)
         if run.prefixes or not all(kind in packfile.FRAME_OF_REF for _, kind, *_ in found):
-            raise NoGroupCommitError("it does more than to set keys")
+            raise NoGroupCommitError("it does more than set keys")
         keys = {entry[0].decode() for entry in found}
     except ValueError as error:
         raise NoGroupCommitError(str(error)) from error

@@ -39,7 +39,7 @@ class BranchNames:
         if found is None or found.name != name:
             self._identity.check_there()
             there = ", ".join(map(repr, [MAIN, *self.files()])) if found is None else repr(found.name)
-            advice = f"there is no such branch, but {there}"
+            advice = f"there is no such branch; there is {there}"
             raise CommitNotFoundError(f"branch {name!r}", advice=advice)
         return found.id
 

@@ -133,7 +133,7 @@ def _of_text(at: str) -> datetime:
     try:
         return datetime.fromisoformat(at)
     except ValueError as error:
-        raise ValueError(f"{at!r} is no date: {error}; a date is such as 2026-03-01T12:00Z") from None
+        raise ValueError(f"{at!r} is no date: {error}; write a date like 2026-03-01T12:00Z") from None
 
 
 def _existing_head(commits: Commits, branch: str) -> Stored:

@@ -53,7 +53,7 @@ class Identity:
             raise RepositoryNotFoundError(
                 self._storage.url,
                 reason="the repository was here and is gone: it was moved or deleted, or its disk is not mounted any "
-                "more. Bring it back and go on, or look at the path",
+                "more. Restore it and continue, or look at the path",
             )
 
     def _read(self, *, creating: bool = False) -> RepositoryFormat:

@@ -98,7 +98,7 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
     root = os.path.abspath(os.path.expanduser(path))
     if os.path.islink(root) and not os.path.exists(root):
         reason = (
-            f"this is a symbolic link to {os.readlink(root)!r}, where nothing is: bring that back, or delete the link"
+            f"this is a symbolic link to {os.readlink(root)!r}, which does not exist: restore that, or delete the link"
         )
         raise RepositoryNotFoundError(root, reason=reason)
     if not os.path.lexists(root):  # the user means an array inside a repository, not a new repository in another

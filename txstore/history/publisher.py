@@ -452,7 +452,7 @@ class _Lost:
         if waited >= WARN_AFTER and not self._is_warned:
             self._is_warned = True
             times = "once" if self._versions == 1 else f"{self._versions} times"
-            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and a try took "
+            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and an attempt took "
             told += f"{waited / self._versions:.1f} s. If that is long, the server is slow, or does not answer"
             with contextlib.suppress(CommitWaitWarning):  # if warnings are errors: the commit itself has no error
                 warnings.warn(f"{told}; commit_timeout= limits that", CommitWaitWarning, stacklevel=2)
