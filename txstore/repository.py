@@ -232,8 +232,8 @@ class Repository:
     ) -> TxStore:
         """Return a writable store, a context manager: it commits on a clean exit and rolls back on an exception.
 
-        If you pickle the store, or fork, the other process stages into the same transaction. It has to return nothing:
-        the owner commits everything, or nothing.
+        If you pickle the store, or fork, the other process stages into the same transaction. It need not send anything
+        back: the owner commits everything, or nothing.
 
         Parameters
         ----------
