@@ -44,9 +44,11 @@ _ASKS = (8, 3, 1, 1)
 #: Versions to poll at once. The second may be taken before the answer about the first arrives, and a committer that
 #: learns late of one commit would learn late of the next, too.
 _VERSIONS = 2
-#: A committer further back sleeps for this part of the time that those ahead will probably take: a late one delays all.
+#: A committer further back sleeps for this part of the time that the committers ahead will probably take. If it woke
+#: late, it would delay the others.
 _EARLY = 0.6
-#: Times the duration of a commit that a committer polls before it lists the queue again: others may leave the queue.
+#: Multiples of a commit's duration. A committer polls this long before it lists the queue again, because others may
+#: leave the queue.
 _ASKING = 6
 #: Round trips that a committer without a ticket waits for a committer in the queue. Their commits may be unrelated.
 _LET_PASS = 3

@@ -27,7 +27,7 @@ Prefixes = Mapping[Predecessor, Seen]
 
 
 class Link(NamedTuple):
-    """Consecutive frames of one process on a key. `sequence`, and all fields from `kind` on, are of the last frame."""
+    """Consecutive frames of one process on a key. `sequence`, and `kind` to `checksum`, are of the last frame."""
 
     participant: int
     sequence: int
