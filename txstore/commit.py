@@ -1,4 +1,4 @@
-"""One commit: as people see it, and as it was read from its file."""
+"""Describes one commit: as users see it, and as its file stores it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstore.format.shown import html_head, html_text
 
 MAIN = names.MAIN
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_END, _SHOWN = "\n", 40  # of a message that is shown: its first line
+_END, _SHOWN = "\n", 40  # `repr` shows this many characters of a message's first line
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,15 +27,15 @@ class Commit:
     id, parent : str
         32 hexadecimal digits; the parent of the first commit is None.
     branch : str
-        The name of the branch that it was made on.
+        The name of the branch on which the commit was made.
     version, seq : int
-        Its place in the branch, and its number among its ancestors.
+        The commit's version in its branch, and its number in its history, where the first commit is 1.
     time : datetime
-        Aware, in UTC, later than the parent's.
+        An aware datetime in UTC, later than the parent's.
     statistics : dict
-        `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (touched).
+        `keys_set`, `keys_deleted`, `prefixes_deleted`, `bytes_set` (of the values), `arrays` (changed).
     merged : str or None
-        The id of the other commit that a merge has as its parent.
+        For a merge, the id of its second parent.
     """
 
     id: str
@@ -67,12 +67,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A commit as it was read: its header, and what a child says of it."""
+    """A commit as read from its file: its header, its footer, and the hash that a child stores."""
 
     header: Header
     footer: Footer
     hash: bytes
-    branch_name: Callable[[str], str] = field(default=str, compare=False, repr=False)  # by id: as people see it
+    branch_name: Callable[[str], str] = field(default=str, compare=False, repr=False)  # a branch's id to its name
 
     @property
     def path(self) -> str:
@@ -80,12 +80,12 @@ class Stored:
 
     @property
     def name(self) -> CommitName:
-        """What another commit, or a branch, says of this one."""
+        """The name by which another commit, or a branch, refers to this commit."""
         return CommitName(self.header.branch, self.header.version, self.header.id, self.hash)
 
     @property
     def next(self) -> tuple[int, int, int]:
-        """Version, seq and, at least, oldest kept version of a child."""
+        """The version and seq of a child, and the lowest value of its oldest kept version."""
         return self.header.version + 1, self.header.seq + 1, self.header.oldest_kept
 
     @property
@@ -96,14 +96,14 @@ class Stored:
             parent=None if h.parent_id == encoding.NO_ID else h.parent_id.hex(),
             time=EPOCH + timedelta(microseconds=h.time),
             author=h.author, message=h.message, statistics=h.statistics.as_dict(),
-            properties=copy.deepcopy(h.properties),  # the header is remembered, and users may change what they get
+            properties=copy.deepcopy(h.properties),  # the header is cached, and a user may change the returned dict
             merged=None if h.merged is None else h.merged.id.hex(),
         )  # fmt: skip
 
     def follows(self, below: Stored | None) -> bool:
-        """Tell whether `below`, or nothing, is the parent that the header names.
+        """Tell whether `below` is the parent that the header names. None stands for no parent.
 
-        The id is not enough: after a power loss, a transaction with a name is committed again, under the same one.
+        The id is not enough: after a loss of power, a process may commit a named transaction again under the same id.
         """
         parent = (encoding.NO_ID, encoding.NO_ID) if below is None else (below.header.id, below.hash)
         return (self.header.parent_id, self.header.parent_hash) == parent

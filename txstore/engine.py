@@ -1,4 +1,4 @@
-"""One opened repository, as sessions and the facade share it: its storage, its history, its mapped packs."""
+"""Opens a repository for sessions and the facade, which share its storage, its history and its mapped packs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from txstore.transactions.transaction import Transaction
 
 
 class Engine:
-    """What a repository is made of, for one process. Opening it reads and creates nothing."""
+    """The parts of a repository that one process has open. Creating an engine reads and writes nothing."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Engine:
         return _reopen, (self._given, self.durability, self.access, self.retention)
 
     def exists(self, *, creating: bool = False) -> bool:
-        """Tell whether there is a repository. Raises if something else is in its place.
+        """Tell whether there is a repository. Raises if something else is at its path.
 
-        `creating`: the caller would create one; only then the error says what place to choose.
+        `creating`: the caller wants to create a repository. Only then does the error say which path to choose.
         """
         return self.commits.identity.exists(creating=creating)
 
     def with_durability(self, durability: str) -> Engine:
-        """Return the same opened repository for commits of another durability."""
+        """Return the same opened repository, which commits with another durability."""
         check_durability(durability)
         if durability == self.durability:
             return self
@@ -86,18 +86,18 @@ class Engine:
         return other
 
     def branch(self, name: str) -> str:
-        """Return the id of the branch with a name, by which all below knows it. Raises `CommitNotFoundError`."""
+        """Return the id of a branch by its name. Lower layers use only ids. Raises `CommitNotFoundError`."""
         if name != MAIN and not self.exists():
             raise CommitNotFoundError(f"branch {name!r}", advice="there is no repository yet")
         return self.commits.branches.id_of(name)
 
     def newest(self, branch: str = MAIN) -> Snapshot:
-        """Return the head as a base to write on: empty where there is no repository yet."""
+        """Return the head as a base for writes: an empty snapshot if there is no repository yet."""
         return self.snapshots.newest(branch) if self.exists() else self.snapshots.of(None)
 
     @cached_property
     def locks(self) -> ChunkLocks:
-        """The chunk-key locks. Raises `LocksUnavailableError` where there can be none."""
+        """The chunk-key locks. Raises `LocksUnavailableError` if the storage does not support locks."""
         return ChunkLocks(self.storage.lock_directory(), self.url)
 
     @keeps_nothing
@@ -115,10 +115,10 @@ class Engine:
         settle_conflicts: Settle | None = None,
         transaction: bytes | None = None,
     ) -> Transaction:
-        """Begin a transaction at `base`, or at the head. `lock`: at the head as it is when the locks are held.
+        """Begin a transaction at `base`, or at the head. With `lock`, at the head at the time when it holds the locks.
 
-        `other_parent` is that of a commit that is a merge, `settle_conflicts` says what becomes of conflicts.
-        `transaction` is the id that it gets, which nothing was ever staged under.
+        `other_parent` is the second parent of a merge commit. `settle_conflicts` resolves conflicts. `transaction` is
+        the transaction's id; no process has ever staged anything under it.
         """
         check_description(message, properties)
         check_isolation(isolation)
@@ -149,10 +149,10 @@ class Engine:
     # --- transactions of several processes
 
     def join(self, transaction: bytes, repository_id: bytes, *, block: bool = False) -> Transaction:
-        """Stage into a transaction that another process has begun. Raises `TransactionStateError` if it has ended.
+        """Stage into a transaction that another process began. Raises `TransactionStateError` if it has ended.
 
-        A process is one participant of a transaction, however often it joins; and one more for each `with` block that
-        is open at the same time, so that what is staged in a block can be given up by itself.
+        A process is one participant of a transaction, however often it joins. Each `with` block that is open at the
+        same time is one more participant, so that the block's changes can be aborted alone.
         """
         with _joining:
             _forget_ended()
@@ -164,7 +164,7 @@ class Engine:
             if staging is None or (block and staging.members.siblings.has_seen_given_up):
                 shared = SharedTransaction.find(self.commits, transaction, repository_id)
                 staging = self._staging_of(shared, counts_by_operation=not block)
-                there.insert(0, staging)  # before participants that have seen what was given up
+                there.insert(0, staging)  # before participants that have seen aborted changes
                 staging.members.join_others()
             return self._transaction(staging, TransactionLocks(self))
 
@@ -177,12 +177,12 @@ class Engine:
         properties: Mapping[str, Any] | None = None,
         isolation: str = SNAPSHOT,
     ) -> Transaction:
-        """Join the transaction with this name, or begin it. Who asks for less isolation than it has gets more."""
+        """Join the transaction with this name, or begin it. It may have more isolation than the caller asks for."""
         check_name("transaction", name)
         check_description(message, properties)
         check_isolation(isolation)
 
-        bases: list[Snapshot] = []  # pinned until the transaction that begins at one has pinned it
+        bases: list[Snapshot] = []  # keeps the base pinned until the new transaction has pinned it
 
         def record() -> TransactionRecord:
             bases.append(self.newest(branch))
@@ -195,11 +195,11 @@ class Engine:
                 check_joinable(shared.record, isolation)
                 return self._join_by_name(shared)
             except TransactionStateError as error:
-                if error.state != "ended":  # else between being found and being joined: the name is free again
+                if error.state != "ended":  # else it ended after it was found: the name is free again
                     raise
 
     def existing(self, name: str) -> Transaction:
-        """Return the transaction with this name without joining it: to look at what is staged, or to end it.
+        """Return the transaction with this name without joining it: to read its staged changes, or to end it.
 
         Raises `TransactionStateError` if there is none.
         """
@@ -226,8 +226,8 @@ class Engine:
         return Staging(self.commits, own, record, shared=shared, counts_by_operation=counts_by_operation)
 
 
-#: The transactions of other processes that this one has joined. Kept while they are open: joining again continues. By
-#: transaction, and whether it is for `with` blocks: of these, what is attached to none can be used by the next one.
+#: Transactions of other processes that this process has joined, while they are open: joining again continues. The key
+#: is the transaction, and whether it is for `with` blocks. The next block can use one that no block is attached to.
 _joined: dict[tuple[bytes, bool], list[Staging]] = {}
 _joining = processes.new_lock()
 
@@ -246,15 +246,15 @@ def _reopen(url: str, durability: str, access: Access, retention: int | timedelt
     return Engine(url, durability=durability, access=access, retention=retention)
 
 
-#: Where a handle stands, as `Position.exact` says it, that found no commit.
+#: The `Position.exact` of a handle that found no commit.
 EMPTY = (-1, "")
 
 
 class Position:
-    """The commit that a handle stands at, found at the first use and then the same for ever (I4).
+    """The commit that a handle reads. The first use finds it; it never changes after that (I4).
 
-    Without `at` or `tag` it is the head; `exact` is a version and commit id that some other process stood at. A
-    repository that does not exist is an empty snapshot to a caller that creates it (`creates`), an error to any other.
+    Without `at` or `tag` it is the head. `exact` is the version and commit id of a position in another process. If the
+    repository does not exist, a position with `creates` is an empty snapshot; without, it raises an error.
     """
 
     def __init__(
@@ -285,13 +285,13 @@ class Position:
         return position
 
     def held_by(self, snapshot: Snapshot) -> Position:
-        """Return the same place, held by another snapshot of the same commit, and no more by this one's."""
+        """Return this position with another snapshot of the same commit, which holds the pin instead."""
         return Position.of(self._engine, snapshot, self.branch, creates=self._creates)
 
     def settle(self) -> None:
-        """Find the commit now: what a caller did before counts, not the first use. Raises what `snapshot` does.
+        """Find the commit now, not at the first use. Raises the errors of `snapshot`.
 
-        Only of a repository that is yet to be created, the first commit may be somebody else's.
+        If the repository does not exist yet, this finds nothing: another process may then make the first commit.
         """
         if self._snapshot is None and self._exact is None:
             exists = self._engine.exists(creating=self._creates)
@@ -299,7 +299,10 @@ class Position:
                 self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """Raises `RepositoryNotFoundError`, `CommitNotFoundError`, `SnapshotExpiredError` or `CorruptionError`."""
+        """Return the snapshot at this position.
+
+        Raises `RepositoryNotFoundError`, `CommitNotFoundError`, `SnapshotExpiredError` or `CorruptionError`.
+        """
         found = self._snapshot
         if found is None:
             with self._lock:
@@ -307,34 +310,34 @@ class Position:
         return found
 
     def at_hand(self, key: str) -> memoryview | None:
-        """Return a value as `Snapshot.at_hand` does, if the commit was found."""
+        """Return a value as `Snapshot.at_hand` does, if the position has found its commit."""
         found = self._snapshot
         return None if found is None else found.at_hand(key)
 
     async def await_located(self, keys: Sequence[str]) -> Located | None:
-        """Return where values are as `Snapshot.await_located` does, if the commit was found."""
+        """Locate values as `Snapshot.await_located` does, if the position has found its commit."""
         found = self._snapshot
         return None if found is None else await found.await_located(keys)
 
     def let_go(self) -> None:
-        """Pin the commit no longer. It is found again where it is asked for, if no vacuum has removed it."""
+        """Release the pin. The next use finds the commit again, unless a vacuum has expired it."""
         if self._snapshot is not None:
             self._exact, self._snapshot = self.exact, None
             self._creates = self._creates or self._exact == EMPTY
 
     @property
     def branch(self) -> str:
-        """The id of the branch that commits from here go to: with a tag, the branch of its commit."""
+        """The id of the branch to commit to: with a tag, the branch of its commit."""
         return self._branch if self._tag is None or self.stored is None else self.stored.header.branch
 
     @property
     def stored(self) -> Stored | None:
-        """The commit, None if there is none, or it was not looked for yet."""
+        """The commit. None if there is no commit, or the position has not looked for it yet."""
         return None if self._snapshot is None else self._snapshot.stored
 
     @property
     def exact(self) -> tuple[int, str] | None:
-        """Version and commit id, or `EMPTY`, for another process to start at the same place; None: not read yet."""
+        """Version and commit id, or `EMPTY`, so that another process can start at this position. None: not read yet."""
         if self._snapshot is None:
             return self._exact
         return EMPTY if self.stored is None else (self.stored.header.version, self.stored.header.id.hex())

@@ -1,6 +1,6 @@
-"""Every public exception: one class for each thing that a caller can do about it.
+"""Defines every public exception: one class for each response that a caller can make.
 
-Facts are attributes; the message is built from them and says what to do next.
+Facts are attributes. The message is built from them and says what to do next.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ T = TypeVar("T")
 
 
 def shown_keys(keys: Sequence[str]) -> str:
-    """Return the first keys as a message shows them."""
+    """Return the first keys, formatted for a message."""
     return ", ".join(repr(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether an error says that the disk is full, or a quota used up."""
+    """Tell whether an error says that the disk or a quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def raise_if_full(error: BaseException) -> None:
-    """If an error says that the disk is full, or a quota used up, raise one that says what became of the work."""
+    """If an error says that the disk or a quota is full, raise an error that says that nothing was published."""
     if isinstance(error, OSError) and is_full(error):
-        told = f"{error.strerror}; nothing was published. Make room (`txstore vacuum` may), then try again"
+        told = f"{error.strerror}; nothing was published. Free some space (`txstore vacuum` may help), then try again"
         raise OSError(error.errno, told, error.filename) from error
 
 
-_GENERATORS = 0x20 | 0x80 | 0x200  # and coroutines: the flags of `inspect`
+_GENERATORS = 0x20 | 0x80 | 0x200  # `inspect`'s flags of generators and coroutines
 
 
 def _is_suspended(frame: FrameType) -> bool:
-    """Tell whether a frame is a generator's that has caught the error and may go on: to clear it would close it."""
+    """Tell whether a frame belongs to a generator that caught the error and may continue. Clearing would close it."""
     code = frame.f_code
     return bool(code.co_flags & _GENERATORS) and code.co_code[frame.f_lasti] == opmap["YIELD_VALUE"]
 
 
 def keeps_nothing(function: Callable[P, T]) -> Callable[P, T]:
-    """Let what a function raises hold nothing that our calls below it have used, for as long as somebody keeps it.
+    """Clear TxStore's frames in each error that a function raises, so that a kept error holds no resources.
 
-    An error has its traceback, and that has the frames with all their variables: snapshots, whose pins a vacuum heeds,
-    and maps, whose files take room on the disk. Frames of others stay as they are.
+    The traceback of an error refers to frames, and a frame to its variables. These can be snapshots, whose pins stop
+    a vacuum, or maps, whose files use disk space. Frames of other packages are not changed.
     """
 
     @wraps(function)
@@ -59,8 +59,8 @@ def keeps_nothing(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*arguments, **named)
         except BaseException as error:
-            # In a function of its own: a variable of this frame that held a frame below would close a cycle with it,
-            # and keep the caller's variables, too, until the garbage collector runs.
+            # In a separate function: a variable of this frame that refers to a frame below would form a cycle. The
+            # cycle would keep the caller's variables until the garbage collector runs.
             _clear_frames(error, handled)
             raise
 
@@ -68,7 +68,7 @@ def keeps_nothing(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
-    """Clear our frames of an error and of those that led to it, up to the one that the caller is handling."""
+    """Clear TxStore's frames of an error and of its causes, up to the error that the caller is handling."""
     seen: set[int] = {id(handled)}
     left: list[BaseException | None] = [error]
     while left:
@@ -80,14 +80,14 @@ def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
         for frame, _ in walk_tb(each.__traceback__):
             is_ours = str(frame.f_globals.get("__name__")).startswith("txstore.")
             if is_ours and not _is_suspended(frame):
-                with suppress(RuntimeError):  # it still runs
+                with suppress(RuntimeError):  # the frame still runs
                     frame.clear()
 
 
 class TxStoreError(Exception):
-    """The base of all exceptions that TxStore raises on its own account.
+    """The base class of all exceptions that TxStore defines.
 
-    Each has a note, which a traceback shows below the message: the place of the reference with the usual causes.
+    Each has a note, which a traceback shows below the message: the section of the reference with the usual causes.
     """
 
     def __init__(self, *args: object) -> None:
@@ -95,7 +95,7 @@ class TxStoreError(Exception):
         self.add_note(f"Usual causes: reference/errors#{type(self).__name__.lower()}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What a worker raises comes back to its pool as a pickle; most are not made of their message alone.
+        # A worker sends its error back to the pool as a pickle. Most errors need more than their message.
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -110,12 +110,12 @@ _RETRY = "Retry on the new head: repo.run(fn) does, or rollback() and open every
 
 
 class ConflictError(TxStoreError):
-    """Another commit changed what this transaction wrote or relied on: retry on a new snapshot.
+    """Another commit changed data that this transaction wrote or relied on: retry on a new snapshot.
 
-    What was staged is still there after `commit()` raised this; `rollback()` drops it and moves to the head.
-    `Repository.run` does the retrying. Where processes of this transaction have overwritten one another, `base` and
-    `head` are None, and the message says what else to do. With `on_conflict="merge"`, `conflicts` are what could
-    not be put together, as those of a `MergeConflictError`.
+    The staged changes remain after `commit()` raises this; `rollback()` drops them and moves to the head.
+    `Repository.run` retries. If processes of this transaction have overwritten each other's changes, `base` and
+    `head` are None, and the message says what else to do. With `on_conflict="merge"`, `conflicts` lists the changes
+    that TxStore could not merge, as in `MergeConflictError`.
     """
 
     def __init__(
@@ -136,18 +136,18 @@ class ConflictError(TxStoreError):
         super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
 
 
-#: What explains conflicts that a vacuum has made.
+#: Explains conflicts that exist only because a vacuum expired commits.
 CUT = (
-    "A vacuum has given up commits by which it could be told what each side has changed since both have merged others: "
-    "where these others differ, both sides count as having changed it."
+    "A vacuum has expired commits that show which side made a change. The sides have several best common ancestors. "
+    "Where these ancestors differ, TxStore assumes that both sides changed the data."
 )
 
 
 class MergeConflictError(TxStoreError):
-    """Both sides of a merge have changed something that can't be put together: nothing was changed.
+    """Both sides of a merge made changes that TxStore can't merge: nothing was changed.
 
-    `conflicts` are `txstore.merging.conflicts.Conflict`, each with the path, the kind, and what the sides have.
-    `is_cut`: a vacuum has given up commits by which some of them might have been settled.
+    `conflicts` are `txstore.merging.conflicts.Conflict`, each with the path, the kind, and the value of each side.
+    `is_cut`: a vacuum has expired commits that might have settled some of the conflicts.
     """
 
     def __init__(self, conflicts: Sequence[object], *, is_cut: bool = False) -> None:
@@ -157,23 +157,23 @@ class MergeConflictError(TxStoreError):
         more = f"; and {len(self.conflicts) - 5} more" if len(self.conflicts) > 5 else ""
         super().__init__(
             f"{shown}{more}. {CUT + ' ' if is_cut else ''}Nothing was changed. Merge again with resolve={{path: "
-            "'ours', 'theirs' or a function of a conflict}; this error's `conflicts` have what each side says"
+            "'ours', 'theirs' or a function of a conflict}; this error's `conflicts` have the value of each side"
         )
 
 
 class NoCommonAncestorError(TxStoreError):
-    """A commit that two lines of history have in common is not kept: what each has changed since can't be told."""
+    """A vacuum expired the common ancestor of two histories, so TxStore can't tell what each has changed since."""
 
     def __init__(self, one: object, other: object) -> None:
         super().__init__(
-            f"{one} and {other}: a vacuum has given up a commit that both have come from, or have merged. Pick the "
-            "commits of one that the other lacks: repo.cherry_pick(commit). Or copy by hand what repo.diff() shows of "
-            "the two: store.copy(path, path, at=commit)"
+            f"{one} and {other}: a vacuum has expired their common ancestor, or a commit that both have merged. Apply "
+            "the commits that one of them lacks: repo.cherry_pick(commit). Or look at the differences with repo.diff() "
+            "and copy nodes: store.copy(path, path, at=commit)"
         )
 
 
 class Violation(NamedTuple):
-    """Where a commit would break a constraint."""
+    """One place where a commit would break a constraint."""
 
     constraint: str
     where: str  # a path or key
@@ -183,8 +183,8 @@ class Violation(NamedTuple):
 class ConstraintError(TxStoreError):
     """The commit would break constraints of the repository: nothing was published.
 
-    What was staged is still there after `commit()` raised this, to be mended; a `with` block that it leaves rolls back.
-    `violations` are tuples of `constraint` (its name), `where` (a path or key) and `reason`.
+    The staged changes remain after `commit()` raises this, so you can correct them. If the error leaves a `with` block,
+    the block rolls back. `violations` are tuples of `constraint` (its name), `where` (a path or key) and `reason`.
     """
 
     def __init__(self, violations: Sequence[Violation]) -> None:
@@ -192,16 +192,16 @@ class ConstraintError(TxStoreError):
         shown = "; ".join(f"{name}: {where or '/'!r}: {reason}" for name, where, reason in self.violations[:5])
         more = f"; and {len(self.violations) - 5} more" if len(self.violations) > 5 else ""
         super().__init__(
-            f"{shown}{more}. Nothing was published. Where a `with` block has not rolled back, what was staged is still "
-            "there, to be mended and committed again. repo.constraints says what is declared"
+            f"{shown}{more}. Nothing was published. Unless a `with` block has rolled back, the staged changes remain: "
+            "correct them and commit again. repo.constraints lists the declared constraints"
         )
 
 
 class StaleArrayError(ConflictError):
-    """An array or group object is older than a change by somebody else: reopen it, as the message says.
+    """An array or group object is older than a change by another writer: reopen it, as the message says.
 
-    From `store.latest()` if it was committed; through the same store if another participant of the same transaction has
-    staged it.
+    If the change is committed, reopen from `store.latest()`. If another participant of the same transaction staged
+    it, reopen through the same store.
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class StaleArrayError(ConflictError):
 
 
 class LockTimeoutError(TxStoreError, TimeoutError):
-    """Somebody else holds locks that this call wanted, and did not give them up in time: wait longer, or give up.
+    """Another transaction holds locks that this call needs, and did not release them in time: wait longer, or stop.
 
-    The call that raised this holds none of what it wanted; what was held before it is still held.
+    The call that raises this keeps none of the locks that it asked for. Locks from earlier calls are still held.
     """
 
     def __init__(self, keys: Sequence[str], holder: str) -> None:
@@ -228,7 +228,7 @@ class LockTimeoutError(TxStoreError, TimeoutError):
 
 
 class LockRegionError(TxStoreError, ValueError):
-    """What was to be locked can't be, as it is: the message says what to lock instead."""
+    """TxStore can't lock this selection: the message says what to lock instead."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -237,10 +237,10 @@ class LockRegionError(TxStoreError, ValueError):
 
 
 class CommitTimeoutError(TxStoreError, TimeoutError):
-    """Somebody else is committing, or at maintenance, for longer than `commit_timeout` allows: try again, or end them.
+    """Another process commits, or does maintenance, for longer than `commit_timeout`: try again, or end that process.
 
-    Nothing was published. What was staged is still there after `commit()` raised this; a `with` block that it leaves
-    rolls back.
+    Nothing was published. The staged changes remain after `commit()` raises this. If the error leaves a `with` block,
+    the block rolls back.
     """
 
     def __init__(self, url: str, what: str, holder: str, timeout: float) -> None:
@@ -248,14 +248,14 @@ class CommitTimeoutError(TxStoreError, TimeoutError):
         self.holder = holder
         self.timeout = timeout
         super().__init__(
-            f"{url}: {holder} has {what}, and did not give it up in {timeout:g} s (commit_timeout=). Nothing was "
-            "published: where a `with` block has not rolled back, what was staged is still there, and commit() can be "
-            "called again. If that process is stopped or hangs, end it: what it has goes with it"
+            f"{url}: {holder} has {what}, and did not release it in {timeout:g} s (commit_timeout=). Nothing was "
+            "published. Unless a `with` block has rolled back, the staged changes remain: call commit() again. If that "
+            "process is stopped or hangs, end it: that releases what it holds"
         )
 
 
 class LocksUnavailableError(TxStoreError):
-    """There can be no chunk-key locks here: the message says why. `Repository.run` retries instead of locking."""
+    """This repository has no chunk-key locks: the message says why. `Repository.run` retries instead of locking."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -264,20 +264,20 @@ class LocksUnavailableError(TxStoreError):
 
 
 class LocksLostError(ConflictError):
-    """Locks that this transaction held are no longer its own: roll back and run it again."""
+    """This transaction has lost locks that it held: roll back and run it again."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(keys, reason="the lock file was deleted or replaced, or the locks were taken away")
         self.args = (
-            f"{self.reason}: somebody else may have changed {shown_keys(self.keys)}. rollback() and run it again: "
-            "repo.run(fn) does",
+            f"{self.reason}: another process may have changed {shown_keys(self.keys)}. Call rollback() and run it "
+            "again: repo.run(fn) does both",
         )
 
 
 class ParticipantLostError(TxStoreError):
-    """A process that staged into this transaction died before it was done, or failed: do its work again, then commit.
+    """A process that staged into this transaction died before it finished, or failed: redo its work, then commit.
 
-    Nothing was published, and what is staged is still there.
+    Nothing was published. The staged changes remain.
     """
 
     def __init__(self, participants: Sequence[str], keys: Sequence[str]) -> None:
@@ -285,13 +285,13 @@ class ParticipantLostError(TxStoreError):
         self.keys = tuple(keys)
         super().__init__(
             f"{', '.join(self.participants)} died in the middle of the work on {shown_keys(self.keys)} (an operation, "
-            "or a `with` block), or gave it up when a block or a write failed: do that work again, then commit. "
-            "commit(allow_lost=True) takes what is staged all the same"
+            "or a `with` block), or a block or a write of it failed: do that work again, then commit. "
+            "commit(allow_lost=True) commits the staged part of it as it is"
         )
 
 
 class CommitUnknownError(TxStoreError):
-    """The commit may or may not have happened: look for its id in the log before you write again."""
+    """TxStore can't tell whether the commit was made: look for its id in the log before you write again."""
 
     def __init__(self, commit_id: str, *, reason: str) -> None:
         self.commit_id = commit_id
@@ -301,7 +301,7 @@ class CommitUnknownError(TxStoreError):
 
 
 class CorruptionError(TxStoreError):
-    """Stored bytes are not what was written: stop and run `verify`. Wrong data is never returned."""
+    """Stored bytes differ from the bytes that were written: stop and run `verify`. Wrong data is never returned."""
 
     def __init__(self, path: str, *, reason: str, offset: int | None = None, key: str | None = None) -> None:
         self.path = path
@@ -314,15 +314,15 @@ class CorruptionError(TxStoreError):
 
 
 class WrongFileTypeError(CorruptionError, OSError):
-    """Something else lies in a repository than can: a link, a FIFO, a directory in the place of a file.
+    """A repository has a link, a FIFO or a directory where only a file can be, or the other way round.
 
-    It was neither followed nor opened, nor changed. Any user who may write the directory may have put it there.
+    TxStore did not follow, open or change it. Any user who may write the directory may have put it there.
     """
 
     def __init__(self, path: str, *, found: str, wanted: str) -> None:
         self.found = found
         self.wanted = wanted
-        super().__init__(path, reason=f"this is {found}, where only {wanted} can be; it was left alone")
+        super().__init__(path, reason=f"this is {found}, where only {wanted} can be; TxStore did not touch it")
 
 
 class SnapshotExpiredError(TxStoreError):
@@ -334,9 +334,9 @@ class SnapshotExpiredError(TxStoreError):
 
 
 class ErasedError(TxStoreError):
-    """What is asked for was erased, for good, with `Repository.erase`: never a missing key, and never a fill value.
+    """`Repository.erase` has erased this value for good. TxStore never reads it as a missing key or a fill value.
 
-    `by` and `time` (when, aware) are those of the erasure; None where its record was not at hand.
+    `by` (the user) and `time` (an aware datetime) are of the erasure. They are None if its record can't be read.
     """
 
     def __init__(self, key: str, by: str | None = None, time: datetime | None = None) -> None:
@@ -345,12 +345,12 @@ class ErasedError(TxStoreError):
         self.time = time
         who = "" if by is None or time is None else f" by {by} on {time.isoformat(timespec='seconds')}"
         super().__init__(
-            f"{key!r} was erased{who}, at every commit: there is no way back. repo.erasures has the record"
+            f"{key!r} was erased{who}, at every commit: it can't be restored. repo.erasures() has the record"
         )
 
 
 class ErasureError(TxStoreError):
-    """Something can't be erased as it is asked for: nothing was changed, and the message says what to do first."""
+    """TxStore can't erase these paths yet: nothing was changed, and the message says what to do first."""
 
     def __init__(self, paths: Sequence[str], reason: str) -> None:
         self.paths = tuple(paths)
@@ -359,21 +359,21 @@ class ErasureError(TxStoreError):
 
 
 class ErasureTimeoutError(ErasureError, TimeoutError):
-    """Somebody still reads what is to be erased, or has a transaction open that began before: wait, or end them.
+    """A process still reads the data to erase, or has an older transaction open: wait, or end that process.
 
-    `holders` says who.
+    `holders` names these processes.
     """
 
     def __init__(self, paths: Sequence[str], holders: Sequence[str], *, done: str = "Nothing was changed") -> None:
         self.holders = tuple(holders)
         super().__init__(
             paths,
-            f"{'; '.join(self.holders)}. {done}. Close what is open, or wait longer with timeout=, and do it again",
+            f"{'; '.join(self.holders)}. {done}. Close these, or wait longer with timeout=, then erase again",
         )
 
 
 class BackupError(TxStoreError):
-    """A repository can't be backed up to this place: choose another."""
+    """TxStore can't back up the repository to this place: choose another."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -382,26 +382,26 @@ class BackupError(TxStoreError):
 
 
 class BarePathError(TxStoreError):
-    """zarr, or what calls it, was about to delete a repository by its path, or a part of it: write to a store instead.
+    """zarr, or its caller, was about to delete a repository, or a part of it, by its path: write to a store instead.
 
-    Nothing was deleted. It is raised by zarr's own stores in a process that has imported TxStore, in others it is not.
+    Nothing was deleted. zarr's own stores raise this only in a process that has imported TxStore.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         super().__init__(
-            f"{url} is a TxStore repository: to overwrite its path, or one below it (mode='w', overwrite=True), would "
+            f"{url} is a TxStore repository: overwriting its path, or one below it (mode='w', overwrite=True), would "
             "delete it, or a part of it, with its history. Nothing was deleted. Write to a store, which keeps the "
             "history: `with txstore.Repository(path).transaction() as store:`, and in it zarr.open(store, mode='w') or "
-            "ds.to_zarr(store, mode='w'). If the repository is to go, delete its directory first"
+            "ds.to_zarr(store, mode='w'). To delete the repository, delete its directory first"
         )
 
 
 class BackupErasureError(BackupError):
-    """To go on, the backup would erase values in the copy: look at the erasures, then ask for it.
+    """The backup would erase values in the copy: look at the erasures, then run it with `erase=True`.
 
-    `erasures` are the records that the copy does not have yet, `values` is how many values they are about. Nothing was
-    changed.
+    `erasures` are the records that the copy does not have yet; `values` is the number of values that they cover.
+    Nothing was changed.
     """
 
     def __init__(self, url: str, erasures: Sequence[object], values: int) -> None:
@@ -412,14 +412,14 @@ class BackupErasureError(BackupError):
         super().__init__(
             url,
             f"the repository has records of erasures that the copy does not have: {shown}{more}. Here they would "
-            f"destroy {values:,} values, for good, and nothing was changed yet. If these erasures were meant, run it "
-            "again with erase=True (--erase). If not, somebody else has put them below erased/: keep this copy, and "
-            "delete the records there",
+            f"destroy {values:,} values, for good. Nothing was changed yet. If you intended these erasures, run it "
+            "again with erase=True (--erase). If not, another person has put these records below erased/: keep this "
+            "copy, and delete the records there",
         )
 
 
 class PublishError(TxStoreError):
-    """A plain copy can't be kept at this place: the message says what to do about it."""
+    """TxStore can't publish a plain copy to this place: the message says what to do."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -430,7 +430,7 @@ class PublishError(TxStoreError):
 class CodecRefusedError(TxStoreError, ValueError):
     """An array has codecs that TxStore does not run on its own: allow them, or read the array with zarr.
 
-    `codecs` are their names; none, if the array's document names no codecs that make sense.
+    `codecs` are their names. It is empty if the codecs in the array's document are invalid.
     """
 
     def __init__(self, path: str, codecs: Sequence[str]) -> None:
@@ -438,16 +438,16 @@ class CodecRefusedError(TxStoreError, ValueError):
         self.codecs = tuple(codecs)
         if codecs:
             self.reason = (
-                f"TxStore does not run the codecs {shown_keys(codecs)} on its own, as a codec may do anything. If you "
-                f"trust them, and what they decode, set TXSTORE_CODECS={','.join(codecs)}; zarr itself reads all codecs"
+                f"TxStore does not run the codecs {shown_keys(codecs)} on its own, as a codec can run any code. If you "
+                f"trust them, and their data, set TXSTORE_CODECS={','.join(codecs)}; zarr itself reads all codecs"
             )
         else:
-            self.reason = "the codecs in its document make no sense, so that nothing is decoded"
+            self.reason = "the codecs in its document are invalid, so TxStore decodes nothing"
         super().__init__(f"{path!r}: {self.reason}")
 
 
 class SourceError(TxStoreError, ValueError):
-    """This can't be imported as it is: the message says why, and what can be done."""
+    """TxStore can't import this source as it is: the message says why, and what you can do."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -456,29 +456,29 @@ class SourceError(TxStoreError, ValueError):
 
 
 class SchemaError(TxStoreError, ValueError):
-    """Arrays do not hold samples as they are asked for: the message names everything that is wrong."""
+    """The arrays do not have the samples that the loader asks for: the message lists every fault."""
 
     def __init__(self, url: str, faults: Sequence[str]) -> None:
         self.url = url
         self.faults = tuple(faults)
-        super().__init__(f"{url}: {'; '.join(self.faults)}. Change what is asked for, or choose another commit")
+        super().__init__(f"{url}: {'; '.join(self.faults)}. Change the loader's arguments, or choose another commit")
 
 
 class SourceChangedError(SourceError):
-    """A file that values lie in is not the one that was referred to: import the references again."""
+    """A file with foreign values has changed since the references were imported: import them again."""
 
     def __init__(self, url: str, expected: str, found: str) -> None:
         self.expected = expected
         self.found = found
         super().__init__(
             url,
-            f"values of a repository lie in this file, which has changed: it was {expected}, and now {found}. Put back "
-            "what it was, or import the references to it again",
+            f"values of a repository lie in this file, which has changed: it was {expected}, and now {found}. Restore "
+            "the old file, or import the references to it again",
         )
 
 
 class ExportError(TxStoreError):
-    """A commit can't be exported to this place, or in this form: the message says what to choose."""
+    """TxStore can't export the commit to this place, or in this form: the message says what to choose."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -489,7 +489,7 @@ class ExportError(TxStoreError):
 class RepositoryNotFoundError(TxStoreError):
     """There is no repository here: look at the path.
 
-    This is no `FileNotFoundError`: zarr, fsspec and xarray take that for a key that is missing, and go on without it.
+    This is no `FileNotFoundError`: zarr, fsspec and xarray treat that as a missing key, and continue without it.
     """
 
     def __init__(
@@ -500,7 +500,7 @@ class RepositoryNotFoundError(TxStoreError):
         creatable: bool = False,
     ) -> None:
         self.url = url
-        self.creatable = creatable  # a writer may create one here
+        self.creatable = creatable  # a writer may create a repository here
         super().__init__(f"{url}: {reason}")
 
 
@@ -513,7 +513,7 @@ class CommitNotFoundError(TxStoreError, LookupError):
 
 
 class NodeNotFoundError(TxStoreError, KeyError):
-    """There is no array or group at this path, or not the kind that is needed: look at the path."""
+    """There is no array or group at this path, or the node has the wrong kind: look at the path."""
 
     def __init__(self, path: str, wanted: str = "array or group", found: str = "absent") -> None:
         self.path = path
@@ -523,7 +523,7 @@ class NodeNotFoundError(TxStoreError, KeyError):
         super().__init__(f"no {wanted} at {path!r}: {there}; look at the path")
 
     def __str__(self) -> str:
-        return str(self.args[0])  # KeyError would show its repr
+        return str(self.args[0])  # KeyError's own would return the message's repr
 
 
 class UnsupportedFormatError(TxStoreError):
@@ -537,7 +537,7 @@ class UnsupportedFormatError(TxStoreError):
 
 
 class TransactionStateError(TxStoreError):
-    """The call does not fit the state of the transaction: the message says what has to be done first."""
+    """The transaction's state does not allow this call: the message says what to do first."""
 
     def __init__(self, message: str, *, state: str) -> None:
         self.state = state
@@ -545,26 +545,26 @@ class TransactionStateError(TxStoreError):
 
 
 class KeyFormatError(TxStoreError, ValueError):
-    """The key, branch or tag name is not one that can be stored: the message says what is wrong with it."""
+    """TxStore can't store this key, branch or tag name: the message says what is wrong with it."""
 
 
 class CommitWaitWarning(UserWarning):
-    """A commit has waited for a while for somebody else who is committing, or at maintenance: the message says who."""
+    """A commit is waiting for another process that commits or does maintenance: the message names that process."""
 
 
 class UncommittedChangesWarning(UserWarning):
-    """Staged writes were dropped because they were not committed."""
+    """TxStore dropped staged writes because no process committed them."""
 
 
 class ClockWarning(UserWarning):
-    """A commit is dated later than it is now by this machine's clock: one of two clocks is wrong."""
+    """The time of a commit is later than this machine's clock: one of two clocks is wrong."""
 
 
 class UnequalLengthsWarning(UserWarning):
-    """A commit lets an array grow along a dimension, and leaves another as long as both were: the message says which.
+    """A commit extends one array along a dimension, but not another array of the same length: the message names both.
 
-    `left` has a tuple for each array that is left behind: its path, that of the array that has grown, the dimension,
-    its axis there, and the lengths of that one before and after.
+    `left` has a tuple for each array that did not grow: its path, the path of the array that grew, the dimension,
+    the dimension's axis in the array that grew, and the lengths of that array before and after.
     """
 
     def __init__(self, left: Sequence[tuple[str, str, str, int, tuple[int, int]]]) -> None:

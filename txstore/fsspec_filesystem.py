@@ -1,6 +1,6 @@
-"""The fsspec protocol `txstore`: `txstore::URL` is a snapshot of the repository at URL, as a read-only file system.
+"""Implements the fsspec protocol `txstore`: `txstore::URL` is a read-only file system over a snapshot of a repository.
 
-`txstore://URL`, which stores print, is the same; a path inside of the repository may follow either.
+`txstore://URL`, which stores print, means the same. A path inside the repository may follow either form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
 from txstore.storage.sources import Given
 
-#: What these keep goes stale, and a repository keeps what was read itself.
+#: fsspec's caching protocols. Their caches become stale, and a repository has its own cache.
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")
 _TO_WRITE = "write to a store, `with txstore.Repository(url).transaction() as store: ds.to_zarr(store)`"
 
@@ -33,29 +33,29 @@ _TO_WRITE = "write to a store, `with txstore.Repository(url).transaction() as st
 class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The keys of one commit as files: `zarr.open("txstore::s3://bucket/data.tx", mode="r")`.
 
-    Options of this protocol stand beside those of the one that it is chained to, which go under its name:
-    `storage_options={"at": 7, "s3": {"anon": True}}`. Each opening looks for the newest commit anew; what was opened
-    stays at it, in the pickles, too. Paths are the keys of the Zarr hierarchy.
+    Options of the chained protocol go under its name, beside the options of this protocol:
+    `storage_options={"at": 7, "s3": {"anon": True}}`. Each new instance looks for the newest commit; an instance and
+    its pickles stay at their commit. Paths are the keys of the Zarr hierarchy.
 
     Parameters
     ----------
     fo : str
-        The URL or path of the repository, or of a group, array or key in it, which is the root then. fsspec gives it,
-        and the next two, for a chained URL.
+        The URL or path of the repository, or of a group, array or key in it, which then is the root. For a chained
+        URL, fsspec passes this and the next two parameters.
     target_protocol : str, optional
-        The protocol of `fo`, where that is a path without one.
+        The protocol of `fo`, if `fo` is a path without a protocol.
     target_options : dict, optional
-        Of the file system that the repository lies on.
+        Options for the file system that has the repository.
     branch, at, tag
-        Which commit: as in `Repository.snapshot`.
+        The commit to read, as in `Repository.snapshot`.
     sources : dict or list of str, optional
-        Below which URLs values may lie outside: as in `Repository`.
+        URLs below which foreign values may lie, as in `Repository`.
 
     Writing raises `PermissionError`.
     """
 
     protocol = "txstore"
-    cachable = False  # an instance that was made an hour ago is an hour old
+    cachable = False  # a cached instance would stay at an old commit
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._root = ""
         concealed(lambda: self._find(fo, target_protocol, given, sources), [fo], given)
         self.snapshot: Snapshot = self.repository.mapping(at=at, branch=branch, tag=tag)
-        # UPath("txstore::URL") opens the file system at URL, and takes URL for a path in it, too.
+        # UPath("txstore::URL") opens the file system at URL, and then also uses URL as a path in it.
         names = [fo.strip("/"), *([os.path.relpath(fo)] if os.path.isabs(fo) else [])]
         self._also_root = tuple(filter(_may_be_path, names))
 
@@ -152,10 +152,10 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
         return {"name": path, "size": 0, "type": "directory"}
 
-    # What fsspec's own make of any error is "no": what can't be read would be told to be missing.
+    # fsspec's own versions return False on any error, so a damaged key would look missing.
 
     def _type(self, path: str) -> str | None:
-        """Return "file" or "directory", None if there is no such key, nor one below it."""
+        """Return "file" or "directory". None if there is no such key, and no key below it."""
         try:
             return str(self.info(path)["type"])
         except FileNotFoundError:
@@ -199,7 +199,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if view is None:
             if key and not self.snapshot.has_keys_below(key):
                 raise FileNotFoundError(errno.ENOENT, "no such key", path)
-            raise IsADirectoryError(errno.EISDIR, "keys are below it, it is none", path)
+            raise IsADirectoryError(errno.EISDIR, "this is a directory, not a key", path)
         return bytes(view)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
@@ -208,7 +208,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return io.BytesIO(self.cat_file(path))
 
     def modified(self, path: str) -> datetime:
-        """Return when the commit was made that is read."""
+        """Return the time of the commit that this file system reads."""
         self.info(path)
         commit = self.snapshot.commit
         if commit is None:
@@ -217,7 +217,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     created = modified
 
-    # --- writing: what fsspec's classes do by default is nothing, without a word
+    # --- writing: fsspec's default methods silently do nothing
 
     def _refuse(self, path: Any = "", *_: Any, **__: Any) -> Never:
         words = f"txstore:: is for reading: {_TO_WRITE}"
@@ -227,7 +227,7 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 def _may_be_path(name: str) -> bool:
-    """Tell whether there can be a node of this name: `..` and `://` are in none."""
+    """Tell whether a node can have this name. No node's name contains `..` or `://`."""
     try:
         encode_key(name)
     except KeyFormatError:
@@ -241,13 +241,13 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 def _is_printed(path: str) -> bool:
-    """Tell whether this is the URL of a repository, or of what is inside, and not of a key: `txstore://position/c/0`."""
+    """Tell whether this is a URL of, or inside, a repository. A key such as `txstore://position/c/0` is neither."""
     place = path.removeprefix(PRINTED)
     return place != path and (place.startswith("/") or "://" in place)
 
 
 def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the URL of the repository, put together again from what fsspec took apart, and its options."""
+    """Return the repository's URL and its options. fsspec has split the URL; this joins the parts again."""
     while protocol in _CACHES and "target_protocol" in options:
         protocol, fo, options = (
             options["target_protocol"],
@@ -260,7 +260,7 @@ def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str
         return fo, options
     if "://" in fo:
         return fo, options
-    if "host" in options:  # of a file server: fsspec takes it out of the URL
+    if "host" in options:  # fsspec removes the host of a file server from the URL
         port = options.pop("port", None)
         return f"{protocol}://{options.pop('host')}{f':{port}' if port else ''}/{fo.lstrip('/')}", options
     return f"{protocol}://{fo.lstrip('/')}", options

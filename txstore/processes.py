@@ -1,8 +1,8 @@
-"""What has to happen around a fork, and at the end of a process.
+"""Runs functions around a fork and at the end of a process.
 
-What was made before a fork has to work in both processes afterwards. A forked child has only the thread that forked:
-locks that other threads held stay held for ever, and it shares the open file descriptions of its parent, whose kernel
-locks would outlive the parent in it.
+Objects made before a fork have to work in both processes after it. A forked child has only the thread that forked, so
+locks that other threads held stay locked forever. It also shares its parent's open file descriptions: kernel locks on
+them would stay in the child after the parent has died.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ T = TypeVar("T")
 
 
 class Forked(Protocol):
-    """Something that has to know in a forked child that it is in one."""
+    """An object that needs a call in each forked child."""
 
     def after_fork_in_child(self) -> None:
-        """Called in the child, which may do little: no locks, no I/O but closing descriptors."""
+        """Called in the child. It may take no locks, and do no I/O except closing descriptors."""
 
 
 class Forking(Protocol):
-    """Something that has to know that a fork is to come."""
+    """An object that needs a call before each fork."""
 
     def before_fork(self) -> None:
-        """Called in the parent. What it raises is printed and ignored."""
+        """Called in the parent. Python prints and ignores an exception from it."""
 
 
-#: To be held while something is opened or closed, so that no fork sees half of it.
+#: Hold this lock while you open or close a file, so that no fork happens in the middle.
 opening = threading.RLock()
 
 
 class _Living(Generic[T]):
-    """Things as long as they live: a `WeakSet` in which each costs no call of Python. A transaction has a dozen."""
+    """A set of weak references. Unlike `WeakSet`, it runs no Python code per object; a transaction has a dozen."""
 
     def __init__(self) -> None:
         self._references: set[weakref.ref[T]] = set()
@@ -73,27 +73,27 @@ def new_rlock() -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
 
 
 def watch(thing: Forked) -> None:
-    """Tell `thing` in each forked child, for as long as it lives."""
+    """Call `thing.after_fork_in_child` in each forked child, as long as `thing` lives."""
     _forked.add(thing)
 
 
 def watch_before(thing: Forking) -> None:
-    """Tell `thing` before each fork, for as long as it lives."""
+    """Call `thing.before_fork` before each fork, as long as `thing` lives."""
     _forking.add(thing)
 
 
 def in_child(function: Callable[[], None]) -> Callable[[], None]:
-    """Call a function of a module in each forked child."""
+    """Call a module's function in each forked child. For use as a decorator."""
     _functions.append(function)
     return function
 
 
 def all_of(things: Iterable[T]) -> list[T]:
-    """Return what is in a set that other threads add to."""
+    """Return the elements of a set to which other threads may add."""
     while True:
         try:
             return list(things)
-        except RuntimeError:  # another thread has just made one
+        except RuntimeError:  # another thread added an element during the iteration
             continue
 
 
@@ -123,34 +123,34 @@ _bootstrap: dict[int, FrameType | None] = {}  # of this process
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call a function, once, at the end of this process, if it ends in an orderly way."""
+    """Call a function once at the end of this process, unless the process is killed."""
     if _registered_in.get(function) == os.getpid():
         return
     _registered_in[function] = os.getpid()
     _bootstrap[os.getpid()] = _find_bootstrap()
     atexit.register(function)
-    if "multiprocessing.util" in sys.modules:  # before Python 3.13, its processes end without `atexit`
+    if "multiprocessing.util" in sys.modules:  # before Python 3.13, processes of multiprocessing skip `atexit`
         from multiprocessing.util import Finalize
 
         Finalize(None, function, exitpriority=0)
 
 
 def was_broken_off() -> bool:
-    """Tell, when the process ends, whether it was an exception, or an exit with an error, that ended its work.
+    """Tell, at the end of the process, whether an exception, or an exit with an error, ended its work.
 
-    That a script ends by `sys.exit` with an error can't be told.
+    This can't detect that a script ended by `sys.exit` with an error.
     """
     bootstrap = _bootstrap.get(os.getpid())
     if bootstrap is not None:
         return bootstrap.f_locals.get("exitcode") != 0
     ending = sys.exc_info()[1]
-    if ending is None and not hasattr(sys, "ps1"):  # else it says what was raised at the prompt
+    if ending is None and not hasattr(sys, "ps1"):  # at a prompt, `last_value` is any earlier exception
         ending = getattr(sys, "last_value", None)
     return ending is not None and not (isinstance(ending, SystemExit) and not ending.code)
 
 
 def _find_bootstrap() -> FrameType | None:
-    """Return the frame that runs a process of `multiprocessing`, which says nowhere else how the work has ended."""
+    """Return the frame that runs a `multiprocessing` process. Only this frame knows how the work ended."""
     code = getattr(getattr(multiprocessing.process.BaseProcess, "_bootstrap", None), "__code__", None)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code is not code:

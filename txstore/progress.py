@@ -1,4 +1,4 @@
-"""How far a long call is: the function that is told of it, and the bar that `progress=True` shows instead."""
+"""Reports the progress of a long call: to the caller's function, or as the bar that `progress=True` shows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from txstore.format.shown import html_text, readable_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Called again and again with the bytes that are done, and the bytes in all.
+#: A long call calls this again and again with the bytes done and the total bytes.
 Progress: TypeAlias = Callable[[int, int], None]
-#: What `progress=` takes: a function, True for a bar, or False or None for neither.
+#: The values of `progress=`: a function, True for a bar, or False or None for no report.
 Wanted: TypeAlias = bool | Progress | None
 
-#: Seconds between two pictures of a bar in a notebook: each is a message to the browser.
+#: Seconds between two updates of a bar in a notebook: each update is a message to the browser.
 _PAUSE = 0.1
 
 
 @contextmanager
 def showing(wanted: Wanted, what: str) -> Iterator[Progress | None]:
-    """Return what a long call tells of how far it is; None if the caller asked for no progress.
+    """Yield the function that a long call reports its progress to. None if the caller wants no report.
 
-    The bar is in the cell of a notebook, or on the standard error if that is a terminal; it goes when the block ends.
+    A bar appears in a notebook's cell, or on standard error if that is a terminal. It disappears when the block ends.
     """
     if wanted is None or wanted is False:
         yield None
@@ -34,7 +34,7 @@ def showing(wanted: Wanted, what: str) -> Iterator[Progress | None]:
             raise TypeError(f"progress= takes True or a function of two numbers, not {wanted!r}")
         yield wanted
     else:
-        from rich.console import Console  # late: only a bar needs it
+        from rich.console import Console  # late: only a bar needs rich
 
         console = Console(stderr=True, highlight=False)
         if console.is_jupyter:
@@ -62,7 +62,7 @@ def _bar_in_terminal(what: str, console: Console) -> Iterator[Progress]:
 
 @contextmanager
 def _bar_in_notebook(what: str) -> Iterator[Progress]:
-    """A bar of HTML: that of rich needs ipywidgets, here and where the notebook is looked at."""
+    """Show a bar in HTML. rich's own bar would need ipywidgets, in the kernel and in the browser."""
     from IPython.display import HTML, display
 
     cell: Any = display(HTML(html_text(what)), display_id=True)

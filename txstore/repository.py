@@ -1,4 +1,4 @@
-"""Repository: the facade over one repository: transactions, snapshots, history, tags, verification."""
+"""Offers one repository to users: transactions, snapshots, history, branches, tags and maintenance."""
 
 from __future__ import annotations
 
@@ -71,32 +71,45 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds: the longest pause before the first retry of `run`; it doubles with each.
+#: Seconds. The first is the longest pause before `run` retries for the first time. It doubles with each retry.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 _LEAST_RETRIES = 10
-#: Commits that a notebook shows of a repository.
+#: Number of commits that a notebook shows for a repository.
 _SHOWN_COMMITS = 5
 
 
 class Repository:
     """One TxStore repository.
 
-    Parameters ---------- url : str or PathLike Where it is. It is created by the first write, never by reading. create
-    : bool False: there has to be a repository already, or `RepositoryNotFoundError` is raised at once. So a misspelled
-    path makes no second repository. durability : {"fsync", "none"} Whether `commit` returns only when the commit will
-    survive power loss. "none" is for scratch data. storage_options : dict, optional Of the fsspec file system that the
-    URL is of: credentials, endpoints. They are kept in this process and in its pickles, and written nowhere.
-    single_writer : bool For a file system that can't create exclusively (`docs/how-to/remote.md`): a promise that no
-    other process writes this repository, ever. Without it, such a repository can only be read. cache_dir : str or
-    PathLike, optional Where on this machine to keep what was read from afar, `cache_size` bytes at most, for all
-    processes that name it. By default 64 MiB are kept in memory. retention : int or timedelta, optional How many of the
-    newest commits to keep, or for how long: a process that commits with this set expires and compacts older ones now
-    and then. By default history is kept, and only `vacuum` gives it up. Tagged commits stay. sources : dict, list of
-    str, or str, optional Below which directories or URLs values may lie in files outside of the repository
-    (`docs/how-to/virtual.md`); a dict has the options of their fsspec file systems. Nothing else is opened, whatever
-    the repository says. commit_timeout : float, optional Seconds that a commit, or maintenance, waits for others that
-    are committing, or at maintenance: then it raises `CommitTimeoutError`, which says who they are; what is staged is
-    still there, to be committed again. By default there is no limit, and a `CommitWaitWarning` after 5 seconds.
+    Parameters
+    ----------
+    url : str or PathLike
+        The location of the repository. The first write creates it; reading never does.
+    create : bool
+        With False, a missing repository raises `RepositoryNotFoundError` at once. So a misspelled path does not create
+        a second repository.
+    durability : {"fsync", "none"}
+        "fsync": `commit` returns only when the commit will survive a loss of power. "none" is for scratch data.
+    storage_options : dict, optional
+        Options for the fsspec file system of the URL, such as credentials and endpoints. TxStore keeps them in this
+        process and in its pickles, and writes them nowhere else.
+    single_writer : bool
+        For a file system that can't create files exclusively (`docs/how-to/remote.md`): you promise that no other
+        process ever writes this repository. Without this promise, such a repository is read-only.
+    cache_dir : str or PathLike, optional
+        A local directory in which all processes that name it cache remote data, `cache_size` bytes at most. By
+        default each process caches 64 MiB in memory.
+    retention : int or timedelta, optional
+        How many of the newest commits to keep, or for how long. A process that commits with this option sometimes
+        expires and compacts older commits. By default only `vacuum` expires commits. Tagged commits stay.
+    sources : dict, list of str, or str, optional
+        Directories or URLs below which foreign values may lie, in files outside the repository
+        (`docs/how-to/virtual.md`). A dict also gives the options of their fsspec file systems. TxStore opens no
+        other file, whatever the repository says.
+    commit_timeout : float, optional
+        Seconds that a commit, or maintenance, waits for another process that commits or does maintenance. Then it
+        raises `CommitTimeoutError`, which names that process. The staged changes remain: you can commit them again.
+        By default there is no limit, and a `CommitWaitWarning` after 5 seconds.
 
     Examples
     --------
@@ -125,35 +138,36 @@ class Repository:
         commit_timeout: float | None = None,
     ) -> None:
         if commit_timeout is not None and not commit_timeout >= 0:
-            raise ValueError(f"commit_timeout={commit_timeout!r}: it is in seconds, 0 or more; None: no limit")
+            raise ValueError(f"commit_timeout={commit_timeout!r}: give seconds, 0 or more, or None for no limit")
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
         access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources), commit_timeout)
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
-        if not self.engine.exists(creating=create) and not create:  # this raises if something else is in its place
+        if not self.engine.exists(creating=create) and not create:  # raises if something else is at this path
             raise RepositoryNotFoundError(self.url)
 
     @property
     def url(self) -> str:
-        """Where the repository is."""
+        """The location of the repository."""
         return self.engine.url
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
+        """The repository's id, 32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
         return self.engine.commits.identity.id.hex()
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever written here."""
+        """Whether a process has written anything here."""
         return self.engine.exists()
 
-    if not TYPE_CHECKING:  # it would let every misspelled name pass
+    if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every misspelled name
 
         def __getattr__(self, name: str) -> Never:
-            # xarray asks for this of whatever it is to write to or to read as Zarr, and zarr would say nothing of use.
+            # xarray asks for this attribute when a user passes the repository as a store. zarr's own error would not
+            # help the user.
             if name == "supports_consolidated_metadata":
                 raise TypeError(
-                    "a repository is not what zarr and xarray write to or read from. Write to a transaction: "
+                    "zarr and xarray can't use a repository as a store. Write to a transaction: "
                     "`with repo.transaction() as store: ds.to_zarr(store)`; read a snapshot: "
                     "`xr.open_zarr(repo.snapshot())`"
                 )
@@ -163,7 +177,7 @@ class Repository:
         return f"<Repository {self.url}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the newest commits, the arrays and groups, and what they take."""
+        """Return HTML for a notebook: the newest commits, the arrays and groups, and their sizes."""
         head = html_head("Repository", self.url)
         try:
             if not self.exists:
@@ -179,20 +193,20 @@ class Repository:
                 + html_lines(tree_lines(self.mapping()))
                 + self.usage()._repr_html_()
             )
-        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+        except (TxStoreError, OSError) as error:  # a notebook's cell shows the error and does not fail
             return head + html_lines([str(error)])
 
     def show(self, *, height: int = 600) -> Shown:
-        """Show the page of this repository in a notebook: history, arrays, pictures, what differs, who writes.
+        """Show the page of this repository in a notebook: history, arrays, pictures, differences and writers.
 
-        A server answers on this machine alone, until `close()` of what this returns, or the end of the process.
-        Needs `txstore[serve]`. Where the browser is on another machine, forward the port that is printed.
+        A server answers on this machine only, until you call `close()` on the result or the process ends. Needs
+        `txstore[serve]`. If the browser is on another machine, forward the port that this prints.
         """
         try:
-            from txstore.serving.shown import show  # late: it needs starlette and uvicorn
+            from txstore.serving.shown import show  # late: this needs starlette and uvicorn
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            told = f"{missing} is not installed, which shows the page: pip install 'txstore[serve]'"
+            told = f"the page needs {missing}, which is not installed: pip install 'txstore[serve]'"
             raise ModuleNotFoundError(told, name=missing) from error
         return show(self, height)
 
@@ -216,48 +230,49 @@ class Repository:
         isolation: Isolation = SNAPSHOT,
         on_conflict: Literal["merge"] | None = None,
     ) -> TxStore:
-        """Return a writable store, a context manager: commits on a clean exit, rolls back on an exception.
+        """Return a writable store, a context manager: it commits on a clean exit and rolls back on an exception.
 
-        Pickled or inherited by a fork, the store stages into the same transaction in the other process, which returns
-        nothing: the owner commits everything, or nothing.
+        If you pickle the store, or fork, the other process stages into the same transaction. It need not send anything
+        back: the owner commits everything, or nothing.
 
         Parameters
         ----------
         message : str, optional
-            What the commit's entry in the log says. With a message or properties, the commit is made even if it
-            changes nothing. Without either, what changes nothing is no commit: `store.commit()` returns None. The store
-            says either way: `store.unchanged`.
+            The commit's message in the log. With a message or properties, TxStore makes a commit even if nothing
+            changed. Without either, it then makes none, and `store.commit()` returns None. In both cases
+            `store.unchanged` is True.
         name : str, optional
-            Join the transaction with this name, or begin it: for processes that share nothing but the disk. Leaving the
-            block, also by an exception, then ends only the part of this process; `commit()` or `rollback()` ends the
-            transaction, in any process, when all others have left. It survives the processes that stage into it.
-            Threads of one process that give the name are told apart as processes are: each call joins by itself.
+            Join the transaction with this name, or begin it. For processes that share nothing but the disk. Leaving
+            the block, also by an exception, then ends only this process's part. When all other processes have left,
+            any process can end the transaction with `commit()` or `rollback()`. The transaction survives the processes
+            that stage into it. Each call joins as a separate participant, also from threads of one process.
         lock : dict, list or str, optional
-            Chunks that no other holder of locks changes until this transaction has ended: `{path: selection}`, where
-            a selection is what the array would be indexed with, or `txstore.APPEND`; or paths of whole arrays. The
-            transaction is based on the head as it is when the locks are held.
+            Chunks to lock until this transaction ends; other transactions that lock them wait. Either
+            `{path: selection}`, where a selection is an index of the array or `txstore.APPEND`, or the paths of whole
+            arrays. The transaction's base is the head at the moment when it holds the locks.
         lock_timeout : float, optional
-            Seconds to wait for the locks; None: for ever.
+            Seconds to wait for the locks. None waits without limit.
         properties : dict, optional
-            A JSON object that the commit carries.
+            A JSON object that TxStore stores with the commit.
         isolation : {"snapshot", "serializable"}
-            "snapshot": a conflict is what somebody else has written of what is written here. "serializable": also what
-            somebody else has changed of what was read here: values, keys that were not there, the names in what was
-            listed. Transactions that are all serializable then have the effect of one after the other. One that only
-            reads, and has no message, never conflicts. What was read is held in memory, one entry a key; in a process
-            that stages into the transaction of another, it is one small write a key besides.
+            "snapshot": the commit conflicts if another commit has written data that this transaction writes.
+            "serializable": it also conflicts if another commit has changed data that this transaction read: values,
+            missing keys, and names in listings. If all transactions are serializable, their effect is as if they had
+            run one after the other. A transaction that only reads, and has no message, never conflicts. TxStore keeps
+            one entry in memory per key read. A process that joined another process's transaction also makes one small
+            write per key.
         on_conflict : {None, "merge"}
-            "merge": a commit that would conflict with what somebody else has committed since is put together with that,
-            as `merge` puts branches together: chunks element by element, attributes key by key, growth beside other
-            changes. What both have changed is a `ConflictError`, be it equal; its `conflicts` say where. By default,
-            only elements that were written in part are told apart.
+            "merge": if the commit conflicts with newer commits, TxStore merges them as `merge` merges branches: chunks
+            element by element, attributes key by key, and a larger shape together with other changes. If both have
+            changed the same element or key, even to equal values, `ConflictError` is raised; its `conflicts` say
+            where. By default, TxStore merges only the elements of chunks that this transaction wrote in part.
 
         Raises
         ------
         LockTimeoutError
-            Somebody else holds the locks.
+            Another transaction holds the locks.
         TransactionStateError
-            The transaction with this name is being ended, or has less isolation.
+            A process is ending the transaction with this name, or it has less isolation.
         """
         return self._transaction(
             message,
@@ -283,11 +298,11 @@ class Repository:
         on_conflict: Literal["merge"] | None = None,
         turn: tuple[Snapshot, bytes] | None = None,
     ) -> TxStore:
-        """As `transaction`; `turn`: the head that it begins at, and the id that it has."""
-        from txstore.store import TxStore  # late: the mappings below work without zarr 3
+        """Do as `transaction`. `turn` is the head that the transaction begins at, and its id."""
+        from txstore.store import TxStore  # late: `begin` and `mapping` work without zarr 3
 
         if name is not None and lock is not None:
-            raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock() in it")
+            raise ValueError("a transaction with a name outlives its processes and their locks: use store.lock()")
         settle = self._settling(on_conflict, name, isolation)
         first, branch = None, self.engine.branch(branch)
         if name is not None:
@@ -320,7 +335,7 @@ class Repository:
         return settle
 
     def transactions(self) -> list[NamedTransaction]:
-        """Return the transactions with a name that have been neither committed nor rolled back."""
+        """Return the named transactions that no process has committed or rolled back."""
         return list(transactions(self._existing()))
 
     def begin(
@@ -332,7 +347,7 @@ class Repository:
         isolation: Isolation = SNAPSHOT,
         on_conflict: Literal["merge"] | None = None,
     ) -> Transaction:
-        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and other libraries that take one.
+        """Return a transaction as a plain `MutableMapping[str, bytes]`, for zarr 2 and libraries that take a mapping.
 
         `isolation` and `on_conflict` are as in `transaction`.
         """
@@ -349,14 +364,14 @@ class Repository:
         timeout: float = 60.0,
         **transaction_arguments: Any,
     ) -> T:
-        """Run `fn(store)` in a transaction; run it again, on the new head, when its commit conflicts.
+        """Run `fn(store)` in a transaction. If its commit conflicts, run it again on the new head.
 
-        Or when a vacuum has passed its base just as it began. Returns what `fn` returned. Raises `ConflictError`, or
-        `SnapshotExpiredError`, after `retries` retries; by default when it was tried for `timeout` seconds, and ten
-        times at least. `fn` must not keep array objects of an earlier run.
+        It also retries if a vacuum expired the base just as the transaction began. Returns the result of `fn`. Raises
+        `ConflictError` or `SnapshotExpiredError` after `retries` retries; by default after `timeout` seconds and at
+        least ten retries. `fn` must not keep array objects of an earlier run.
 
-        On an object store, committers that have met conflicts stand in line: `fn` runs when the ones ahead have
-        committed.
+        On an object store, committers that have met conflicts wait in a queue: `fn` runs when the committers ahead
+        have committed.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
@@ -377,20 +392,20 @@ class Repository:
                 made += 1
                 if turns is not None and turns.lost():
                     continue
-                # Where a try takes long, as it does at a distance, a short pause would not separate the committers.
+                # If one attempt takes long, as on an object store, a short pause would not separate the committers.
                 pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
                 time.sleep(random.uniform(0, pause))
                 pause *= 2
 
     def _turns(self, arguments: Mapping[str, Any]) -> AbstractContextManager[Turns | None]:
-        """Return the turns of a process that runs transactions; None where committers do not queue."""
-        # With locks, others wait for these; and a transaction with a name is begun by somebody else.
+        """Return this process's place in the commit queue; None if committers do not queue."""
+        # A holder of locks needs no queue: others wait for the locks. Another process may have begun a named one.
         if arguments.get("name") is not None or arguments.get("lock") is not None:
             return nullcontext()
         return self.engine.commits.turns(self.engine.branch(arguments.get("branch", MAIN)))
 
     def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
-        """Return a store of a new transaction, when it is its turn, or at a time by `time.monotonic`."""
+        """Return a store of a new transaction at its turn in the queue, or at the time `until` of `time.monotonic`."""
         if turns is None:
             return self.transaction(**arguments)
         head = turns.next(until)
@@ -399,34 +414,34 @@ class Repository:
     # --- reading
 
     def snapshot(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> TxStore:
-        """Return a read-only store at the newest commit, or at the one that `at` or `tag` names.
+        """Return a read-only store at the newest commit, or at the commit that `at` or `tag` names.
 
-        `at` is a version (-1 is the newest commit), a `Commit`, its id (or its first digits), a tag, a branch, or a
-        date: the newest commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a
-        `numpy.datetime64`, which is in UTC. "HEAD" is the newest commit of the branch, "dev@3" what is in version 3 of
-        another one; "HEAD~1", "v1~2" are one and two commits before what the name stands for.
+        `at` is a version (-1 is the newest commit), a `Commit`, its id (or the first digits of it), a tag, a branch, or
+        a date: the newest commit that is not later. A date is an aware datetime, ISO 8601 text with a zone, or a
+        `numpy.datetime64`, which is in UTC. "HEAD" is the newest commit of the branch. "dev@3" is version 3 of the
+        branch "dev". "HEAD~1" is one commit before the head, "v1~2" two commits before the tag "v1".
 
         Raises
         ------
         RepositoryNotFoundError
-            Nothing was ever written here.
+            No process has written anything here.
         CommitNotFoundError
             There is no such commit or tag.
         """
-        from txstore.store import TxStore  # late: the mappings work without zarr 3
+        from txstore.store import TxStore  # late: `mapping` works without zarr 3
 
         return TxStore(self, read_only=True, branch=branch, at=at, tag=tag)
 
     def mapping(self, at: At | None = None, *, branch: str = MAIN, tag: str | None = None) -> Snapshot:
-        """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and other libraries that take one."""
+        """Return a snapshot as a plain `Mapping[str, bytes]`, for zarr 2 and other libraries that take a mapping."""
         return Position(self.engine, branch=self.engine.branch(branch), at=at, tag=tag).snapshot()
 
     # --- history
 
     def log(self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None) -> Log:
-        """Return the commits of a branch, newest first: a sequence that is read as far as somebody looks.
+        """Return the commits of a branch, newest first: a sequence that reads commits only as far as you iterate.
 
-        With `path`, only commits that have changed something below it.
+        With `path`, it has only commits that changed something at or below the path.
         """
         commits = self._existing()
         wanted = limit if path is None else None
@@ -434,11 +449,11 @@ class Repository:
         return Log(line if path is None else changing(line, self.engine.snapshots, path), limit)
 
     def blame(self, path: str, at: At | None = None, *, branch: str = MAIN) -> Blame:
-        """Return which commit has written each chunk of an array, and each document of an array or group.
+        """Return which commit wrote each chunk of an array, and each metadata document of an array or group.
 
         `at` is as in `snapshot`. Raises `NodeNotFoundError`.
         """
-        from txstore.comparing.blame import blame  # late: it imports numpy
+        from txstore.comparing.blame import blame  # late: this imports numpy
 
         commits = self._existing()
         head = (
@@ -451,11 +466,11 @@ class Repository:
         return blame(self.engine.snapshots.of(head), path, partial(commits_of, commits, head))
 
     def bisect(self, good: At, bad: At, test: Callable[[TxStore], bool], *, branch: str = MAIN) -> Commit:
-        """Return the first commit at which something is wrong, of those after `good` up to `bad`.
+        """Return the first bad commit after `good`, up to and including `bad`, by binary search.
 
-        `test` gets a read-only store, and returns whether all is well there. It is asked about as many commits as it
-        takes to halve their number again and again, and about the two ends. Raises `ValueError` if `good` is not before
-        `bad`, or `test` says other than that they are good and bad.
+        `test` gets a read-only store, and returns True if the commit is good. It is called for `good`, for `bad`, and
+        for about log2(n) of the n commits between them. Raises `ValueError` if `good` is not before `bad`, or if `test`
+        does not find `good` good and `bad` bad.
         """
         from txstore.store import TxStore  # late: as above
 
@@ -475,7 +490,7 @@ class Repository:
 
         for end, wanted in ((first, True), (last, False)):
             if is_good(end) is not wanted:
-                raise ValueError(f"{end.commit} is {'bad' if wanted else 'good'}, says the test: nothing to look for")
+                raise ValueError(f"{end.commit} is {'bad' if wanted else 'good'}, says the test: choose other ends")
         low, high = 0, len(line) - 1  # the first is bad, the last is good
         while high - low > 1:
             middle = (low + high) // 2
@@ -483,7 +498,7 @@ class Repository:
         return line[low].commit
 
     def head(self, branch: str = MAIN) -> Commit | None:
-        """Return the newest commit, None if there is none yet, be it that nothing was ever written here."""
+        """Return the newest commit of a branch. None if the branch has no commits, or there is no repository yet."""
         branch = self.engine.branch(branch)
         stored = self.engine.commits.head(branch) if self.exists else None
         return None if stored is None else stored.commit
@@ -493,9 +508,9 @@ class Repository:
         return find_commit(self._existing(), at, self.engine.branch(branch)).commit
 
     def resolve(self, commit_id: str) -> Commit | None:
-        """Return the commit with this id, None if it was never made: the answer to `CommitUnknownError`.
+        """Return the commit with this id, None if it was never made. Use it after a `CommitUnknownError`.
 
-        None, too, for one that a vacuum has removed: ask before the history that is kept has passed it.
+        It also returns None for a commit that a vacuum has expired, so ask before that happens.
         """
         with suppress(CommitNotFoundError):
             return find_commit(self._existing(), commit_id).commit
@@ -509,17 +524,17 @@ class Repository:
         three_dot: bool = False,
         branch: str = MAIN,
     ) -> Diff:
-        """Return what differs between two commits, node by node; of one commit, what it has changed of its parent.
+        """Return the differences between two commits, node by node. With one commit, those against its parent.
 
-        Nodes that were added, removed, moved or changed; attributes and shapes, before and after; of arrays the regions
-        in which chunks have changed. `.values(path)` reads the elements. What it costs follows what has changed.
+        The result lists added, removed, moved and changed nodes, attributes and shapes before and after, and the
+        regions of arrays whose chunks changed. `.values(path)` reads the elements. The cost grows with the changes.
 
         Parameters
         ----------
         a, b : Commit, int, str or datetime
-            What `commit` takes, or a tag.
+            A value that `commit` takes, or a tag.
         three_dot : bool
-            What `b` has changed since both had the same history: since the newest of their best common ancestors.
+            Return only the changes of `b` since the newest best common ancestor of `a` and `b`.
 
         Examples
         --------
@@ -613,33 +628,33 @@ class Repository:
         properties: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Commit | MergePlan:
-        """Merge a branch into another one: attribute by attribute, element by element. Values are not copied.
+        """Merge a branch into another one: attribute by attribute, element by element. It copies no values.
 
-        Returns the new head of `into`, which is the present one if there is nothing to merge. It is one commit, on
-        whatever the head is by then: others may commit meanwhile.
+        Returns the new head of `into`, or the present head if there is nothing to merge. Other processes may commit
+        meanwhile: the merge is one commit on the head at the time when it is made.
 
         Parameters
         ----------
         source, into : str
             Names of branches.
         resolve : dict, optional
-            What to do about conflicts, by path, for all at and below it: "ours" (of `into`), "theirs", or a function of
-            a `Conflict` that returns the elements of its region, or the document.
+            How to resolve conflicts at or below a path: "ours" (the value of `into`), "theirs", or a function that
+            takes a `Conflict` and returns the elements of its region, or the document.
         append : {None, "concatenate"}
-            Of arrays that both have appended to: put the rows of `source` behind the others, of all arrays with this
-            dimension; by default it is a conflict.
+            If both branches appended to an array: put the rows of `source` after the rows of `into`, in all arrays
+            with this dimension. By default this is a conflict.
         dry_run : bool
-            Return what would be done, a `MergePlan` with the conflicts, and change nothing.
+            Change nothing. Return a `MergePlan` with the changes and the conflicts.
         progress : callable or bool, optional
-            `progress(done, total)` is called with bytes: of the chunks that both have changed, which alone are read.
-            True shows a bar.
+            Called as `progress(done, total)` with bytes. A merge reads only chunks that both branches changed. True
+            shows a bar.
 
         Raises
         ------
         MergeConflictError
-            Both have changed something differently. Nothing was changed.
+            Both branches changed the same data differently. Nothing was changed.
         NoCommonAncestorError
-            What both have come from was given up by a vacuum.
+            A vacuum has expired the common ancestor.
 
         Examples
         --------
@@ -659,7 +674,7 @@ class Repository:
         """
         self._existing()
         if source == into:
-            raise ValueError(f"{source!r} is to be merged into itself: name two branches")
+            raise ValueError(f"{source!r} can't be merged into itself: name two branches")
         change = operations.OfBranch(self.engine, self.engine.branch(source), source)
         with showing(progress, "merge") as told:
             return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run, progress=told)
@@ -714,7 +729,7 @@ class Repository:
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Make the changes of one commit once more, on a branch. Parameters and errors are those of `merge`."""
+        """Apply the changes of one commit to a branch, as a new commit. Parameters and errors are those of `merge`."""
         change = self._change_of(commit, onto, reverts=False)
         return self._apply(change, onto, resolve, append, message, properties, dry_run=dry_run)
 
@@ -764,7 +779,7 @@ class Repository:
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Undo the changes of one commit, in a new one. What was changed again since is a conflict, as in `merge`."""
+        """Undo the changes of one commit in a new commit. Data that a later commit changed conflicts, as in `merge`."""
         change = self._change_of(commit, on, reverts=True)
         return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
 
@@ -802,25 +817,25 @@ class Repository:
         since: At | None = None,
         timeout: float | None = None,
     ) -> Generator[Commit, None, None]:
-        """Yield every commit that is made after `since`, in order, each once, and wait for the next one.
+        """Yield every commit after `since`, in order, each once, and wait for the next commit.
 
-        `since` is a `Commit`, or what `commit` takes: a version, an id or an aware datetime; -1 is before the first.
-        By default it is the head at the moment of this call. A repository that does not exist yet is waited for, and
-        followed from its first commit. `timeout` is how many seconds each wait for a commit may take before the
-        iteration ends: 0 yields what there is and ends, None waits for ever.
+        `since` is a value that `commit` takes: a `Commit`, a version, an id or an aware datetime; -1 is before the
+        first commit. By default it is the head at the time of this call. If there is no repository yet, this waits for
+        it and yields its first commit. The iteration ends after it has waited `timeout` seconds for a commit: 0 yields
+        the existing commits and ends, None waits without limit.
 
-        What is held is let go when the generator is closed or dropped. Raises `CommitNotFoundError` if there is no
-        `since`, `RepositoryNotFoundError` if there is not even a repository for it, or no longer, and, while following,
-        `CorruptionError` if the repository is replaced, `SnapshotExpiredError` if what comes next was removed by a
-        vacuum.
+        Closing or dropping the generator releases its resources. Raises `CommitNotFoundError` if `since` does not
+        exist, and `RepositoryNotFoundError` if there is no repository that could have it, or no longer. While
+        following, raises `CorruptionError` if another repository replaces this one, and `SnapshotExpiredError` if a
+        vacuum expired the next commit.
         """
         return follow(self.engine.commits, self.engine.branch(branch), since, timeout)
 
     @property
     def branches(self) -> Branches:
-        """The branches: a `MutableMapping` from name to the newest `Commit`; the first one is "main".
+        """The branches: a `MutableMapping` from a name to the branch's newest `Commit`. The first branch is "main".
 
-        To set one begins a branch behind a commit: a `Commit`, or what `commit` takes. See docs/how-to/history.md.
+        Setting a name starts a branch at a commit, which is any value that `commit` takes. See docs/how-to/history.md.
 
         Examples
         --------
@@ -841,17 +856,18 @@ class Repository:
 
     @property
     def tags(self) -> Tags:
-        """Names of commits: a `MutableMapping` from name to `Commit`, where a name is given once."""
+        """The tags: a `MutableMapping` from a name to its `Commit`. A tag can't be moved to another commit."""
         self._existing()
         return Tags(self.engine.commits, self.engine.snapshots)
 
     @property
     def constraints(self) -> Constraints:
-        """What has to be so at every commit, by name: a `MutableMapping` to the kinds in `txstore.constraints`.
+        """The constraints: a `MutableMapping` from a name to an object of a class in `txstore.constraints`.
 
-        To set one here makes a commit that declares it, to delete one a commit that drops it; to declare it together
-        with the arrays, use `store.constraints` in a transaction. From then on, every commit is checked, by every
-        process, and one that would break a constraint raises `ConstraintError`. See docs/how-to/constraints.md.
+        Setting a name here makes a commit that declares the constraint; deleting a name makes a commit that drops it.
+        To declare it together with the arrays, use `store.constraints` in a transaction. From then on, every process
+        checks each of its commits, and raises `ConstraintError` if the commit would break it. See
+        docs/how-to/constraints.md.
 
         Examples
         --------
@@ -879,25 +895,26 @@ class Repository:
         self._existing()
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(message=message) as transaction:
-            transaction.ending.needs_change = True  # it is not the caller's message
+            # The message alone, which is not the caller's, makes no commit.
+            transaction.ending.needs_change = True
             transaction.declare(name, constraint)
 
     @keeps_nothing
     def verify(self, progress: Wanted = None, *, repair: bool = False, sources: bool = False) -> Report:
-        """Check every checksum and reference that can be reached. Returns a report; `.faults` is empty if all is well.
+        """Check every checksum and every reachable reference. Returns a report; `.faults` is empty if all is well.
 
         Parameters
         ----------
         progress : callable or bool, optional
             `progress(done, total)` is called with bytes; True shows a bar.
         repair : bool
-            Restore what can be restored, and verify again: `.faults` tells what is left, `.repairs` what was done.
-            Nothing is deleted: what is replaced or moved away lies below `quarantine/` then. Commits wait meanwhile.
-            Other processes, and objects that were opened before, have to open the repository anew. A repository that is
-            well is not changed; a repair that was interrupted is run again.
+            Restore as much as possible, then verify again: `.faults` lists the remaining faults, `.repairs` the
+            repairs. Nothing is deleted: TxStore moves replaced and removed files to `quarantine/`. Commits wait
+            meanwhile. Other processes, and objects opened before, have to reopen the repository. An intact repository
+            is not changed. If a repair is interrupted, run it again.
         sources : bool
-            Look also whether the files outside, in which values of the newest commit lie, are the same still, without
-            reading them. A fault that names one is of `part` "source".
+            Also check, without reading them, that the outside files with values of the newest commit have not changed.
+            A fault in such a file has the `part` "source".
         """
         self._existing()
         with showing(progress, "verify") as told:
@@ -916,32 +933,32 @@ class Repository:
         erase: bool = False,
         progress: Wanted = None,
     ) -> Backup:
-        """Copy the repository as it is now to another directory or URL, while others go on writing it.
+        """Copy the present state of the repository to another directory or URL. Other processes may write meanwhile.
 
-        The copy is a repository with the same id, history and tags. A second backup to the same place copies what
-        is new. Interrupted, it is run again. What is staged is not copied.
+        The copy is a repository with the same id, history and tags. A second backup to the same place copies only new
+        files. If a backup is interrupted, run it again. Staged changes are not copied.
 
         Parameters
         ----------
         destination : str or PathLike
             An empty or new place, or an older backup of this repository, without commits of its own.
         storage_options : mapping, optional
-            Options of the fsspec file system of the destination.
+            Options for the fsspec file system of the destination.
         verify : bool
-            Check all that was copied, before it becomes part of the copy.
+            Check all copied bytes before they become part of the copy.
         erase : bool
-            Erase in the copy, too, what was erased here since the last backup: `erasures` has the records.
+            Also erase in the copy the values that were erased here since the last backup. `erasures` has the records.
         progress : callable or bool, optional
             `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
         BackupError
-            The directory holds something else, or its history is not this one's.
+            The destination has other files, or a repository with a different history.
         BackupErasureError
-            Values would have to be erased in the copy, and `erase` is False: the message says which, and by whom.
+            The backup would have to erase values in the copy, and `erase` is False. The message lists the erasures.
         CorruptionError
-            What is copied is damaged here. `verify` tells more; `verify=False` copies it as it is.
+            A file of this repository is damaged. `verify` tells more; `verify=False` copies it as it is.
         """
         self._existing()
         with showing(progress, "backup") as told:
@@ -954,7 +971,7 @@ class Repository:
                 progress=told,
             )
 
-    # --- for readers that do not know TxStore
+    # --- for readers without TxStore
 
     @keeps_nothing
     def publish(
@@ -970,35 +987,34 @@ class Repository:
         progress: Wanted = None,
         published: Callable[[Published], None] | None = None,
     ) -> Published | None:
-        """Bring a plain Zarr hierarchy to the head of a branch: only what has moved since the last time is written.
+        """Update a plain Zarr hierarchy to the head of a branch. This writes only data that changed since last time.
 
-        Readers of its consolidated metadata see new arrays and appends whole or not at all; what is overwritten they
-        see chunk by chunk. Interrupted, it is run again. See docs/how-to/publishing.md.
+        Readers of its consolidated metadata see new arrays and appends completely or not at all. They see overwritten
+        data change chunk by chunk. If it is interrupted, run it again. See docs/how-to/publishing.md.
 
         Parameters
         ----------
         destination : str or PathLike
-            A directory, or a URL of fsspec, outside the repository: empty, or a copy that this has made.
+            A directory, or an fsspec URL, outside the repository: empty, or a copy that `publish` made.
         follow : bool
-            Do it again after each commit, until there is none for `timeout` seconds; by default, for ever.
+            Publish again after each commit, until no commit arrives for `timeout` seconds; by default without end.
         verify : bool
-            Read back what was written, and compare.
+            Read back the written data, and compare it.
         full : bool
-            Compare everything with what is there, also what was not committed since: what others have changed in the
-            copy is put right.
+            Compare the whole copy with the commit, and correct any data that other programs changed in the copy.
         storage_options : dict, optional
-            Of the destination.
+            Options for the fsspec file system of the destination.
         progress : callable or bool, optional
             `progress(done, total)` is called with bytes; True shows a bar.
         published : callable, optional
-            Called after each publication with what was done, which is returned in the end.
+            Called with a `Published` after each publication. `publish` returns the last one.
 
         Raises
         ------
         PublishError
-            The destination holds something else, or another process publishes to it.
+            The destination has other files, or another process publishes to it.
         """
-        from txstore.interchange import publish as bridge  # late, as all ways in and out: most processes take none
+        from txstore.interchange import publish as bridge  # late, as all of interchange: most processes need none
 
         options: dict[str, Any] = {"branch": branch, "verify": verify, "full": full}
         options |= {"storage_options": storage_options, "durable": self._durable}
@@ -1025,33 +1041,34 @@ class Repository:
         templates: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> References:
-        """Write where in this repository each chunk of a tagged commit lies, for readers with zarr and fsspec only.
+        """Write references to the chunks of a tagged commit, for readers that have only zarr and fsspec.
 
-        No chunk is copied: readers open the packs, with fsspec's `reference://`. The references hold until the tag is
-        deleted, and no longer: a vacuum keeps what is tagged. See docs/how-to/publishing.md.
+        It copies no chunk: readers open the packs through fsspec's `reference://`. The references are valid as long as
+        the tag exists, because a vacuum keeps tagged commits. See docs/how-to/publishing.md.
 
         Parameters
         ----------
         destination : str or PathLike
-            A path or an fsspec URL, whose name ends in `.json` or `.parquet`, which says what is written. A JSON file
-            is replaced in one step. Parquet, which needs `txstore[references]`, is a new directory; it is for many
-            chunks, and of Zarr format 2: what has no equivalent there is refused.
+            A path or an fsspec URL. The end of its name, `.json` or `.parquet`, chooses the format. A JSON file is
+            replaced in one step. Parquet needs `txstore[references]`, suits many chunks, and is always a new directory.
+            It has Zarr format 2: an array without an equivalent there raises `ExportError`.
         tag : str
-            Of the commit that is shown.
+            The tag of the commit.
         create_tag : bool
-            Tag the newest commit, unless there is such a tag.
+            Tag the newest commit if the tag does not exist.
         templates : bool
-            Of JSON: say once where the repository is. Without, each reference is a full URL, for readers that do not
-            know kerchunk's templates.
+            For JSON: write the repository's URL only once. With False, each reference is a full URL, for readers that
+            do not support kerchunk's templates.
         storage_options : dict, optional
-            Of the destination. Those of the repository are not written: readers give their own.
+            Options for the fsspec file system of the destination. The repository's options are not written: readers
+            give their own.
 
         Raises
         ------
         CommitNotFoundError
             There is no such tag.
         ExportError
-            The references can't be there, or not as Parquet: the message says what to choose.
+            TxStore can't write the references there, or not as Parquet: the message says what to choose.
         """
         self._existing()
         from txstore.interchange.references import references
@@ -1060,7 +1077,7 @@ class Repository:
             self, destination, tag=tag, create_tag=create_tag, templates=templates, storage_options=storage_options
         )
 
-    # --- in and out (txstore/bridges)
+    # --- import and export (txstore/interchange)
 
     @keeps_nothing
     def import_from(
@@ -1079,41 +1096,41 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Commit:
-        """Import plain Zarr, NetCDF or HDF5 in one commit, everything or nothing; return it. `docs/how-to/import.md`.
+        """Import plain Zarr, NetCDF or HDF5 in one commit, and return the commit. See `docs/how-to/import.md`.
 
         Parameters
         ----------
         sources : str, PathLike, or several
             Paths, fsspec URLs, or patterns. Plain Zarr is copied byte for byte, without consolidated metadata.
         path : str
-            The group, or array, that it becomes. Nothing may be there yet.
+            The path of the new group or array. Nothing may exist there yet.
         concat : str or int, optional
-            Join several sources along this dimension: its name, or the number of an axis. Arrays without it must be
-            equal in all of them; attributes are those of the first.
+            Join several sources along this dimension: its name, or the number of an axis. Arrays without the dimension
+            must be equal in all sources. The attributes are those of the first source.
         chunks : dict, optional
-            Lengths of chunks by the name of a dimension, or the number of an axis. By default those of the source.
-            Those of plain Zarr stay.
+            Chunk lengths by the name of a dimension, or the number of an axis. By default those of the source. The
+            chunks of plain Zarr can't be changed.
         exclude : list of str
-            Arrays and groups that are left out; patterns.
+            Patterns of arrays and groups to leave out.
         format : {"zarr", "netcdf", "hdf5"}, optional
-            By default what the source looks like.
+            The format of the sources. By default TxStore detects it.
         name : str, optional
-            Of a transaction that survives this process: the same call goes on where it was interrupted.
+            A name for the transaction, which then survives this process: the same call continues an interrupted import.
         verify : bool
-            Read back all that was written, and compare it.
+            Read back all written data, and compare it.
         storage_options : dict, optional
-            Of the sources.
+            Options for the fsspec file system of the sources.
         progress : callable or bool, optional
             `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
         SourceError
-            It can't be imported as it is, or it has changed meanwhile.
+            TxStore can't import a source as it is, or a source changed during the import.
         FileExistsError
-            Something is at this path.
+            An array or group exists at this path.
         CorruptionError
-            What was written is not what came back.
+            The data that was read back differs from the data that was written.
         """
         from txstore.interchange.import_files import import_from
 
@@ -1135,31 +1152,31 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Commit:
-        """Import references to the chunks of other files, in one commit; return it. No chunk is copied.
+        """Import references to the chunks of other files in one commit, and return the commit. It copies no chunk.
 
-        `docs/how-to/virtual.md` says what that is worth. The files have to lie below the repository's `sources`, here
-        and wherever the repository is read.
+        `docs/how-to/virtual.md` explains when this is useful. The files have to lie below the repository's `sources`,
+        in this process and in each process that reads them.
 
         Parameters
         ----------
         manifest : str, PathLike or dict
-            A manifest of kerchunk's: a JSON file, a directory of Parquet files, or what such a JSON file holds. URLs in
-            it that are relative are so to the manifest.
+            A kerchunk manifest: a JSON file, a directory of Parquet files, or the content of such a JSON file. URLs in
+            it may be relative to the manifest.
         path : str
-            The group, or array, that it becomes. Nothing may be there yet.
+            The path of the new group or array. Nothing may exist there yet.
         name : str, optional
-            Of a transaction that survives this process: the same call ends it.
+            A name for the transaction, which then survives this process: the same call completes it.
         storage_options : dict, optional
-            Of the manifest; those of the files are in the repository's `sources`.
+            Options for the manifest's file system. Those for the files are in the repository's `sources`.
         progress : callable or bool, optional
-            `progress(done, total)` is called with the bytes that are referred to; True shows a bar.
+            `progress(done, total)` is called with the number of referenced bytes; True shows a bar.
 
         Raises
         ------
         SourceError
-            It is no manifest, or a file is missing, may not be read here, or does not hold the bytes.
+            This is no manifest; or a file is missing, can't be read here, or does not have the bytes.
         FileExistsError
-            Something is at this path.
+            An array or group exists at this path.
         """
         from txstore.interchange.import_references import import_references
 
@@ -1183,10 +1200,11 @@ class Repository:
         storage_options: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Export:
-        """Write one commit as a plain Zarr hierarchy, byte for byte. Interrupted, it is run again.
+        """Write one commit as a plain Zarr hierarchy, byte for byte. If it is interrupted, run it again.
 
-        Documents are written last, the root's at the very end: what can be opened is whole. Where an export of the same
-        is finished, nothing is written: all of it is compared, and what is returned has `is_unchanged`.
+        It writes metadata documents last, and the root's at the very end: a hierarchy that a reader can open is
+        complete. If this export is already complete, it compares everything, writes nothing, and returns a result
+        with `is_unchanged`.
 
         Parameters
         ----------
@@ -1195,22 +1213,22 @@ class Repository:
         at, branch, tag
             As in `snapshot`.
         path : str
-            The array or group that is exported; by default everything.
+            The array or group to export; by default everything.
         consolidated : bool
-            Add consolidated metadata to the root, which xarray and others look for.
+            Add consolidated metadata to the root. xarray and other libraries look for it.
         verify : bool
-            Read back all that was written, and compare it.
+            Read back all written data, and compare it.
         storage_options : dict, optional
-            Of the destination.
+            Options for the fsspec file system of the destination.
         progress : callable or bool, optional
             `progress(done, total)` is called with bytes; True shows a bar.
 
         Raises
         ------
         ExportError
-            The place holds something else, or a key can't be a file there, or something else came back.
+            The destination has other files, a key can't be a file name there, or the data read back differs.
         CorruptionError
-            What is exported is damaged here.
+            A file of this repository is damaged.
         """
         self._existing()
         from txstore.interchange.export import export
@@ -1225,13 +1243,13 @@ class Repository:
 
     @keeps_nothing
     def optimize(self, *, branch: str = MAIN, progress: Wanted = None) -> Commit | None:
-        """Copy small packs, and packs that are mostly out of date, into large ones, and merge the runs.
+        """Copy small packs, and packs with mostly unused data, into large packs, and compact the sorted runs.
 
-        That is a commit which changes no content: others neither wait for it nor conflict with it. Nothing is deleted;
-        what is needed by no commit any more goes with the next `vacuum`.
+        This makes a commit that changes no content: other commits neither wait for it nor conflict with it. It deletes
+        nothing; the next `vacuum` deletes the files that no commit needs any more.
 
-        `progress(done, total)` is called with bytes; True shows a bar. Returns the commit, None if there was nothing to
-        do.
+        `progress(done, total)` is called with bytes; True shows a bar. Returns the commit, or None if there was nothing
+        to do.
         """
         self._existing()
         with showing(progress, "optimize") as told:
@@ -1250,22 +1268,23 @@ class Repository:
         dry_run: bool = False,
         branch: str = MAIN,
     ) -> VacuumReport:
-        """Delete what no commit needs that is kept: all of them, unless `keep` or `older_than` say otherwise.
+        """Delete files that no kept commit needs. Every commit is kept unless `keep` or `older_than` say otherwise.
 
-        Kept in any case are tagged commits, what branches begin behind and commits have merged, and all from the oldest
-        on that a living process reads, or that a transaction is based on. What a deleted branch alone has goes. Reading
-        a commit that is gone raises `SnapshotExpiredError`. Interrupted, it can be run again.
+        A vacuum always keeps tagged commits, commits at which branches start, and merged commits. It also keeps the
+        oldest commit that a living process reads, or that is the base of a transaction, and all later commits. It
+        deletes data that only a deleted branch has. Reading an expired commit raises `SnapshotExpiredError`. If a
+        vacuum is interrupted, run it again.
 
         Parameters
         ----------
         keep : int, optional
-            Number of the newest commits to keep, those of `optimize` and `vacuum` included; older ones are given up.
+            Number of the newest commits to keep, including those of `optimize` and `vacuum`. Older commits expire.
         older_than : timedelta or datetime, optional
-            Give up commits older than this; with `keep`, only commits beyond that number.
+            Expire commits older than this; with `keep`, only commits beyond that number.
         dry_run : bool
-            Change nothing; tell what would be done.
+            Change nothing; report what a vacuum would do.
         branch : str
-            Of which branch commits are given up; those of all others are kept.
+            The branch whose commits expire. All commits of other branches are kept.
         """
         self._existing()
         return vacuum(
@@ -1275,32 +1294,30 @@ class Repository:
 
     @keeps_nothing
     def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
-        """Erase every version of what lies below some arrays or groups: from every commit, branch and tag, for good.
+        """Erase every version of some arrays or groups from every commit, branch and tag, for good.
 
-        The files that hold it are put anew in their places, without it, and all files are walked through until nothing
-        is left. All commits stay, with their ids: reading there what was erased raises `ErasedError`, which says who
-        has erased it and when, and lists of keys leave it out. Commits wait meanwhile. Interrupted, it is done again:
-        the same call goes on. What it can't reach: docs/maintenance.md, "Erasing".
+        TxStore replaces each file that holds these values with one that does not, then checks all files until no such
+        value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
+        erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
+        call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
 
         Parameters
         ----------
         *paths : str
-            Arrays and groups. What was moved from one to another, or copied without its values, has to be erased
-            together.
+            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together.
         timeout : float, optional
-            For how many seconds readers of older commits, and open transactions, are waited for; None: for ever.
+            Seconds to wait for readers of older commits and for open transactions. None waits without limit.
 
         Raises
         ------
         NodeNotFoundError
-            No commit has ever had anything there.
+            No commit has ever had a node there.
         ErasureError
-            Other keys share the values, or a quarantine is in the way: the message says what to do. Nothing was
-            changed.
+            Other keys share the values, or there is a quarantine: the message says what to do. Nothing was changed.
         ErasureTimeoutError
-            Somebody still reads it, or has a transaction open: the message says who.
+            A process still reads the data, or has a transaction open: the message names it.
         ConstraintError
-            A constraint is about it: drop that first.
+            A constraint refers to one of the paths: drop it first.
 
         Examples
         --------
@@ -1331,12 +1348,12 @@ class Repository:
         return erase(self.engine.commits, self.engine.snapshots, meant, delete, timeout=timeout)
 
     def erasures(self) -> list[Erasure]:
-        """Return what was erased, by whom and when, the oldest first."""
+        """Return the records of erasures, oldest first: the paths, the user and the time."""
         return read_erasures(self._existing().storage)
 
     @keeps_nothing
     def usage(self, *, branch: str = MAIN) -> Usage:
-        """Return how many bytes are live, history, staged, and needed by nothing; and the live ones by array."""
+        """Return how many bytes are live, history, staged and unused, and the live bytes of each array."""
         self._existing()
         return usage(self.engine.commits, self.engine.snapshots, self.engine.branch(branch))
 

@@ -1,7 +1,7 @@
-"""Names of the steps that make things durable or take them away: the crash tests leave them out, one at a time.
+"""Names the steps that make data durable or delete it. The crash tests skip these steps, one at a time.
 
-A test that named functions would have to follow each of them to another module; the name of a step stays. It costs
-nothing when the step is taken.
+A test that named functions would need an edit whenever a function moves to another module. The name of a step stays.
+Naming a step costs nothing when the step runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., object])
 
-#: The name of each step, by the code of its function: what a stack of frames has.
+#: The name of each step, by the code object of its function, because frames refer to code objects.
 STEPS: dict[CodeType, str] = {}
 
 
 def step(name: str) -> Callable[[F], F]:
-    """Name the step that a function takes. The innermost decorator, since it is the function itself that is named."""
+    """Name the step that a function takes. Use it as the innermost decorator: it names the function itself."""
 
     def named(function: F) -> F:
         STEPS[cast(FunctionType, function).__code__] = name

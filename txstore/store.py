@@ -1,4 +1,4 @@
-"""TxStore: zarr's `Store` over a transaction or a snapshot. Only the face is here; `sessions/` has the life cycle."""
+"""Implements zarr's `Store` over a transaction or a snapshot. The life cycle of transactions is in `sessions/`."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Keys that a listing brings from a thread at a time.
+#: Number of keys that a listing takes from its thread at a time.
 _PAGE = 1000
-#: Members of a group whose documents are fetched when it is listed: more would drive one another out of the cache.
+#: Listing a group prefetches the documents of this many members: more would evict each other from the cache.
 _MEMBERS = 10_000
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
-_entering = processes.new_lock()  # of two threads that enter blocks of one store, the second is inside of the first
+_entering = processes.new_lock()  # if two threads enter blocks of one store, the second block is inside the first
 
 _LEFT = "this store's `with` block has ended; the transaction goes on: join it again with repo.transaction(name=...)"
 _COMMITTED = "this store's `with` block has ended and was committed: begin a new one with repo.transaction()"
@@ -68,7 +68,7 @@ _UNKNOWN = "this store's `with` block has ended, and whether its commit was made
 
 
 class HasEngine(Protocol):
-    """A `Repository`, which lies above this module."""
+    """A `Repository`, which this module can't import because it is in a higher wing."""
 
     engine: Engine
 
@@ -76,21 +76,33 @@ class HasEngine(Protocol):
 class TxStore(Store, ChunkStore):
     """A zarr store whose writes become visible together, at `commit`, or not at all.
 
-    Parameters ---------- url_or_repository : str, PathLike or Repository Where the repository is. It is created by the
-    first write, never by reading. read_only : bool Read one commit, for as long as you like. Implied by `at` and `tag`.
-    Where there is no repository, this raises `RepositoryNotFoundError`. create : bool False: the same is raised for a
-    store to write to. So a misspelled path makes no second repository. branch : str The name of the branch that is
-    read, or committed to. at : int, str, Commit, datetime or numpy.datetime64, optional A version (-1 is the newest
-    commit), a commit or its id (or its first digits), a tag, or a date: the newest commit that is not later. A date has
-    a zone, or is a `numpy.datetime64`, in UTC. tag : str, optional The name of a tag. durability : {"fsync", "none"}
-    Whether `commit` returns only when the commit will survive power loss. "none" is for scratch data. (The stores of
-    `Repository.transaction` have the repository's.) storage_options : dict, optional Of the fsspec file system that the
-    URL is of. More can be said to a `Repository`. sources : dict or list of str, optional Below which URLs values may
-    lie outside of the repository, as in `Repository`.
+    Parameters
+    ----------
+    url_or_repository : str, PathLike or Repository
+        The location of the repository. The first write creates it; reading never does.
+    read_only : bool
+        Read one commit, for as long as you like. `at` and `tag` imply it. If there is no repository, this raises
+        `RepositoryNotFoundError`.
+    create : bool
+        With False, a writable store raises the same error. So a misspelled path does not create a second repository.
+    branch : str
+        The name of the branch to read or to commit to.
+    at : int, str, Commit, datetime or numpy.datetime64, optional
+        A version (-1 is the newest commit), a commit or its id (or the first digits of it), a tag, or a date: the
+        newest commit that is not later. A date has a zone, or is a `numpy.datetime64`, which is in UTC.
+    tag : str, optional
+        The name of a tag.
+    durability : {"fsync", "none"}
+        "fsync": `commit` returns only when the commit will survive a loss of power. "none" is for scratch data. (The
+        stores of `Repository.transaction` use the repository's durability.)
+    storage_options : dict, optional
+        Options for the fsspec file system of the URL. A `Repository` takes more options.
+    sources : dict or list of str, optional
+        URLs below which foreign values may lie, as in `Repository`.
 
-    A writable store is a session of successive transactions: `commit()` publishes what is staged and goes on from
-    there, `rollback()` drops it and moves to the newest commit. As a context manager it commits on a clean exit, rolls
-    back on an exception, and can't be used afterwards.
+    A writable store runs one transaction after another: `commit()` publishes the staged changes and begins the next
+    transaction there, `rollback()` drops them and moves to the newest commit. As a context manager, the store commits
+    on a clean exit and rolls back on an exception. You can't use it afterwards.
 
     Examples
     --------
@@ -138,10 +150,10 @@ class TxStore(Store, ChunkStore):
         super().__init__(read_only=read_only)
         self._engine = engine
         self._session = session
-        self._outside: Session | None = None  # what is the session again after a `with` block of a participant
+        self._outside: Session | None = None  # the session to restore after a participant's `with` block
         if session is None:
             self._reads_at = position
-        else:  # its place moves: to hold where it began would keep a vacuum from ever passing that
+        else:  # a session moves on: a pin on its first position would keep a vacuum from expiring later commits
             _sessions[session.token] = session
 
     @classmethod
@@ -162,9 +174,9 @@ class TxStore(Store, ChunkStore):
         isolation: str = SNAPSHOT,
         settle_conflicts: Settle | None = None,
     ) -> Self:
-        """Return a writable store at the head: what `Repository.transaction` returns.
+        """Return a writable store at the head, for `Repository.transaction`.
 
-        `branch` is the id of one, `first` the store's transaction.
+        `branch` is a branch's id, `first` the store's first transaction.
         """
         if first is None:
             position = Position(engine, branch=branch, creates=True)
@@ -190,21 +202,21 @@ class TxStore(Store, ChunkStore):
         branch = MAIN if snapshot.stored is None else snapshot.stored.header.branch
         return cls._of(engine, Position.of(engine, snapshot, branch), None, read_only=True)
 
-    # --- what it is a view of
+    # --- the commit and the transaction below this store
 
     @property
     def url(self) -> str:
-        """Where the repository is."""
+        """The location of the repository."""
         return self._engine.url
 
     @property
     def mapping(self) -> Transaction | Snapshot:
-        """The same keys and values as a `MutableMapping` (of a reader: a `Mapping`), until the next commit."""
+        """The same keys and values as a `MutableMapping` until the next commit. For a reader, a `Mapping`."""
         return self._position.snapshot() if self._session is None else self._session.transaction
 
     @property
     def _position(self) -> Position:
-        """Where it stands: a writer's place moves with its session."""
+        """The position of the store. A writer's position moves with its session."""
         return self._reads_at if self._session is None else self._session.position
 
     @property
@@ -213,24 +225,24 @@ class TxStore(Store, ChunkStore):
 
     @property
     def base(self) -> Commit | None:
-        """The commit that is read, and that what is staged is based on. None if there is none yet."""
+        """The commit that the store reads, and that is the base of its staged changes. None if there is no commit."""
         stored = self._position.snapshot().stored
         return None if stored is None else stored.commit
 
     @property
     def staged_count(self) -> int:
-        """How many keys and prefixes are set or deleted here and not committed."""
+        """The number of keys and prefixes that this store has set or deleted, and not committed."""
         return 0 if self._session is None else self._session.staged_count
 
     def changes(self) -> Changes:
-        """Return what is staged: `set` and `deleted` keys, and `deleted_below`: the paths cleared as a whole.
+        """Return the staged changes: `set` and `deleted` keys, and in `deleted_below` the paths deleted as a whole.
 
-        `participants` says which process has staged which of the keys. `diff` says what that is of arrays and groups.
+        `participants` says which process staged which keys. `diff` describes the same changes as arrays and groups.
         """
         return self._writer().transaction.changes()
 
     def diff(self) -> Diff:
-        """Return what is staged against the commit that it is based on, in the words of `Repository.diff`."""
+        """Return the staged changes against their base commit, in the form of `Repository.diff`."""
         transaction = self._writer().transaction
         base = transaction.base
 
@@ -246,20 +258,20 @@ class TxStore(Store, ChunkStore):
         nodes = compare(transaction.key_changes(), base, transaction)
         return Diff(base.commit, None, nodes, opened(base), opened(None), is_staged=True)
 
-    # --- without copying values
+    # --- copies by reference
 
     def move(self, source: str, destination: str) -> None:
-        """Move an array or group, with all that is below it, in this transaction. No value is read or copied.
+        """Move an array or group, and everything below it, in this transaction. This reads and copies no value.
 
-        To others it is a deletion and a creation: who writes below either path meanwhile is in conflict. Objects that
-        were opened where it was raise `StaleArrayError`.
+        Other transactions see a deletion and a creation: a concurrent write below either path conflicts. Objects that
+        were opened at the old path raise `StaleArrayError`.
 
         Raises
         ------
         NodeNotFoundError
-            There is nothing at the source, or no group above the destination.
+            The source does not exist, or there is no group above the destination.
         ValueError
-            The destination exists, or lies inside of the source; or one of them is the root.
+            The destination exists, or is inside the source; or one of them is the root.
         TransactionStateError
             The transaction has a name, or several processes stage into it.
 
@@ -278,17 +290,17 @@ class TxStore(Store, ChunkStore):
         self._writer().move(source, destination)
 
     def copy(self, source: str, destination: str, *, at: At | None = None) -> None:
-        """Copy an array or group as `move` moves it: as it is in this transaction, or as it was at a commit.
+        """Copy an array or group by reference, as it is in this transaction or as it was at a commit.
 
         `at` is as in `Repository.snapshot`. Raises what `move` does, and `CommitNotFoundError`.
         """
         self._writer().copy(source, destination, None if at is None else self._snapshot_at(at))
 
     def restore(self, path: str, at: At) -> None:
-        """Make an array or group what it was at a commit, with all that is below it, or delete it, if it was not there.
+        """Restore an array or group, and everything below it, to its state at a commit. If it did not exist, delete it.
 
-        No value is read or copied. The root, `""`, is all of the repository. Raises `NodeNotFoundError` if there is
-        nothing then and now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
+        This reads and copies no value. The root, `""`, is the whole repository. Raises `NodeNotFoundError` if the node
+        exists neither at the commit nor now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
         """
         self._writer().restore(path, self._snapshot_at(at))
 
@@ -298,9 +310,9 @@ class TxStore(Store, ChunkStore):
 
     @property
     def constraints(self) -> Constraints:
-        """What has to be so at every commit, by name. In a writable store: see `Repository.constraints`.
+        """The constraints by name: see `Repository.constraints`. In a writable store they can be changed.
 
-        What is set or deleted there is declared, or dropped, by the commit of this transaction.
+        The commit of this transaction declares the names that you set, and drops the names that you delete.
         """
         return Constraints(lambda: self.mapping.constraints, self._declare)
 
@@ -316,42 +328,41 @@ class TxStore(Store, ChunkStore):
     # --- transactions
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
-        """Publish what is staged, by this process and the others in the transaction, and go on from there.
+        """Publish the changes that this process and all other participants staged. The store then reads the new commit.
 
-        Returns the new commit. One that is given a message or properties, here or when the transaction began, is made
-        even if it changes nothing. Without either, a commit that would change nothing is not made, and this returns
-        None. `unchanged` says of both that nothing was changed.
+        Returns the new commit. If nothing changed, a commit is made only if it has a message or properties, given here
+        or when the transaction began. Without either, this returns None. In both cases `unchanged` is True.
 
-        Errors as of `Transaction.commit`. After `ConflictError` what is staged is still there: `rollback()` drops it.
-        `allow_lost` takes also what processes have staged that died before they were done.
+        Errors as of `Transaction.commit`. After `ConflictError` the staged changes remain: `rollback()` drops them.
+        `allow_lost` also commits the changes of processes that died before they finished.
         """
         return self._writer().commit(message, allow_lost=allow_lost)
 
     @property
     def unchanged(self) -> bool:
-        """Whether the last commit of this store has changed nothing: all that was staged was there already."""
+        """Whether the last commit of this store changed nothing: all staged values were equal to the stored values."""
         return self._session is not None and self._session.unchanged
 
     def lock(self, path: str, selection: Any = ..., timeout: float | None = 60.0) -> LockBlock:
-        """Lock the chunks that a selection of an array covers, against all who take locks, while a `with` block runs.
+        """Lock the chunks that a selection of an array covers while a `with` block runs. Other lock holders wait.
 
-        `selection` is what an array would be indexed with, or `txstore.APPEND`; `...` is all chunks. `timeout` is in
-        seconds, None for ever, 0 to try. The block gets the keys whose last holder died holding them.
+        `selection` is an index of the array, or `txstore.APPEND`; `...` is all chunks. `timeout` is in seconds: None
+        waits without limit, 0 tries once. The block gets the keys whose last holder died while it held them.
 
-        Other threads wait, too; the one that runs the block may lock again what it has locked. Leaving the block lets
-        only the threads and processes have the locks that stage into the same transaction; everybody else waits for
-        its end. What these have written under the lock is seen in the block. Entering it raises `LockTimeoutError`,
-        and `ConflictError` if another commit has changed one of the chunks since this transaction began.
+        Other threads wait, too. The thread that runs the block may lock the same chunks again. After the block, threads
+        and processes of the same transaction can take the locks; other transactions wait until this one ends. The
+        block sees the values that earlier holders in the transaction wrote. Entering it raises `LockTimeoutError`, and
+        `ConflictError` if another commit changed one of the chunks since this transaction began.
         """
         session = self._writer()
         return LockBlock(lambda: session.transaction, session.gate, {path: selection}, timeout)
 
     def rollback(self) -> None:
-        """Drop what is staged and move to the newest commit."""
+        """Drop the staged changes and move to the newest commit."""
         self._writer().rollback()
 
     def latest(self) -> TxStore:
-        """Return a new store at the newest commit, which sees nothing of what is staged here."""
+        """Return a new store at the newest commit. It does not see the changes staged in this store."""
         if self._session is None:
             position = Position(self._engine, branch=self._position.branch)
             position.settle()
@@ -381,11 +392,11 @@ class TxStore(Store, ChunkStore):
             self.close()
             return
         if not session.depth:
-            return  # the block was entered before a fork: it is the parent's to end
+            return  # the block was entered before a fork: the parent ends it
         session.depth -= 1
         if session.depth:
             if kind is not None:
-                session.fail("a `with` block inside of another was left by an exception: what it did may be half done")
+                session.fail("an exception left an inner `with` block: its changes may be incomplete")
             return
         if session.is_block:
             self._session, self._outside = self._outside, None
@@ -397,7 +408,7 @@ class TxStore(Store, ChunkStore):
         is_named = session.is_named
         try:
             if session.ended is not None:
-                return  # a transaction with a name was committed or rolled back in the block
+                return  # the caller committed or rolled back a named transaction inside the block
             if is_named:
                 session.leave(complete=True)
             elif kind is None:
@@ -411,7 +422,7 @@ class TxStore(Store, ChunkStore):
             self.close()
 
     def with_read_only(self, read_only: bool = False) -> Self:
-        """Return an unopened store on the same data: of a writer, with what is staged."""
+        """Return an unopened store on the same data. A writer's includes its staged changes."""
         if self._session is not None:
             return self._of(self._engine, self._position, self._session, read_only=read_only)
         if read_only:
@@ -440,7 +451,7 @@ class TxStore(Store, ChunkStore):
             return _reopen_reader, (self._engine, self._position)
         joining = session.share()
         told = (session.token, session.ended, session.branch, session.message, session.properties, session.isolation)
-        # The version is for dask, which makes the token of an array from the pickle of its store.
+        # The version is for dask, which computes an array's token from the pickle of its store.
         version = session.version
         return _reopen_writer, (
             self._engine,
@@ -453,7 +464,7 @@ class TxStore(Store, ChunkStore):
         )
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        """Return what tells this store's content from that of another: dask would else pickle the store for it."""
+        """Return a token that identifies this store's content. Without this method, dask would pickle the store."""
         session, exact = self._session, self._position.exact
         return (
             ("txstore", self.url, exact)
@@ -471,7 +482,7 @@ class TxStore(Store, ChunkStore):
         head = f"<b>TxStore</b> <code>{escape(self.url)}</code> {escape(self._state())}"
         try:
             return head + html_lines(tree_lines(self.mapping))
-        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+        except (TxStoreError, OSError) as error:  # a notebook's cell shows the error and does not fail
             return head + html_lines([str(error)])
 
     def _state(self) -> str:
@@ -511,12 +522,12 @@ class TxStore(Store, ChunkStore):
     def __bool__(self) -> bool:
         return True
 
-    # --- zarr's synchronous face: what the fused codec pipeline calls, from threads
+    # --- zarr's synchronous API: the fused codec pipeline calls it from threads
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return a value, or a part of it, as a view of the mapped file; None if there is no such key."""
+        """Return a value, or a part of it, as a view of the mapped file. None if the key does not exist."""
         self._is_open = True
         if may_be_consolidated(key):
             view = self._served(key)
@@ -530,21 +541,21 @@ class TxStore(Store, ChunkStore):
         return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
 
     def _served(self, key: str) -> memoryview | None:
-        """Return a value, or, to a reader, the consolidated metadata that is made where a client has made it once.
+        """Return a value. If a client once wrote consolidated metadata, a reader gets current consolidated metadata.
 
-        A writer gets none: through a group object that holds the shapes of its arrays, the second append to one is
-        laid over the first.
+        A writer gets no consolidated metadata: a group object would then cache the shapes of its arrays, and a second
+        append would overwrite the first.
         """
         view = self._view.get_view(key)
         if view is None or not is_marked(key, bytes(view)):
             return view
         if not self.read_only:
             return None if is_consolidated(key) else view
-        # Through the session, which remembers which documents array objects hold.
+        # Read through the session, which records the documents that array objects hold.
         return memoryview(consolidated_at(_Documents(self._view.get_view, self._list_dir), key))
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Stage a value. It is copied before this returns."""
+        """Stage a value. This copies the value before it returns."""
         self._is_open = True
         self._check_writable()
         if not isinstance(value, Buffer):
@@ -561,15 +572,15 @@ class TxStore(Store, ChunkStore):
         size: int | None = None,
         version: str | None = None,
     ) -> None:
-        """Stage a value that stays where it is, in a file outside. See `Transaction.set_reference`."""
+        """Stage a foreign value, which stays in a file outside the repository. See `Transaction.set_reference`."""
         self._writer().set_reference(key, url, offset, length, size=size, version=version)
 
     def delete_sync(self, key: str) -> None:
-        """Stage the deletion of a key. It need not exist."""
+        """Stage the deletion of a key. The key need not exist."""
         self._is_open = True
         self._writer().delete(key)
 
-    # --- what our codec pipeline calls
+    # --- the API for TxStore's codec pipeline
 
     @property
     def is_fetched(self) -> bool:
@@ -597,14 +608,17 @@ class TxStore(Store, ChunkStore):
         if self._session is not None:
             self._session.fail(reason)
 
-    # --- zarr's asynchronous face. On a disk, staging is a write to the page cache: no reason to leave the event loop.
-    # What makes requests, or reads files outside of the repository, does so in a thread.
+    # --- zarr's asynchronous API. On a local disk, staging writes to the page cache, so it stays on the event loop.
+    # Methods that send requests, or read files outside the repository, do so in a thread.
 
     @property
     def _supports_sync_io(self) -> bool:
-        """Asked by zarr's fused pipeline before each batch: no, if the operation has to wait, which no thread must."""
+        """Whether zarr's fused pipeline may call from threads. False if the operation has to wait: no thread may block.
+
+        The pipeline asks before each batch.
+        """
         session = self._session
-        # Where a write may be refused, each chunk is a task, of which it is known to which operation it belongs.
+        # If TxStore may refuse a write, each chunk has to be a task: a task knows the operation that it belongs to.
         return session is None or (session.gate.may_enter() and session.holds_newest)
 
     async def let_in(self) -> None:
@@ -672,8 +686,8 @@ class TxStore(Store, ChunkStore):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        # A path, as in LocalStore, not any string: zarr's own `nchunks_initialized` passes one, and would find the
-        # chunks of `positions` in `position`.
+        # The prefix is a path, as in LocalStore, not any string. zarr's own `nchunks_initialized` passes a path, and a
+        # string prefix would count the chunks of `positions` for `position`.
         async for key in self._listed(lambda: self.mapping.keys_below(prefix)):
             yield key
 
@@ -688,7 +702,7 @@ class TxStore(Store, ChunkStore):
             if len(names) < _MEMBERS or name in DOCUMENT_NAMES:
                 names.append(name)
             yield name
-        # Who lists a group reads the documents of its members next, each by itself: they are fetched together.
+        # A caller that lists a group reads its members' documents next, one by one. This fetches them together.
         path = directory_prefix(prefix)
         mapping.fetch([path + document for document in documents_of_members(names)])
 
@@ -715,16 +729,16 @@ class TxStore(Store, ChunkStore):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Whether the caller should go on with consolidated metadata: only zarr itself, on its loop.
+        """Whether the caller should use consolidated metadata. True only for zarr itself, on its event loop.
 
-        There it is what a user has asked for. xarray asks, in the user's thread, whether to make it at every write and
-        to look for it at every opening, and would warn where there is none. Our look-ups need no second copy.
+        There a user has asked for it. xarray asks in the user's thread. If this were True, xarray would consolidate at
+        every write, and warn at every opening that finds none. TxStore's look-ups are fast without a second copy.
         """
         return is_on_loop()
 
 
 class _Documents(NamedTuple):
-    """What consolidated metadata is made of."""
+    """The source of consolidated metadata."""
 
     get_view: Callable[[str], memoryview | None]
     list_dir: Callable[[str], Iterator[str]]
@@ -763,7 +777,7 @@ def _reopen_writer(
     read_only: bool,
     _version: Hashable,
 ) -> TxStore:
-    """Nothing is raised here, only at the first use: an error while unpickling hangs a pool of workers."""
+    """Restore a writable store without raising: an error while unpickling hangs a pool. The first use raises it."""
     token, ended, branch, message, properties, isolation = told
     here = _sessions.get(token)
     if here is not None and not here.stages_into(joining):

@@ -1,7 +1,7 @@
-"""Arrays whose every write is a locked, durable transaction of its own: what zarr 2 had as `synchronizer=`.
+"""Makes each write of an array a locked, durable transaction, in place of zarr 2's `synchronizer=`.
 
-A synchronized array holds no metadata: each operation opens the array anew, a read at the newest commit, a write on a
-base that is not older than its locks. So any number of processes and threads may use it, and nothing in it goes stale.
+A synchronized array keeps no metadata. Each operation opens the array again: a read at the newest commit, a write at a
+base that is not older than its locks. So any number of processes and threads may use it, and it never becomes stale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How often a write is run again: with locks because of writers that take none, without locks because of all writers.
+#: Retries of a write. With locks, only writers that take no locks cause retries; without locks, all writers do.
 _RETRIES, _RETRIES_WITHOUT_LOCKS = 20, 200
 
 
@@ -37,24 +37,24 @@ def synchronized(
 ) -> SynchronizedArray | SynchronizedGroup:
     """Return an array or group that any number of processes and threads may write.
 
-    Each write (`a[...] = x`, `a.append(x)`, `a.resize(...)`, `a.attrs[...] = x`) locks what it changes, and is
-    committed when it returns. Each read is of the newest commit. Two operations are two transactions: for `a[i] += 1`
-    by several processes on one element use `repo.transaction(lock={path: i})`.
+    Each write (`a[...] = x`, `a.append(x)`, `a.resize(...)`, `a.attrs[...] = x`) locks the chunks that it changes, and
+    is committed when it returns. Each read sees the newest commit. Two operations are two transactions: if several
+    processes run `a[i] += 1` on one element, use `repo.transaction(lock={path: i})`.
 
-    Where there can be no locks, a write that conflicts is run again. So is one that conflicts with somebody who takes
-    no locks. Raises `NodeNotFoundError` where there is nothing at the path.
+    If the storage has no locks, a write that conflicts runs again. A write also runs again if it conflicts with a
+    writer that takes no locks. Raises `NodeNotFoundError` if there is no array or group at the path.
 
     Parameters
     ----------
     repo : Repository, str or PathLike
-        The repository, or where it is.
+        The repository, or its location.
     path : str
-        Where the array or group is in it.
+        The path of the array or group in the repository.
     lock_timeout : float, optional
-        Seconds that a write waits for others that write the same chunks, until it raises `LockTimeoutError`. None: for
-        ever.
+        Seconds that a write waits for other writers of the same chunks before it raises `LockTimeoutError`. None waits
+        without limit.
     message : str, optional
-        The message of its commits.
+        The message of the commits.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def synchronized(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an array or group is, and how it is written."""
+    """The location of an array or group, and the options of its writes."""
 
     repo: Repository
     path: str
@@ -93,7 +93,7 @@ class _Place:
         return SynchronizedGroup(self) if kind == "group" else SynchronizedArray(self)
 
     def change(self, lock: Mapping[str, Any], change: Callable[[Any], T]) -> T:
-        """Run `change(node)` in a transaction that holds locks, with the node opened at its base."""
+        """Run `change(node)` in a transaction that holds the locks. The node is opened at the transaction's base."""
         import zarr
 
         def run(store: Any) -> T:
@@ -106,13 +106,13 @@ class _Place:
 
 
 class _Synchronized:
-    """What synchronized arrays and groups have in common."""
+    """The common base of synchronized arrays and groups."""
 
     _wanted: ClassVar[str]
 
     def __init__(self, place: _Place) -> None:
         self._place = place
-        self._opened: tuple[str, Any] | None = None  # a commit's id, and the node as it is there
+        self._opened: tuple[str, Any] | None = None  # a commit's id, and the node opened at this commit
 
     @property
     def path(self) -> str:
@@ -120,7 +120,7 @@ class _Synchronized:
 
     @property
     def name(self) -> str:
-        """The path from the root on, with a slash before it."""
+        """The path from the root, with a leading slash."""
         return "/" + self.path
 
     @property
@@ -133,7 +133,7 @@ class _Synchronized:
 
     @property
     def metadata(self) -> Any:
-        """What zarr has parsed of the document."""
+        """The metadata that zarr has parsed from the document."""
         return self._newest().metadata
 
     @property
@@ -145,7 +145,7 @@ class _Synchronized:
         return self
 
     def _newest(self) -> Any:
-        """Return the node at the newest commit, opened read-only by zarr."""
+        """Return the node at the newest commit. zarr opens it read-only."""
         import zarr
 
         store = self._place.repo.snapshot()
@@ -154,7 +154,7 @@ class _Synchronized:
         if opened is None or opened[0] != commit:
             node = zarr.open(store, path=self.path, mode="r")
             found = "group" if isinstance(node, zarr.Group) else "array"
-            if found != self._wanted:  # somebody has put something else in its place
+            if found != self._wanted:  # another writer has replaced it by a node of another kind
                 raise NodeNotFoundError(self.path, wanted=self._wanted, found=found)
             opened = self._opened = (commit, node)
         return opened[1]
@@ -176,14 +176,14 @@ class _Synchronized:
 
 
 class SynchronizedArray(_Synchronized):
-    """An array whose every write is a locked, durable transaction, and whose every read is of the newest commit.
+    """An array where each write is a locked, durable transaction, and each read sees the newest commit.
 
-    Made by `synchronized`. What is written is computed before the locks are taken.
+    Create it with `synchronized`. A write computes its values before it takes locks.
     """
 
     _wanted = "array"
 
-    # --- what it is, at the newest commit
+    # --- properties of the array at the newest commit
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -201,7 +201,7 @@ class SynchronizedArray(_Synchronized):
 
     @property
     def shards(self) -> tuple[int, ...] | None:
-        """The shape of a shard, which is what is locked as one; None where there are none."""
+        """The shape of a shard, or None without sharding. A write locks whole shards."""
         shards: tuple[int, ...] | None = self._newest().shards
         return shards
 
@@ -306,7 +306,7 @@ class SynchronizedArray(_Synchronized):
         self._change(Blocks(selection), lambda array: array.set_block_selection(selection, computed, **options))
 
     def append(self, data: Any, axis: int = 0) -> tuple[int, ...]:
-        """Append along an axis; return the new shape. What one call appends stays together."""
+        """Append along an axis; return the new shape. Other writers never split the rows of one call."""
         import numpy as np
 
         computed = np.asanyarray(_computed(data))
@@ -317,7 +317,7 @@ class SynchronizedArray(_Synchronized):
         return self._change(Append(axis), append)
 
     def resize(self, new_shape: int | tuple[int, ...]) -> None:
-        """Change the shape. What is cut off is lost."""
+        """Change the shape. Values outside the new shape are lost."""
         shape = (new_shape,) if isinstance(new_shape, int) else tuple(new_shape)
         self._change(Resize(shape), lambda array: array.resize(shape))
 
@@ -345,7 +345,7 @@ def _itself(selection: Any) -> Any:
 
 
 def _computed(value: Any) -> Any:
-    """Return what is to be written as zarr takes it, once: a lazy array is not computed with locks held, or again."""
+    """Return the value as zarr takes it. This computes a lazy array once, before the write takes locks."""
     import numpy as np
 
     is_lazy = hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
@@ -353,9 +353,9 @@ def _computed(value: Any) -> Any:
 
 
 class SynchronizedAttributes(MutableMapping[str, Any]):
-    """The attributes of a synchronized array or group: each change is a transaction, each look at the newest commit.
+    """The attributes of a synchronized array or group. Each change is a transaction, each read sees the newest commit.
 
-    What is returned is a copy: `attrs["a"].append(1)` changes nothing.
+    A returned value is a copy: `attrs["a"].append(1)` changes nothing.
     """
 
     def __init__(self, node: _Synchronized) -> None:
@@ -419,15 +419,15 @@ class SynchronizedAttributes(MutableMapping[str, Any]):
 
 
 class SynchronizedGroup(_Synchronized):
-    """A group whose arrays are synchronized, and whose every change is a locked, durable transaction.
+    """A group of synchronized arrays, where each change is a locked, durable transaction.
 
-    Made by `synchronized`.
+    Create it with `synchronized`.
     """
 
     _wanted = "group"
 
     def __getitem__(self, path: str) -> SynchronizedArray | SynchronizedGroup:
-        """Return what is at a path below. Raises `NodeNotFoundError`, which is a `KeyError`."""
+        """Return the array or group at a path below this one. Raises `NodeNotFoundError`, which is a `KeyError`."""
         return self._place.below(path).open()
 
     def __contains__(self, path: object) -> bool:
@@ -443,11 +443,11 @@ class SynchronizedGroup(_Synchronized):
         return iter(self)
 
     def arrays(self) -> Iterator[tuple[str, SynchronizedArray]]:
-        """Yield the names and arrays right below."""
+        """Yield name and array of each direct child that is an array."""
         return ((name, SynchronizedArray(self._place.below(name))) for name, kind in self._members() if kind != "group")
 
     def groups(self) -> Iterator[tuple[str, SynchronizedGroup]]:
-        """Yield the names and groups right below."""
+        """Yield name and group of each direct child that is a group."""
         return ((name, SynchronizedGroup(self._place.below(name))) for name, kind in self._members() if kind == "group")
 
     def array_keys(self) -> Iterator[str]:
@@ -460,7 +460,7 @@ class SynchronizedGroup(_Synchronized):
         return kind_of_node(self._place.repo.mapping(), self._place.below(path).path)
 
     def _members(self) -> Iterator[tuple[str, str]]:
-        """Yield name and kind of what is right below, at one commit."""
+        """Yield name and kind of each direct child, at one commit."""
         snapshot = self._place.repo.mapping()
         for name in snapshot.list_dir(self.path):
             kind = kind_of_node(snapshot, document_key(self.path, name))
@@ -480,18 +480,18 @@ class SynchronizedGroup(_Synchronized):
         return SynchronizedGroup(self._place.below(name))
 
     def require_group(self, name: str, **options: Any) -> SynchronizedGroup:
-        """Return a group, which is created if there is none."""
+        """Return a group. Create it if it does not exist."""
         if self._kind(name) != "group":
             self._create(name, lambda group: group.require_group(name, **options), options)
         return SynchronizedGroup(self._place.below(name))
 
     def __delitem__(self, name: str) -> None:
-        """Delete what is at a path below."""
+        """Delete the array or group at a path below this one."""
         below = self._place.below(name).path
         self._place.change({self.path: METADATA, below: Whole()}, lambda group: group.__delitem__(name))
 
     def _create(self, name: str, create: Callable[[zarr.Group], object], options: Mapping[str, Any]) -> None:
-        # The group's documents don't change: holding them is how those take turns who create below it.
+        # The group's documents don't change. Creators lock them, so only one process at a time creates below the group.
         lock: dict[str, Any] = {self.path: METADATA}
         if options.get("overwrite"):
             lock[self._place.below(name).path] = Whole(may_be_missing=True)

@@ -1,4 +1,4 @@
-"""The xarray backend: `xr.open_dataset("data.tx", engine="txstore")` reads a snapshot, by xarray's own for zarr."""
+"""Implements the xarray backend: `xr.open_dataset("data.tx", engine="txstore")` reads a snapshot as Zarr."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class TxStoreBackendEntrypoint(BackendEntrypoint):
-    """Opens repositories by path, URL or `Repository`: the newest commit, or the one that `at` or `tag` names.
+    """Opens a repository by path, URL or `Repository`: at the newest commit, or the commit that `at` or `tag` names.
 
-    A store (`repo.snapshot()`, or that of a transaction) is read as it is. `consolidated` is accepted and says nothing:
-    the metadata of a repository is looked up fast without.
+    It also reads a store (`repo.snapshot()`, or a transaction's store) at its position. It accepts `consolidated` and
+    ignores it: TxStore's metadata look-ups are fast without.
 
     >>> import xarray as xr
     >>> xr.open_dataset("data.tx", engine="txstore", group="run-17", at=7)              # doctest: +SKIP
 
-    Without `engine`, xarray finds it for directories; URLs are claimed by its engine for netCDF4, where that is
-    installed.
+    Without `engine`, xarray chooses this backend for directories. For URLs it chooses its netCDF4 engine, if netCDF4
+    is installed.
     """
 
     description = "Open snapshots of TxStore repositories (data.tx)"
@@ -45,7 +45,7 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Tell by the name, or, of a local directory with another one, by its being a repository."""
+        """Tell whether this is a repository: by its name, or, for other local paths, by the directory's content."""
         if isinstance(filename_or_obj, Repository | TxStore):
             return True
         if not isinstance(filename_or_obj, str | os.PathLike):
@@ -118,10 +118,10 @@ class TxStoreBackendEntrypoint(BackendEntrypoint):
 
 
 class _CommitVariable(Variable):
-    """A variable whose dask names tell the commit that it was read at.
+    """A variable whose dask names include the commit at which it was read.
 
-    xarray names dask arrays after the path and its time of modification, which a commit does not change: of two
-    datasets opened with `chunks={}` before and after a commit, one would be computed with the other's values.
+    xarray names dask arrays after the path and its modification time, which a commit does not change. If you opened a
+    dataset with `chunks={}` before and after a commit, dask would compute one dataset with values of the other.
     """
 
     __slots__ = ("commit",)
@@ -150,10 +150,10 @@ def _snapshot(
     storage_options: Mapping[str, Any] | None,
     sources: Given | None,
 ) -> tuple[Any, str]:
-    """Return a `TxStore`, which xarray takes and does not say so, and the path in it that a printed URL leads to."""
+    """Return a `TxStore`, and the path in it that a printed URL names. xarray's types do not mention such a store."""
     if isinstance(given, TxStore):
         if at is not None or tag is not None or branch != MAIN or storage_options or sources:
-            raise ValueError("a store stands at its commit, and has its repository's options: give the Repository")
+            raise ValueError("a store has its own commit and its repository's options: give the Repository instead")
         return given, ""
 
     def opened() -> tuple[Any, str]:

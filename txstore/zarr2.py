@@ -1,8 +1,8 @@
-"""For zarr 2: a transaction or a snapshot as one of its own stores, so that its groups are listed and deleted quickly.
+"""Makes a transaction or a snapshot a store of zarr 2, so that zarr 2 lists and deletes groups quickly.
 
-zarr 2 takes the mappings as they are, too: `zarr.open(repo.begin())`. But it wraps whatever is not its own `BaseStore`
-in a `KVStore`, which knows the mapping's items only: to list a group or to delete an array it then walks every key of
-the repository, and it writes no entry for a chunk that it clears and that was not there (I5).
+zarr 2 also takes a plain mapping: `zarr.open(repo.begin())`. But it wraps any mapping that is not its own `BaseStore`
+in a `KVStore`, which uses only the mapping's items. To list a group or delete an array, it then walks every key of the
+repository. And if it clears a chunk that did not exist, it stages no deletion (I5).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class MappingStore(Store):  # type: ignore[misc]
     """A store of zarr 2 over `repo.begin()` or, read-only, over `repo.mapping()`.
 
-    Closing it ends nothing: the transaction is committed by its own `commit`, or as a context manager.
+    Closing the store does not end the transaction. Call the transaction's `commit`, or use it as a context manager.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class MappingStore(Store):  # type: ignore[misc]
         return len(self.mapping)
 
     def getitems(self, keys: Iterable[str], *, contexts: Mapping[str, Any]) -> dict[str, memoryview]:
-        """Return those values that exist, as views of the mapped files: they are decoded from where they lie."""
+        """Return the values of existing keys as views of the mapped files, so that zarr decodes them without a copy."""
         views = ((key, self.mapping.get_view(key)) for key in keys)
         return {key: view for key, view in views if view is not None}
 
@@ -95,7 +95,7 @@ class MappingStore(Store):  # type: ignore[misc]
         self._transaction.setitems(values)
 
     def delitems(self, keys: Iterable[str]) -> None:
-        """Stage the deletion of keys, whether they exist or not: a chunk that was cleared counts as written (I5)."""
+        """Stage the deletion of keys, even if they do not exist: a cleared chunk counts as written (I5)."""
         for key in keys:
             self._transaction.delete(key)
 

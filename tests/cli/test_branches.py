@@ -48,7 +48,7 @@ def test_list_create_rename_delete(branched: txstore.Repository) -> None:
 def test_what_is_refused(branched: txstore.Repository, tmp_path: Path) -> None:
     url = branched.url
     assert_refused(run("branch", "create", url, "dev"), "'dev' exists")
-    assert_refused(run("branch", "create", url, "DEV"), "differs in case alone")
+    assert_refused(run("branch", "create", url, "DEV"), "differs only in case")
     assert_refused(run("branch", "create", url, "a/b"), "letters, digits")
     assert_refused(run("branch", "create", url, "new", "77"), "version 77")
     assert_refused(run("branch", "delete", url, "main"), "is the first one")

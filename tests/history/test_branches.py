@@ -292,9 +292,9 @@ def test_a_name_that_a_file_system_or_an_object_store_can_not_take(forked, name)
 @pytest.mark.parametrize("name", ["main", "Main", "dev", "DEV"])
 def test_a_name_that_is_given(forked, name):
     before = tree(forked)
-    with pytest.raises(ValueError, match="exists" if name.islower() else "differs in case alone"):
+    with pytest.raises(ValueError, match="exists" if name.islower() else "differs only in case"):
         forked.branches[name] = 0
-    with pytest.raises(ValueError, match="exists" if name.islower() else "differs in case alone"):
+    with pytest.raises(ValueError, match="exists" if name.islower() else "differs only in case"):
         forked.branches["more"] = 0
         forked.branches.rename("more", name)
     del forked.branches["more"]

@@ -216,7 +216,7 @@ def test_a_commit_that_has_tried_for_long_says_so(url: str, monkeypatch: pytest.
     transaction = repo.begin()
     transaction["mine"] = b"1"
     commit(other, "theirs", b"1")
-    with pytest.warns(txstore.CommitWaitWarning, match="others were first once, and a try took"):
+    with pytest.warns(txstore.CommitWaitWarning, match="others were first once, and an attempt took"):
         transaction.commit()
 
 

@@ -130,7 +130,7 @@ def test_a_store_is_opened_where_it_stands(filled: txstore.Repository) -> None:
         dataset(6, 1).to_zarr(store, append_dim="time")
         assert xr.open_dataset(store, engine=Engine).sizes["time"] == 7
     assert Engine().guess_can_open(snapshot)
-    with pytest.raises(ValueError, match="stands at its commit"):
+    with pytest.raises(ValueError, match="has its own commit"):
         xr.open_dataset(snapshot, engine=Engine, at=0)
 
 

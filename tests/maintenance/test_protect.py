@@ -153,7 +153,7 @@ def test_a_link_that_leads_to_nothing_makes_no_repository(tmp_path):
     before = tree(tmp_path)
     for opened in (txstore.Repository, txstore.TxStore):
         with pytest.raises(
-            txstore.RepositoryNotFoundError, match=r"a symbolic link to 'data\.tx\.d', where nothing is"
+            txstore.RepositoryNotFoundError, match=r"a symbolic link to 'data\.tx\.d', which does not exist"
         ):
             opened(tmp_path / "data.tx")
     assert tree(tmp_path) == before

@@ -366,14 +366,14 @@ def test_where_the_base_of_the_bases_is_gone_nothing_is_guessed(repo: txstore.Re
     commit(repo, put(0, 0))
     commit(repo, put(1, 11))
     vacuum(repo, "fix", "main", "dev")
-    with pytest.raises(txstore.MergeConflictError, match="A vacuum has given up") as error:
+    with pytest.raises(txstore.MergeConflictError, match="A vacuum has expired") as error:
         repo.merge("dev")
     assert error.value.is_cut
     (conflict,) = error.value.conflicts
     assert isinstance(conflict, Conflict)
     assert (conflict.region, conflict.ours().tolist(), conflict.theirs().tolist()) == ((slice(0, 1),), [0], [10])
     found = CliRunner().invoke(app, ["merge", repo.url, "dev"])
-    assert (found.exit_code, "A vacuum has given up" in " ".join(found.output.split())) == (1, True)
+    assert (found.exit_code, "A vacuum has expired" in " ".join(found.output.split())) == (1, True)
     repo.merge("dev", resolve={"x": "ours"})
     assert values(repo) == [0, 11, 12, 3, 4, 15, 6, 17]
     assert repo.verify().faults == []

@@ -426,7 +426,7 @@ def test_bad_declarations(repo):
         del repo.constraints["a"]
     with pytest.raises(ValueError, match="read-only"):
         repo.snapshot().constraints["a"] = ALIGNED
-    with pytest.raises(ValueError, match="every commit carries them"):
+    with pytest.raises(ValueError, match="every commit stores them"):
         repo.constraints["a"] = RequiredAttributes("x", {"a": "a" * (1 << 16)})
     with pytest.raises(TypeError):
         repo.constraints["a"] = RequiredAttributes("x", {"a": object()})

@@ -206,6 +206,6 @@ def test_a_block_that_was_rolled_back_makes_no_commit(filled: Repository) -> Non
 @pytest.mark.parametrize("names", ["tags", "branches"])
 def test_no_commit_gets_no_name(filled: Repository, names: str) -> None:
     store = filled.transaction()
-    with pytest.raises(txstore.CommitNotFoundError, match="or commit\\(\\) has changed nothing"):
+    with pytest.raises(txstore.CommitNotFoundError, match="or commit\\(\\) had no changes"):
         getattr(filled, names)["v1"] = store.commit()
     assert "v1" not in getattr(filled, names)

@@ -1,1 +1,1 @@
-"""How committers wait for one another: the line behind the commit lock, group commits and tickets far away."""
+"""Queues committers: under the commit lock on a file system, by group commits and tickets on an object store."""

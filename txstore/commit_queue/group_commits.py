@@ -1,10 +1,10 @@
-"""Several commits in one trip, on an object store: the group commit.
+"""Makes several commits with one request on an object store: the group commit.
 
-One request takes a version, so of the committers that meet at a version all but one would have to try again. Committers
-that have lost a version write *proposals* instead: files beside one another, each valid for one version. One committer,
-the leader, takes the version for all: the file that it creates holds the proposals, and so decides the commits of the
-versions that follow, too. Every reader of that file can derive each byte of these commits, and put them in their
-places. No process puts anything else there.
+One request takes a version, so if several committers compete for it, all but one would have to try again. Instead,
+committers that have lost a version write *proposals*: files beside the versions, each valid for one version. One
+committer, the leader, takes the version for all. Its file holds the proposals, and so also decides the commits of the
+next versions. Every reader of that file can derive each byte of these commits, and write their files. No process
+writes anything else to these versions.
 
 `docs/understand/remote-design.md`, "Group commits", says why each commit is made exactly once.
 """
@@ -31,33 +31,33 @@ from txstore.storage.objects.errors import is_refusal
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import each_in_thread, executor
 
-#: A commit file up to this length can be proposed: more is not collected by one who works for all.
+#: Longest commit file, in bytes, that a committer may propose: the leader has to read and write all proposals.
 PROPOSED = 64 << 10
-#: Bytes of all proposals of one group commit together, at most.
+#: Bytes of all proposals in one group commit, at most.
 _GROUP_COMMIT_BYTES = 1 << 20
-#: Runs that a header lists behind a group commit, at most: the rest is left to committers that can't merge.
+#: Sorted runs that a header lists after a group commit, at most. The rest is for committers that can't compact.
 _MOST_RUNS = commitfile.MAX_RUNS // 2
-#: Round trips for which the leader waits for proposals. The others look then, too: a committer that comes late can
-#: still propose to the next group. Then they wait for the group commit, and look more often when it is about to arrive.
+#: Round trips that the leader waits for proposals. The other committers look after the same time: a committer that
+#: lost can then still propose to the next group. Then they wait for the group commit, and look more often near its end.
 _GATHERING, _UNDER_WAY, _ARRIVING = 1.0, (1.0, 2.0), (0.3, 1.0)
-#: Times, at most, that the leader looks for the committers that lost the version below.
+#: The leader looks for committers that lost the version below at most this many times.
 _YIELDS = 3
-#: Seconds after which a proposal is left out: its committer has died, or has raised `CommitUnknownError`.
+#: Seconds after which the leader omits a proposal: its committer has died, or has raised `CommitUnknownError`.
 _YOUNG = 30.0
-#: Seconds, at most, from the leader's look at the proposals to its request: far less than staged data is kept for.
+#: Seconds, at most, from the leader's look at the proposals to its request. A vacuum keeps staged data much longer.
 _AWAKE = 300.0
 #: Seconds, by the committer's clock. A version that was free this long ago was not freed by a vacuum (I10): a vacuum
 #: deletes no commit until it has existed for twice as long.
 TRUSTED = 5.0
-#: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
+#: Seconds: upper limit for a measured round trip, because a measurement includes any delay of the process.
 _LONGEST_TRIP = 0.5
-#: Round trips that a group commit takes at most, with the requests that its committers have made in vain before.
+#: Round trips that a group commit takes at most, including earlier failed requests of its committers.
 _TRIPS_OF_A_GROUP_COMMIT = 12
-#: Round trips, at most, for which a committer on its own lets others pass while they go on to propose.
+#: Round trips, at most, for which a single committer lets others commit first while they continue to propose.
 _LET_PASS = 60
-#: What they propose may be for versions so far below: each learns of what was taken a trip or two later.
+#: Proposals may be for versions this far below the head: a committer learns of a taken version a trip or two later.
 BEHIND = 16
-#: Seconds, and round trips, before another process leads, or puts missing commits in their places.
+#: Seconds, and round trips, before another process leads, or writes the missing commits of a group.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS = 1.0, 20
 
 
@@ -69,14 +69,14 @@ class GroupCommitMember(NamedTuple):
 
 
 class NoGroupCommitError(Exception):
-    """What is proposed, or is in a version, is not what makes a group commit."""
+    """A proposal, or the file in a version, does not form a valid group commit."""
 
 
 # --- bytes
 
 
 def join(content: bytes, leader: Stored, proposals: Sequence[bytes]) -> tuple[bytes, Stored]:
-    """Return the file that decides the commits of some proposals behind a commit that has a file of its own."""
+    """Return the leader's file: its own commit, and a section with the proposals that follow it."""
     start = leader.footer.header_offset
     section = b"".join(encoding.encode_varint(len(proposal)) + proposal for proposal in proposals)
     section = encoding.encode_varint(len(proposals)) + section
@@ -90,9 +90,9 @@ def join(content: bytes, leader: Stored, proposals: Sequence[bytes]) -> tuple[by
 
 
 def proposal_of(content: bytes, mine: Stored) -> bytes:
-    """Return as much of a commit file as its commit needs behind any other one: its own frames and its own run.
+    """Return the part of a commit file that is valid after any other commit: its own frames and its own sorted run.
 
-    Not a compaction output that it would install: the runs are those of the commit before it.
+    This omits compaction outputs that the commit would install: the proposal inherits the runs of the commit before it.
     """
     header, compaction_outputs = mine.header, mine.header.compaction_outputs
     packs = tuple([pack for pack in header.packs if pack.name not in compaction_outputs])
@@ -102,7 +102,7 @@ def proposal_of(content: bytes, mine: Stored) -> bytes:
 
 
 def members(content: bytes, leader: Stored) -> list[GroupCommitMember]:
-    """Return the commits that a file has decided, its own first. Raises `NoGroupCommitError`."""
+    """Return the commits that a file decides, starting with its own. Raises `NoGroupCommitError`."""
     found, group_commit = [GroupCommitMember(leader, content)], leader.header.group_commit
     if group_commit is not None:
         for proposal in _proposals_in(content, leader.header, group_commit):
@@ -113,11 +113,11 @@ def members(content: bytes, leader: Stored) -> list[GroupCommitMember]:
 def _proposals_in(content: bytes, header: Header, group_commit: GroupCommit) -> Iterator[bytes]:
     sections = [each for each in header.sections if each.kind == commitfile.SECTION_GROUP_COMMIT]
     if group_commit.place or len(sections) != 1:
-        raise NoGroupCommitError("this file does not decide what follows")
+        raise NoGroupCommitError("this file is not the leader's file of a group commit")
     reader = encoding.Reader(content[sections[0].offset : sections[0].offset + sections[0].length])
     try:
         if reader.varint() != group_commit.length - 1:
-            raise NoGroupCommitError("the file has not as many proposals as it says")
+            raise NoGroupCommitError("the number of proposals differs from the header's")
         for _ in range(group_commit.length - 1):
             yield reader.take(reader.varint())
     except encoding.MalformedError as error:
@@ -125,9 +125,9 @@ def _proposals_in(content: bytes, header: Header, group_commit: GroupCommit) -> 
 
 
 def couple(before: Stored, proposal: bytes, group_commit: GroupCommit) -> GroupCommitMember:
-    """Return the commit that a proposal becomes behind another one: the same for everybody who works it out.
+    """Return the commit that a proposal becomes after another commit. Every process derives the same bytes.
 
-    Raises `NoGroupCommitError` if the proposal is none.
+    Raises `NoGroupCommitError` if the proposal is invalid.
     """
     header, end = _header_of(proposal)
     own = header.sections[0]
@@ -155,7 +155,7 @@ def couple(before: Stored, proposal: bytes, group_commit: GroupCommit) -> GroupC
 
 
 def _file(content: bytes, header: Header, like: Stored) -> tuple[bytes, Stored]:
-    """Return a commit file, given what it has before its header."""
+    """Return a commit file, given its bytes before the header."""
     encoded = header.encode()
     total = len(content) + len(encoded) + commitfile.FOOTER_SIZE
     footer = Footer(len(encoded), len(content), total, header.id, encoding.crc32c(encoded))
@@ -164,7 +164,7 @@ def _file(content: bytes, header: Header, like: Stored) -> tuple[bytes, Stored]:
 
 
 def _header_of(proposal: bytes) -> tuple[Header, int]:
-    """Return the header of a proposal, and where its own run ends. Raises `NoGroupCommitError`."""
+    """Return the header of a proposal, and the offset at which its own run ends. Raises `NoGroupCommitError`."""
     try:
         footer = Footer.decode(proposal[-commitfile.FOOTER_SIZE :])
         encoded = proposal[footer.header_offset : footer.header_offset + footer.header_length]
@@ -183,21 +183,21 @@ def _header_of(proposal: bytes) -> tuple[Header, int]:
         or (run.offset, run.length) != (own.offset, own.length)
         or own.kind != commitfile.SECTION_RUN
     ):
-        raise NoGroupCommitError("it has no run of its own")
+        raise NoGroupCommitError("it has no sorted run of its own")
     is_bound = header.constraints or header.merged or header.fork or header.reach or header.group_commit
     if is_bound or header.id != footer.pack_id:
-        raise NoGroupCommitError("it can't follow another commit than its own parent")
+        raise NoGroupCommitError("it can follow only its own parent")
     return header, min(own.offset + own.length + -own.length % 8, footer.header_offset)
 
 
 class Touched(NamedTuple):
-    """What a commit sets."""
+    """The keys that a commit sets."""
 
     keys: set[str]
-    nodes: set[str]  # the prefixes of all keys of the nodes whose documents are among them
+    nodes: set[str]  # the key prefixes of the nodes whose documents the commit sets
 
     def is_apart_from(self, other: Touched) -> bool:
-        """Tell whether neither sets what the other one sets, or anything of a node that the other one changes."""
+        """Tell whether two commits share no key, and neither sets a key of a node whose document the other sets."""
         return self.keys.isdisjoint(other.keys) and not self._is_below(other) and not other._is_below(self)
 
     def _is_below(self, other: Touched) -> bool:
@@ -205,14 +205,14 @@ class Touched(NamedTuple):
 
 
 def touched_by(proposal: bytes) -> Touched:
-    """Return what a proposal sets. Raises `NoGroupCommitError` if it does anything else."""
+    """Return the keys that a proposal sets. Raises `NoGroupCommitError` if it does anything else."""
     header, _ = _header_of(proposal)
     own = header.sections[0]
     try:
         run = index.Run(proposal[own.offset : own.offset + own.length], header.seq)
         found = run.scan(b"", None, -1, 0)
         if run.prefixes or not all(kind in packfile.FRAME_OF_REF for _, kind, *_ in found):
-            raise NoGroupCommitError("it does more than to set keys")
+            raise NoGroupCommitError("it does more than set keys")
         keys = {entry[0].decode() for entry in found}
     except ValueError as error:
         raise NoGroupCommitError(str(error)) from error
@@ -220,7 +220,7 @@ def touched_by(proposal: bytes) -> Touched:
 
 
 def fitting(mine: bytes, leader: Stored, proposals: Sequence[bytes]) -> list[bytes]:
-    """Return those proposals that were made for a leader's version and touch nothing that another one touches."""
+    """Return the proposals for the leader's version whose keys no other chosen commit touches."""
     taken, ids, chosen = [touched_by(mine)], {leader.header.id}, list[bytes]()
     room = _GROUP_COMMIT_BYTES
     for proposal in proposals:
@@ -253,7 +253,7 @@ def fitting(mine: bytes, leader: Stored, proposals: Sequence[bytes]) -> list[byt
 
 
 class Look(NamedTuple):
-    """When it was looked for what there is of a branch."""
+    """The time of a listing of a branch, by two clocks."""
 
     monotonic: float
     wall: float
@@ -264,17 +264,17 @@ class Look(NamedTuple):
 
     @property
     def age(self) -> float:
-        """Seconds since then: one of the clocks may have stood still, or been set back."""
+        """Seconds since then, by the clock that shows more: one clock may have stopped, or been set back."""
         return max(time.monotonic() - self.monotonic, time.time() - self.wall)
 
 
 class BranchListing(NamedTuple):
-    """What a listing of a branch from some version on has shown."""
+    """The objects in a listing of a branch from some version on."""
 
     versions: dict[int, Object]
     proposals: dict[tuple[int, bytes], Object]  # by version and commit
     leads: dict[int, Object]
-    tickets: dict[tuple[int, bytes], Object]  # by the version at which each was drawn, and the commit that it is for
+    tickets: dict[tuple[int, bytes], Object]  # by the version at which each was drawn, and the commit's id
     stops: Sequence[tuple[int, bytes]] = ()  # commits that may have taken another's version, or lost their own
 
     @classmethod
@@ -295,46 +295,46 @@ class BranchListing(NamedTuple):
 
 
 class GroupCommitHistory(Protocol):
-    """The history that group commits are put into: `RemoteCommits`."""
+    """The history to which group commits are added: `RemoteCommits`."""
 
     def list_from(self, branch: str, version: int) -> BranchListing:
-        """Return what there is of a branch from a version on."""
+        """List the objects of a branch from a version on."""
 
     def read_file(self, branch: str, version: int) -> GroupCommitMember | None:
         """Return the commit in a version and its whole file."""
 
     def decided(self, found: Sequence[GroupCommitMember]) -> None:
-        """Note the commits of a group commit, which follow the known ones."""
+        """Record the commits of a group commit, which follow the known commits."""
 
     def missing(self, branch: str, upto: int, there: Collection[int]) -> list[GroupCommitMember]:
-        """Return the commits up to a version that were decided, and are not in their places as far as is known."""
+        """Return decided commits up to a version whose files this process has not seen."""
 
     def first_unseen(self, branch: str) -> int:
-        """Return the first version that is not known to be in its place."""
+        """Return the first version whose file this process has not seen."""
 
     def is_below_oldest_kept(self, branch: str, version: int) -> bool:
         """Tell whether a vacuum may have freed a version."""
 
     def confirm(self, stored: Stored) -> None:
-        """Raise `CommitUnknownError` if a commit that was just made may have taken another's place."""
+        """Raise `CommitUnknownError` if a new commit may have taken the version of another commit."""
 
 
 class GroupCommits:
-    """Makes commits together with others."""
+    """Makes commits together with those of other committers."""
 
     def __init__(self, line: GroupCommitHistory, objects: ObjectStore, late_answers: Creator) -> None:
         self._line = line
         self._objects = objects
         self._late_answers = late_answers
-        # by branch: the last version that was fought for, whose proposals may lie about
+        # by branch: the last contested version, whose proposals may still exist
         self._last: dict[str, int] = {}
 
     def commit(self, content: bytes, mine: Stored, look: Look | None, *, is_led: bool) -> GroupCommitMember | None:
-        """Make a commit together with others; return it as it was made, None if its version is another's.
+        """Make a commit together with others; return the resulting commit, or None if another commit has its version.
 
-        `look`: when its version was seen to be free. `is_led`: somebody else is about to take it for all.
+        `look` is the time when the version was free. `is_led`: another committer is about to take it as the leader.
 
-        Raises `CommitUnknownError`; any other `OSError` says that nothing was made.
+        Raises `CommitUnknownError`. Any other `OSError` says that no commit was made.
         """
         header = mine.header
         branch, version = header.branch, header.version
@@ -346,7 +346,7 @@ class GroupCommits:
             if leads and (made := self._lead(content, mine, trip)) is not None:
                 return made
             patience, pause = _patience(trip), _UNDER_WAY
-            # What lies above says that it was taken, or was taken and freed, where it is not listed itself.
+            # If a higher version exists, this version was taken, even if it is not listed (a vacuum may have freed it).
             while max((listed := self._look(branch, version)).versions, default=-1) < version:
                 if time.monotonic() > patience:  # the leader has died, or makes no progress
                     if (made := self._lead(content, mine, trip)) is not None:
@@ -366,9 +366,9 @@ class GroupCommits:
             raise CommitUnknownError(header.id.hex(), reason=reason) from error
 
     def let_pass(self, branch: str, version: int) -> bool:
-        """Wait for a group commit that is about to take a version; return whether the version is taken, by any process.
+        """Wait for a group commit that is about to take a version; return whether any process has taken the version.
 
-        They need a few trips for that. Who takes versions alone needs one, and would always be faster.
+        A group commit needs a few round trips. A single committer needs one, and would always be faster.
         """
         began = heard = asked = time.monotonic()
         trip, top, proposals = _LONGEST_TRIP, version - 1, set[tuple[int, bytes]]()
@@ -376,19 +376,19 @@ class GroupCommits:
             listed = self._line.list_from(branch, max(version - BEHIND, 0))
             before, top = top, max(listed.versions, default=top)
             trip = min(trip, time.monotonic() - asked)
-            # they live, and were refused a version by others who are alone
+            # New proposals: their committers live, and have lost a version to a single committer.
             if not listed.proposals.keys() <= proposals:
                 heard, proposals = asked, proposals | listed.proposals.keys()
             if top > before:
                 found = self._line.read_file(branch, top)
                 if found is not None and found.stored.header.group_commit is not None:
-                    return True  # else the committer there has let them pass before
+                    return True  # else a single committer took it, which had let the group pass before
             time.sleep(trip * random.uniform(*_ARRIVING))
             asked = time.monotonic()
         return top >= version
 
     def _propose(self, proposed: bytes, mine: Stored, *, is_led: bool) -> bool:
-        """Put a file where the leader finds it; return whether that is this process."""
+        """Write a proposal for the leader to find; return whether this process is the leader."""
         branch, version, commit_id = mine.header.branch, mine.header.version, mine.header.id
 
         def propose() -> OSError | None:
@@ -411,21 +411,21 @@ class GroupCommits:
             if isinstance(refused, OSError) and is_refusal(refused):
                 raise refused
         finally:
-            del refused  # else it and this frame, with all that have called it, would hold one another
-        return leads == [True]  # a proposal whose answer was lost may be there: its version will say
+            del refused  # else the error and this frame refer to each other, and keep all calling frames
+        return leads == [True]  # if the answer was lost, the proposal may exist: the version will show it
 
     def _withdraw(self, mine: Stored) -> None:
-        """Take back what was proposed: who is told that nothing is known may do the work again, and soon.
+        """Delete the proposal: a caller that gets `CommitUnknownError` may soon repeat the work.
 
-        A leader that has read the proposal may put it into a group commit all the same.
+        A leader that has already read the proposal may still include it in a group commit.
         """
         with contextlib.suppress(OSError):
             self._objects.delete([names.proposal_path(mine.header.branch, mine.header.version, mine.header.id)])
 
     def _lead(self, content: bytes, mine: Stored, trip: float) -> GroupCommitMember | None:
-        """Take the version for all; None if another has it."""
+        """Take the version as the leader. None if another commit has it."""
         branch, version = mine.header.branch, mine.header.version
-        # Not all that was ever proposed in vain: many pages take so long that the version is another's by then.
+        # List only recent proposals. A listing of many pages takes so long that another committer takes the version.
         low = min(self._line.first_unseen(branch), max(self._last.get(branch, version), version - BEHIND))
         self._last[branch] = version
         for _ in range(_YIELDS):
@@ -435,12 +435,12 @@ class GroupCommits:
                 _later(self._sweep, branch, version - 1, listed)
                 return None
             proposed = {who for at, who in listed.proposals if at == version}
-            # The committers that lost the version below are about to propose again. The leader waits for them, or one
-            # that is a little faster could win for ever.
+            # The committers that lost the version below are about to propose again. The leader waits for them.
+            # Otherwise a slightly faster committer could win every time.
             if {who for at, who in listed.proposals if at < version} <= proposed:
                 break
             time.sleep(trip * 0.5)
-        # T5: else, if all died now, there would be a gap below.
+        # T5: without this, there would be a gap below if all committers died now.
         self._await(branch, version - 1, listed.versions.keys(), trip)
         own = listed.proposals.get((version, mine.header.id))
         wanted = [
@@ -455,13 +455,13 @@ class GroupCommits:
         file, leader = join(content, mine, chosen) if chosen else (content, mine)
         group_commit = members(file, leader)
         if look.age > _AWAKE:
-            return None  # it was suspended: a vacuum may have deleted data packs of committers that have died since
+            return None  # this process was suspended: a vacuum may have deleted data packs of dead committers
         try:
             self._late_answers.create(leader.path, [file])
         except OSError as error:
             if is_refusal(error) and not isinstance(error, FileExistsError):
                 raise
-            return None  # it may be there: the version is read, or proposed again, which is to create it or not
+            return None  # the file may exist: the caller reads the version, or tries to create it again
         self._check_made(mine, look)
         self._line.decided(group_commit)
         there = self._follow(group_commit) | listed.versions.keys() | {version}
@@ -470,10 +470,10 @@ class GroupCommits:
         return group_commit[0]
 
     def _is_history(self, branch: str, version: int, look: Look | None) -> bool:
-        """Tell whether a group commit is one that no vacuum has passed. `look`: when its version was free.
+        """Tell whether a group commit is above the oldest kept version. `look` is the time when its version was free.
 
-        Else the version may have been taken when a vacuum had freed it. Nothing is put behind that: there may be
-        versions that never were taken. A group commit that a vacuum has passed since is complete.
+        If not, a committer may have taken the version after a vacuum freed it. No process writes commits after such a
+        file: there may be versions that no commit ever took. If a vacuum passed a real group commit, that is complete.
         """
         return (look is not None and look.age < TRUSTED) or not self._line.is_below_oldest_kept(branch, version)
 
@@ -484,19 +484,19 @@ class GroupCommits:
         self._line.confirm(mine)
 
     def _follow(self, group_commit: Sequence[GroupCommitMember]) -> set[int]:
-        """Put what follows a leader in its place; return what is there then."""
-        with contextlib.suppress(OSError):  # those whose commits they are do so, too
+        """Write the files of the commits after the leader's; return the versions that then exist."""
+        with contextlib.suppress(OSError):  # the committers write their own files, too
             self._put(group_commit[1:])
             return {each.stored.header.version for each in group_commit}
         return set()
 
     def _get(self, path: str) -> bytes | None:
-        with contextlib.suppress(OSError):  # it went meanwhile: its committer will see that it was left out
+        with contextlib.suppress(OSError):  # the proposal is gone: its committer will see that it was omitted
             return self._objects.get(path)
         return None
 
     def _settle(self, mine: Stored, listed: BranchListing, look: Look | None, trip: float) -> GroupCommitMember | None:
-        """Read what has taken the version, which says whether a commit was made."""
+        """Read the file that took the version. It says whether this commit was made."""
         branch, version = mine.header.branch, mine.header.version
         group_commit = self.read(branch, version)
         if not group_commit:
@@ -510,13 +510,13 @@ class GroupCommits:
             return None
         self._check_made(mine, look)
         self._line.decided(group_commit)
-        # The answer to the one who leads may have been lost.
+        # If this commit is the leader's, the server's answer was lost, and the files after it may be missing.
         there = self._follow(group_commit) if made is group_commit[0] else set()
         self._await(branch, made.stored.header.version, there | listed.versions.keys(), trip)
         return made
 
     def read(self, branch: str, version: int) -> list[GroupCommitMember]:
-        """Return the commits that the file in a version has decided, its own first; none if the version is free.
+        """Return the commits that the file in a version decides, its own first. Empty if the version is free.
 
         Raises `CorruptionError`, `OSError`.
         """
@@ -529,16 +529,16 @@ class GroupCommits:
             raise CorruptionError(first.stored.path, reason=str(error)) from error
 
     def _put(self, group_commit: Sequence[GroupCommitMember]) -> None:
-        """Put commits that were decided in their places, where they are not there yet."""
+        """Write the files of decided commits that do not exist yet."""
         for _ in each_in_thread(self._put_one, group_commit):
             pass
 
     def _put_one(self, member: GroupCommitMember) -> None:
-        with contextlib.suppress(FileExistsError):  # no process puts anything else there
+        with contextlib.suppress(FileExistsError):  # an existing file has the same bytes
             self._objects.create(member.stored.path, [member.content])
 
     def _await(self, branch: str, upto: int, there: Collection[int], trip: float) -> None:
-        """Return when all commits up to a version are in their places, where others look for them."""
+        """Wait until the files of all commits up to a version exist, so that other processes find them."""
         patience = _patience(trip)
         while missing := self._line.missing(branch, upto, there):
             if time.monotonic() > patience:
@@ -549,11 +549,11 @@ class GroupCommits:
             there = self._look(branch, upto).versions.keys()
 
     def _look(self, branch: str, version: int) -> BranchListing:
-        """List a branch from the first version on that is not known to be in its place, or from a lower one."""
+        """List a branch from the first version that this process has not seen, or from `version` if that is lower."""
         return self._line.list_from(branch, min(self._line.first_unseen(branch), version))
 
     def _sweep(self, branch: str, version: int, listed: BranchListing) -> None:
-        """Delete the proposals for a version that was taken, and for those below."""
+        """Delete the proposals for a version that was taken, and for lower versions."""
         directory = names.commits_directory(branch)
         done = [proposal.name for (at, _), proposal in listed.proposals.items() if at <= version]
         done += [lead.name for at, lead in listed.leads.items() if at <= version]
@@ -561,34 +561,34 @@ class GroupCommits:
             self._objects.delete([f"{directory}/{name}" for name in done])
 
     def wait_for(self, branch: str, upto: int) -> None:
-        """Return when all commits up to a version that were decided are in their places. Raises `OSError`."""
+        """Wait until the files of all decided commits up to a version exist. Raises `OSError`."""
         began = time.monotonic()
         there = self._look(branch, upto).versions.keys()
         self._await(branch, upto, there, time.monotonic() - began)
 
     def complete(self, branch: str, first: int) -> None:
-        """Put the commits of a group commit in their places whose leader has died before it has done so.
+        """Write the missing commit files of a group commit whose leader died before it wrote them.
 
         Raises `OSError`.
         """
         group_commit = self.read(branch, first)
-        if not self._line.is_below_oldest_kept(branch, first):  # else it was complete, or is outside of history
+        if not self._line.is_below_oldest_kept(branch, first):  # else it was complete, or is not in the history
             self._put(group_commit[1:])
 
 
 def _is_young(proposal: Object, own: Object | None) -> bool:
-    """Tell whether the committer of a proposal may still wait for its outcome, by the server's clock."""
+    """Tell, by the server's clock, whether the committer of a proposal may still wait for its outcome."""
     if own is None or own.modified is None or proposal.modified is None:
         return True
     return own.modified - proposal.modified <= _YOUNG
 
 
 def _patience(trip: float) -> float:
-    """Return until when others are waited for: not all lose their patience at once."""
+    """Return the time until which to wait for others. It is random, so that not all stop waiting at once."""
     return time.monotonic() + max(_PATIENCE_SECONDS, _PATIENCE_TRIPS * trip) * random.uniform(1.0, 2.0)
 
 
 def _later(function: Callable[..., None], *arguments: object) -> None:
     """Call a function in the background."""
-    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: a vacuum does it
+    with contextlib.suppress(RuntimeError):  # the interpreter ends and starts no threads: a vacuum does this instead
         executor("sweep", 2).submit(function, *arguments)

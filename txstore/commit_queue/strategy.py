@@ -1,4 +1,4 @@
-"""How committers of one branch compete: in turn, under the commit lock, or for the version, which one of them takes."""
+"""Chooses how committers of one branch compete: in turn under the commit lock, or all at once for the next version."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Protocol
 
 from txstore.storage.request_threads import executor
 
-#: Committers of one process that look for the head at the same time, each beside its uploads.
+#: Number of committers in one process that look for the head at the same time, each during its uploads.
 _LOOKS = 8
 
 
 class CommitStrategy(Protocol):
-    """What a committer does before its turn, in its turn, or without one."""
+    """The steps of a commit that depend on whether committers take turns."""
 
     queues: bool
     """Whether a commit may follow one that is on the way to its version."""
 
     def check_early(self, check: Callable[[], object]) -> None:
-        """Look for conflicts before the turn, so that others wait less."""
+        """Look for conflicts before the turn, so that other committers wait less."""
 
     def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
-        """Begin to look for the head while the committer makes its data durable; None if that saves nothing."""
+        """Start to look for the head while the committer makes its data durable. None if that saves no time."""
 
     def may_join(self, is_simple: Callable[[], bool]) -> bool:
-        """Tell whether a commit may take a version together with others."""
+        """Tell whether a commit may join a group commit."""
 
 
 class UnderLock:
-    """Committers wait for one another under the commit lock."""
+    """The strategy where committers take turns under the commit lock."""
 
     queues = True
 
@@ -45,7 +45,7 @@ class UnderLock:
 
 
 class AtVersion:
-    """Committers of all processes try to take the version: that itself says who was faster."""
+    """The strategy where all committers try to create the next version. Exactly one succeeds."""
 
     queues = False
 
@@ -53,7 +53,7 @@ class AtVersion:
         """No other committer waits for this one."""
 
     def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
-        # Threads of its own: a look may wait for single requests.
+        # These threads are separate from those for single requests: a look may wait for such requests.
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             return executor("look for the head", _LOOKS).submit(look)
         return None

@@ -1,11 +1,11 @@
-"""Turns of those whose commits conflict by nature, on an object store: a line of tickets.
+"""Queues committers whose commits often conflict, on an object store, by tickets.
 
-Of the transactions that change the same thing at once, all but one do their work in vain. So a committer that has met a
-conflict, or sees a line, draws a ticket, an object behind the versions, which every look for the head shows. It begins
-its next transaction when those before it have committed, and so on top of what they have made.
+If several transactions change the same data at once, all but one do their work in vain. So a committer that has met a
+conflict, or sees a queue, draws a ticket: an object that sorts after the versions, so that every look for the head
+shows it. The committer begins its next transaction when the committers ahead have committed, and so on their results.
 
-All of this is advice: the version and the search for conflicts decide, as ever. A ticket that is lost, late, or of a
-process that has died, costs time and nothing else. `docs/understand/remote-design.md`, "Tickets".
+Tickets are only advice: the version and the search for conflicts still decide. If a ticket is lost or late, or its
+owner has died, that costs time and nothing else. See `docs/understand/remote-design.md`, "Tickets".
 """
 
 from __future__ import annotations
@@ -29,58 +29,58 @@ from txstore.storage.request_threads import executor
 if TYPE_CHECKING:
     from typing import Self
 
-#: The version of the head when a ticket was drawn, and the id of the commit that it is for: in this order they have
-#: turns.
+#: The head's version when a ticket was drawn, and the id of its owner's next commit. Tickets are served in this order.
 Place: TypeAlias = tuple[int, bytes]
-#: Bytes at the end of a commit file, and how long that is.
+#: The last bytes of a commit file, and the file's length.
 End: TypeAlias = tuple[bytes, int]
 
-#: Bytes that the new id of a committer that loses its turn shares with the id that it had.
+#: After a lost turn, a committer's new id shares this many first bytes with its old id.
 _LIKE = 4
-#: Seconds. A ticket that is older than the newest object by more has lost its owner.
+#: Seconds. If a ticket is older than the newest object by more than this, its owner has died.
 _YOUNG = 60.0
-#: So often in a round trip those ask for the next version itself who have one before them, two, and so on. All others
-#: sleep, and look how far the line has come.
+#: Polls per round trip for the next version, by the number of committers ahead: one, two, and so on. Committers further
+#: back sleep, and then look how far the queue has moved.
 _ASKS = (8, 3, 1, 1)
-#: Versions that they ask for at once: the second may be taken by the time that they are told of the first, and a
-#: committer that learns late of one commit would learn as late of the next.
+#: Versions to poll at once. The second may be taken before the answer about the first arrives, and a committer that
+#: learns late of one commit would learn late of the next, too.
 _VERSIONS = 2
-#: They sleep for this part of the time that those before them are likely to take: to come late would hold up others.
+#: A committer further back sleeps for this part of the time that the committers ahead will probably take. If it woke
+#: late, it would delay the others.
 _EARLY = 0.6
-#: Multiples of the time of a commit for which they ask before they look who has left: others may commit meanwhile.
+#: Multiples of a commit's duration. A committer polls this long before it lists the queue again, because others may
+#: leave the queue.
 _ASKING = 6
-#: Round trips for which a committer outside of the line waits for one in it, whose commits may have nothing to do with
-#: its own.
+#: Round trips that a committer without a ticket waits for a committer in the queue. Their commits may be unrelated.
 _LET_PASS = 3
-#: But not more often than this for the same one in vain, which may have died.
+#: It waits in vain at most this often for the same committer, which may have died.
 _IN_VAIN = 4
-#: Commits by committers ahead, one right after the other, after which a committer counts on the next version.
+#: After this many consecutive commits by committers ahead, a committer expects to get the next version.
 _CALLED = 2
-#: Where transactions take long, they ask less often: a pause is this part of the time since the last commit was seen.
+#: During long transactions, committers poll less often: a pause is this part of the time since the last new commit.
 _PAUSE = 0.05
-#: Seconds that a committer sleeps at most, since others may leave.
+#: Seconds that a committer sleeps at most, because others may leave the queue.
 _LONGEST_SLEEP = 1.0
-#: Seconds. A committer that has met no conflict for this long does not wait for others, which may have nothing to do
-#: with its commits: otherwise committers that wait for one another for no reason would do so for ever.
+#: Seconds. A committer that has met no conflict for this long does not wait for others: their commits may be unrelated,
+#: and committers with unrelated commits would otherwise wait for each other forever.
 _MET = 60.0
-#: What a round trip takes, in seconds, at most: it is measured, with all that a process may have been held up by.
+#: Seconds: upper limit for a measured round trip, because a measurement includes any delay of the process.
 _LONGEST_TRIP = 0.5
-#: Seconds, round trips, and multiples of the time of such a transaction here that the first in line may take. Each
-#: other committer waits longer, by more trips for each one ahead of it: so the next in line is the first to go on.
+#: Seconds, round trips, and multiples of this process's own transaction time that the first in the queue may take. Each
+#: committer waits some more trips per committer ahead: so the next in the queue is the first to continue.
 _PATIENCE_SECONDS, _PATIENCE_TRIPS, _PATIENCE_TRIES, _MORE_TRIPS = 1.0, 20, 2, 4
 #: Seconds. No committer waits for transactions that take longer: it can't tell whether their process has died.
 _LONGEST_PATIENCE = 5.0
 
 
 class Waiting(NamedTuple):
-    """Who stands in line, as a listing has shown it."""
+    """The committers in the queue, according to a listing."""
 
-    places: list[Place]  # in their order
+    places: list[Place]  # in queue order
     left: list[Place]  # tickets whose owners died long ago
 
     @classmethod
     def of(cls, tickets: dict[Place, Object], others: Collection[Object]) -> Waiting:
-        """Given the tickets in a listing, and other objects there, of which the newest says what time it is."""
+        """Build it from the tickets and the other objects of a listing. The newest object gives the present time."""
         if not tickets:
             return cls([], [])
         times = [each.modified for each in (*tickets.values(), *others) if each.modified is not None]
@@ -92,61 +92,61 @@ class Waiting(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What there is of a branch, and when it was listed."""
+    """A listing of a branch, and its time."""
 
     look: Look
     listed: BranchListing
 
 
 class Answer(NamedTuple):
-    """What was found in a version, and when that was asked for."""
+    """The answer to one poll for a version, and the time of the request."""
 
     version: int
     look: Look
-    end: End | None  # None: it was free, unless that could not be told
+    end: End | None  # None: the version was free, or there was an error
     is_error: bool
 
 
 class VersionLog(Protocol):
-    """The history whose versions are waited for: `RemoteCommits`."""
+    """The history whose versions committers wait for: `RemoteCommits`."""
 
     @property
     def shows_tickets(self) -> bool:
-        """Whether who looks for the head sees the tickets."""
+        """Whether a look for the head also shows the tickets."""
 
     def see(self, branch: str) -> Seen | None:
-        """List what there is from below the newest known commit on; None if none is known, or if it can't be listed."""
+        """List a branch from just below the newest known commit. None if no commit is known, or the listing fails."""
 
     def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
-        """Return the newest commit, as a listing of a moment ago has shown it, or look for it."""
+        """Return the newest commit from a recent listing, or look for it."""
 
     def head_that_was_met(self, branch: str) -> Stored | None:
-        """Return the newest commit, for somebody who has just lost a version to it."""
+        """Return the newest commit, to which the caller has just lost a version."""
 
     def end_of(self, branch: str, version: int) -> End | None:
-        """Return the end of what is in a version, None if the version is free."""
+        """Return the end of the file in a version. None if the version is free."""
 
     def note_free(self, branch: str, look: Look) -> None:
-        """Note that the version above the newest commit was free."""
+        """Record that the version above the newest commit was free."""
 
     def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
-        """Note what was found in the version above a commit; return the head. Raises `CorruptionError`, `OSError`."""
+        """Record the file in the version above a commit; return the head. Raises `CorruptionError`, `OSError`."""
 
 
 class Pace:
-    """How fast things go, as far as this process has seen it. In seconds."""
+    """The durations that this process has measured, in seconds."""
 
     def __init__(self) -> None:
         self.trip = 0.0  # 0: not known yet
-        self.between = 0.0  # two commits
-        self.try_ = 0.0  # from the beginning of a transaction to its conflict
-        self.met_at: float | None = None  # others whose commits are in conflict
-        # For whom who is outside of the line has waited, and how often in vain.
+        self.between = 0.0  # between two commits
+        self.try_ = 0.0  # from the start of a transaction to its conflict
+        self.met_at: float | None = None  # the time of the last conflict
+        # The committer in the queue that this one, without a ticket, has waited for, and how often in vain.
         self.let_pass: tuple[Place | None, int] = None, 0
         self._last: tuple[float, int] | None = None
 
     def note_trip(self, seconds: float) -> None:
-        """Few are faster than they should be, and many slower."""
+        """Record a round trip. Delays make many measurements too long, so the estimate stays near the shortest."""
         self.trip = min(seconds, 1.2 * self.trip or seconds, _LONGEST_TRIP)
         self.between = self.between or 1.5 * self.trip
 
@@ -170,7 +170,7 @@ class Pace:
 
 
 class Tickets:
-    """The lines of one repository: one for each branch."""
+    """The queues of one repository: one for each branch."""
 
     def __init__(self, versions: VersionLog, objects: ObjectStore) -> None:
         self._versions = versions
@@ -178,12 +178,12 @@ class Tickets:
         self._paces: dict[str, Pace] = {}
 
     def turns(self, branch: str) -> Turns:
-        """Return the turns of somebody who is about to commit to a branch, again and again if need be."""
+        """Return the turns of a committer that is about to commit to a branch, and may have to retry."""
         return Turns(self._versions, self._objects, branch, self._paces.setdefault(branch, Pace()))
 
 
 class Turns:
-    """The turns of one who commits: no ticket is drawn unless others wait, or were met. A context manager."""
+    """The turns of one committer. It draws a ticket only if others wait, or after a conflict. A context manager."""
 
     def __init__(self, versions: VersionLog, objects: ObjectStore, branch: str, pace: Pace) -> None:
         self.id = os.urandom(16)  # of the next transaction
@@ -192,23 +192,23 @@ class Turns:
         self.branch = branch
         self._pace = pace
         self._began = 0.0
-        self._at = 0  # the version of the head, as it was last seen
-        self._took = 0.0  # the last look, in seconds: a server that has much to do is asked less
-        self._news = time.monotonic()  # when another commit was seen
-        self._place: Place | None = None  # of the ticket: a committer that loses its turn keeps its place
+        self._at = 0  # the last known version of the head
+        self._took = 0.0  # duration of the last look, in seconds: a busy server gets fewer requests
+        self._news = time.monotonic()  # when this committer last saw a new commit
+        self._place: Place | None = None  # the ticket's: a committer that loses its turn keeps its place
         self._is_drawn = False
         self._asked_for: Future[None] | None = None  # the last request for the ticket
-        self._is_refused = False  # by the server
+        self._is_refused = False  # the server refused the ticket
         self._process = os.getpid()
-        self._served: set[bytes] = set()  # how the ids of the commits begin that were seen here
-        self._given_up: set[Place] = set()  # whose turn has come to nothing
+        self._served: set[bytes] = set()  # the first bytes of the ids of commits that it has seen
+        self._given_up: set[Place] = set()  # committers that did not use their turn
         self._ahead: list[Place] = []
-        self._was_first = False  # in line, when it began
-        self._looked: Future[Seen | None] | None = None  # while it tried to commit
-        self._called = 0  # commits in a row by committers ahead of it
-        self._first: tuple[Place, float] | None = None  # in line, and since when, as far as is known here
+        self._was_first = False  # in the queue, when the transaction began
+        self._looked: Future[Seen | None] | None = None  # a look during its commit
+        self._called = 0  # consecutive commits by committers ahead of it
+        self._first: tuple[Place, float] | None = None  # the first in the queue, and since when
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._ends: dict[int, End] = {}  # what was found in versions
+        self._ends: dict[int, End] = {}  # the ends of commit files, by version
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +220,7 @@ class Turns:
         self._forget()
 
     def next(self, until: float) -> Stored | None:
-        """Return the head when it is this one's turn, or at a time by `time.monotonic`. Raises `OSError`."""
+        """Return the head at this committer's turn, or at the time `until` of `time.monotonic`. Raises `OSError`."""
         self._called = 0
         head = self._meet() if self._was_first else self._look()
         if head is not None and self._ahead and self._place is None:
@@ -239,10 +239,10 @@ class Turns:
         return head
 
     def _let_pass(self, head: Stored, until: float) -> Stored:
-        """Let one of those in line commit, once, before one that is outside of it; return the head.
+        """Wait once for a committer in the queue, though this one has no ticket; return the head.
 
-        They learn of each commit a trip later than its committer does. Beside a process that commits in a row they
-        would always come too late.
+        Committers in the queue learn of a commit one trip later than its committer. Without this wait, a process that
+        commits again and again would always be faster.
         """
         first, passed = self._ahead[0], None
         before, in_vain = self._pace.let_pass
@@ -254,10 +254,10 @@ class Turns:
         return passed or head
 
     def about_to_commit(self) -> None:
-        """Let others see that this one has had its turn: the version is taken while the ticket is deleted.
+        """Show others that this committer uses its turn: delete the ticket while the commit takes its version.
 
-        Somebody outside of the line may take that version. Where this is likely, the ticket stays until the commit is
-        made, so that no other committer takes the turn for over. Meanwhile this one looks who is in line.
+        A committer without a ticket may take that version. If this is likely, the ticket stays until the commit is
+        made, so that the others don't think that the turn is over. Meanwhile this committer lists the queue.
         """
         self._looked = None
         if self._called >= _CALLED:
@@ -267,8 +267,8 @@ class Turns:
                 self._looked = _threads().submit(self._versions.see, self.branch)
 
     def lost(self) -> bool:
-        """Stand in line from now on, since the transaction has met a conflict; return False if that can't be done."""
-        # What was staged under the last one may be deleted yet. It begins as that did: so others know it by its ticket.
+        """Join the queue after a conflict of the transaction. Return False if that is not possible."""
+        # A new id: data staged under the old one may still be deleted. The first bytes stay, so others know the ticket.
         self.id = self.id[:_LIKE] + os.urandom(16 - _LIKE)
         self._is_refused |= _has_failed(self._asked_for)
         if not self._versions.shows_tickets or self._is_refused:
@@ -278,7 +278,7 @@ class Turns:
         self._draw(self._at)
         return True
 
-    # --- the own ticket
+    # --- this committer's ticket
 
     def _draw(self, version: int) -> None:
         self._place = self._place or (version, self.id)
@@ -290,21 +290,21 @@ class Turns:
         if self._is_drawn and self._place is not None and self._process == os.getpid():
             self._is_refused |= _has_failed(self._asked_for)
             self._ask_for(_delete, [names.ticket_path(self.branch, self._place)])
-            self._is_drawn = False  # not before: an interrupt would leave the ticket
+            self._is_drawn = False  # only now: before the request, an interrupt would leave the ticket
 
     def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             self._asked_for = _threads().submit(request, self._objects, paths, self._asked_for)
 
-    # --- those before it
+    # --- the committers ahead
 
     @property
     def _far(self) -> int:
-        """How many stand between this committer and the ones that ask for the next version."""
+        """The number of committers between this one and those that poll for the next version."""
         return len(self._ahead) - len(_ASKS)
 
     def _look(self) -> Stored | None:
-        """Look who is in line; return the head, or None if the line is long enough to read it later."""
+        """List the queue; return the head, or None if the queue is so long that the head can be read later."""
         began = time.monotonic()
         seen = self._versions.see(self.branch)
         self._took = time.monotonic() - began
@@ -323,11 +323,11 @@ class Turns:
         return head
 
     def _meet(self) -> Stored | None:
-        """Return the head for the first in line, who has lost a version, and so has read what is there."""
+        """Return the head for the first in the queue. It has lost a version, and so has already read the head."""
         looked, self._looked = self._looked, None
         if looked is not None:
             wait([looked])
-            # Not raised: the error would have this frame, and with it all that have called it.
+            # Do not raise: the error would keep this frame, and all calling frames.
             seen = None if _has_failed(looked) else looked.result()
             if seen is not None:
                 self._stand_behind(seen)
@@ -336,7 +336,7 @@ class Turns:
         return head
 
     def _stand_behind(self, seen: Seen) -> None:
-        """Note who is in line before this one."""
+        """Record the committers ahead of this one."""
         versions, waiting = seen.listed.versions, Waiting.of(seen.listed.tickets, seen.listed.versions.values())
         self._delete(waiting.left)
         self._ahead = [each for each in waiting.places if self._place is None or each < self._place]
@@ -348,7 +348,7 @@ class Turns:
             self._note(head.header.version)
 
     def _note(self, version: int) -> None:
-        """Note how far the line has come."""
+        """Record the head's version, and remove served committers from those ahead."""
         if version != self._at:
             self._at, self._news = version, time.monotonic()
         self._pace.note_version(version)
@@ -362,7 +362,7 @@ class Turns:
             self._first = first, time.monotonic()
 
     def _has_lost_patience(self) -> bool:
-        """Tell whether those before this one have had their turns, and made nothing of them: they have died."""
+        """Tell whether the committers ahead have not used their turns in time: then they have died."""
         if self._first is None:
             return False
         patience = self._pace.patience + (len(self._ahead) - 1) * _MORE_TRIPS * self._pace.trip
@@ -385,7 +385,7 @@ class Turns:
     # --- the next commit
 
     def _next(self, head: Stored, seconds: float) -> Stored | None:
-        """Return the head when others have taken the versions above; None if that takes so long."""
+        """Return the head when others have taken the next versions. None if that takes longer than `seconds`."""
         version, ahead = head.header.version + 1, len(self._ahead)
         looks = time.monotonic() + seconds
         try:
@@ -398,15 +398,15 @@ class Turns:
                 with contextlib.suppress(queue.Empty):
                     while version not in self._ends and (left := ends - time.monotonic()) > 0:
                         if not self._hear(version, self._answers.get(timeout=left)):
-                            return None  # the next look says what is wrong
+                            return None  # the next look raises the error
                 if version in self._ends:
                     return self._seen(head)
         except (OSError, TxStoreError, RuntimeError):
-            return None  # as above; or the interpreter ends, and starts no more threads
+            return None  # as above; or the interpreter ends and starts no more threads
         return None
 
     def _hear(self, version: int, answer: Answer) -> bool:
-        """Note what was found in a version; return whether that could be told."""
+        """Record the answer about a version; return False if it is an error."""
         if answer.end is not None:
             self._ends[answer.version] = answer.end
         elif answer.version == version and not answer.is_error:
@@ -414,7 +414,7 @@ class Turns:
         return not answer.is_error
 
     def _seen(self, head: Stored) -> Stored | None:
-        """Return the last of the commits that were found right above the head."""
+        """Return the last of the commits found directly above the head."""
         newest: Stored | None = head
         while newest is not None and (end := self._ends.pop(newest.header.version + 1, None)) is not None:
             newest = self._versions.note_next(newest, self.branch, newest.header.version + 1, end)
@@ -424,17 +424,17 @@ class Turns:
         return newest
 
     def _forget(self) -> None:
-        """Wait for no answer any more."""
+        """Drop all pending answers."""
         self._answers, self._ends = queue.SimpleQueue(), {}
 
     def _ask(self, version: int, look: Look, answers: queue.SimpleQueue[Answer]) -> None:
-        """Ask once, and leave it at that: several answers come, and one of them is to be decoded."""
+        """Poll a version once. Of several answers about one version, the caller decodes only one."""
         if answers is not self._answers:
-            return  # this process has stopped waiting for it
+            return  # the committer no longer waits for this answer
         end, is_error = None, False
         try:
             end = self._versions.end_of(self.branch, version)
-        except (OSError, TxStoreError):  # not kept: it has the frames of this thread
+        except (OSError, TxStoreError):  # the answer keeps no error: it would keep this thread's frames
             is_error = True
         self._pace.note_trip(time.monotonic() - look.monotonic)
         answers.put(Answer(version, look, end, is_error))
@@ -454,7 +454,7 @@ def _put(objects: ObjectStore, paths: Collection[str], after: Future[None] | Non
 def _delete(objects: ObjectStore, paths: Collection[str], after: Future[None] | None = None) -> None:
     if after is not None:
         wait([after])
-    with contextlib.suppress(OSError):  # others do so when they have waited for it, and so does a vacuum
+    with contextlib.suppress(OSError):  # other committers delete it when they stop waiting, and so does a vacuum
         objects.delete(list(paths))
 
 

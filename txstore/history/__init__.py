@@ -1,1 +1,1 @@
-"""Commits, branches, tags and snapshots; finding, following and publishing commits."""
+"""Reads, finds, follows and publishes commits; has branches, tags and snapshots."""

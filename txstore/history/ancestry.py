@@ -1,9 +1,8 @@
-"""What two commits have in common, by way of all their parents: what was merged is not merged again.
+"""Finds the common ancestors of two commits through all their parents, so that no change is merged twice.
 
-The *reach* of a commit is, of each branch, up to which version it has come from its commits, or has merged them. That
-is all there is to know of its ancestors: of one branch, what is in a lower version is an ancestor of what is in a
-higher one. A merge says it in its header, and so does a commit that raises the oldest kept version, for all below it
-that is given up.
+The *reach* of a commit maps each branch to the highest version among the commit's ancestors. This describes all
+ancestors, because in one branch each version is an ancestor of every higher version. A merge stores its reach in its
+header. So does a commit that raises the oldest kept version, because the commits below it expire.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from txstore.history.commits import Commits
 
 
 class Reach(NamedTuple):
-    """What is known of the ancestors of a commit, itself among them; or of a merge that was never committed."""
+    """The known ancestors of a commit, including itself; or of a merge that was never committed."""
 
     versions: Mapping[str, int]  # by branch
-    ends: frozenset[tuple[str, int]]  # commits behind which nothing is known: history was given up there
+    ends: frozenset[tuple[str, int]]  # commits with unknown ancestors, which a vacuum has expired
 
     def has(self, branch: str, version: int) -> bool:
         return self.versions.get(branch, -1) >= version
 
     def is_within(self, other: Reach) -> bool:
-        """Tell whether what is not known of this one is no more than what the other has."""
+        """Tell whether the other reach includes all unknown ancestors of this one."""
         return all(other.has(*end) for end in self.ends)
 
     def __or__(self, other: Reach) -> Reach:
@@ -36,7 +35,7 @@ class Reach(NamedTuple):
 
 
 class Ancestry:
-    """Finds reaches, and remembers them: of a commit that follows one of these, little has to be read."""
+    """Finds reaches and caches them. For a commit that follows a cached one, little has to be read."""
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
@@ -57,14 +56,14 @@ class Ancestry:
                 return Reach(_union(versions, header.reach), frozenset())
             if header.parent_id == encoding.NO_ID:
                 return Reach(versions, frozenset())
-            below = self._commits.parent(stored)  # be it kept or not: its header is as true as ever
+            below = self._commits.parent(stored)  # even if it has expired: its header is still valid
             if header.merged is not None or below is None or not stored.follows(below):
-                # A merge says nothing of its reach if not all of that was known.
+                # A merge stores no reach if part of its reach was unknown.
                 return Reach(versions, frozenset([(header.branch, header.version)]))
             stored = below
 
     def joined(self, one: Stored, other: Stored | None = None) -> Mapping[str, int]:
-        """Return the reach of a commit on top of these; nothing, if not all of it is known."""
+        """Return the reach of a commit with these parents. Empty if part of it is unknown."""
         reaches = [self.reach(each) for each in (one, other) if each is not None]
         whole = [reach for reach in reaches if not reach.ends]
         if all(any(reach.is_within(each) for each in whole) for reach in reaches):
@@ -72,9 +71,9 @@ class Ancestry:
         return {}
 
     def common(self, one: Reach, other: Reach) -> list[Stored] | None:
-        """Return the best common ancestors, oldest first: none is an ancestor of another one. Mostly there is one.
+        """Return the best common ancestors, oldest first: none is an ancestor of another. Usually there is only one.
 
-        None if one of them is not kept, or not known any more.
+        Returns None if one of them is not kept, or is unknown.
         """
         found, missing = [], []
         for branch in one.versions.keys() & other.versions.keys():
@@ -103,12 +102,12 @@ def _union(*reaches: Mapping[str, int]) -> dict[str, int]:
 
 
 def common_ancestors(commits: Commits, one: Stored, other: Stored) -> list[Stored]:
-    """Return the best common ancestors of two commits, oldest first; none if they have begun apart.
+    """Return the best common ancestors of two commits, oldest first. Empty if they have no common history.
 
-    Raises `SnapshotExpiredError` if one is not kept, or is not known any more.
+    Raises `SnapshotExpiredError` if one of them is not kept, or is unknown.
     """
     ancestry = Ancestry(commits)
     found = ancestry.common(ancestry.reach(one), ancestry.reach(other))
     if found is None:
-        raise SnapshotExpiredError(f"what {one.commit} and {other.commit} have in common")
+        raise SnapshotExpiredError(f"(the common ancestor of {one.commit} and {other.commit})")
     return found

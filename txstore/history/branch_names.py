@@ -1,7 +1,7 @@
-"""Which branches there are: their names, their ids, and where each begins.
+"""Stores the branches of a repository: their names, their ids, and the commit at which each starts.
 
-What lies below commits/, heads/ and oldest_kept/ is found by the id of a branch, so that a name can be deleted, given
-again, or changed. Nothing but this module, and what reads for it, turns one into the other.
+Files below commits/, heads/ and oldest_kept/ are named by a branch's id, so that a user can delete, reuse or change a
+branch's name. Only this module converts between names and ids.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from txstore.storage.interface import Storage, write_over
 
 
 class BranchNames:
-    """The records of the branches of one repository. The first branch, "main", has none, and costs nothing."""
+    """The branch records of one repository. The first branch, "main", has no record and needs no read."""
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
         self._storage = storage
         self._identity = identity
-        self._known: dict[str, Branch] = {}  # by id: as they were when they were read
+        self._known: dict[str, Branch] = {}  # by id: the records as last read
         self._unknown: set[str] = set()  # ids without a record
 
     def id_of(self, name: str) -> str:
-        """Return the id of the branch with a name. Raises `CommitNotFoundError` if there is none."""
+        """Return the id of a branch by its name. Raises `CommitNotFoundError` if there is no such branch."""
         if name == MAIN:
             return MAIN
         try:
@@ -39,12 +39,12 @@ class BranchNames:
         if found is None or found.name != name:
             self._identity.check_there()
             there = ", ".join(map(repr, [MAIN, *self.files()])) if found is None else repr(found.name)
-            advice = f"there is no such branch, but {there}"
+            advice = f"there is no such branch; there is {there}"
             raise CommitNotFoundError(f"branch {name!r}", advice=advice)
         return found.id
 
     def name_of(self, branch: str) -> str:
-        """Return the name that the branch with an id had when that was last looked for."""
+        """Return the name of a branch by its id, as last read."""
         found = self._find(branch)
         return MAIN if branch == MAIN else f"(deleted branch {branch[:8]})" if found is None else found.name
 
@@ -62,7 +62,7 @@ class BranchNames:
         return branch
 
     def fork(self, branch: str) -> CommitName | None:
-        """Return the commit that a branch begins behind; None of the first branch."""
+        """Return the commit at which a branch starts. None for the first branch."""
         found = self._find(branch)
         return None if found is None else found.fork
 
@@ -76,7 +76,7 @@ class BranchNames:
         return self._known.get(branch)
 
     def is_living(self, branch: str) -> bool:
-        """Tell whether the branch with an id has not been deleted, by now."""
+        """Tell whether the branch with an id still exists."""
         if branch == MAIN:
             return True
         if branch in self._known:
@@ -86,7 +86,7 @@ class BranchNames:
         return any(record.id == branch for record in self.all().values())
 
     def read(self, name: str) -> Branch | None:
-        """Return the record of the branch with this name, or one that differs in case alone."""
+        """Return the record of the branch with this name, or with a name that differs only in case."""
         path = names.branch_path(names.check_branch_name(name))
         try:
             found = Branch.decode(self._storage.read(path))
@@ -100,24 +100,24 @@ class BranchNames:
         return found
 
     def _note(self, found: Branch) -> None:
-        # One that had this name before has been deleted, or renamed.
+        # An earlier branch of this name has been deleted or renamed.
         known = {branch: record for branch, record in self._known.items() if record.name != found.name}
         self._known = {**known, found.id: found}
         self._unknown.discard(found.id)
 
     def files(self) -> list[str]:
-        """Return the names of the records: those of the branches in small letters."""
+        """Return the file names of the records: the names of the branches in lower case."""
         return sorted(file for file in self._storage.list(names.BRANCHES) if names.is_branch_file(file))
 
     def all(self) -> dict[str, Branch]:
-        """Return the branches other than the first by their names. Raises `CorruptionError`."""
-        found = filter(None, map(self.read, self.files()))  # else deleted meanwhile
+        """Return all branches but the first, by their names. Raises `CorruptionError`."""
+        found = filter(None, map(self.read, self.files()))  # None: deleted since the listing
         return {record.name: record for record in found}
 
     # --- changing
 
     def create(self, name: str, fork: CommitName) -> Branch:
-        """Write the record of a new branch behind a commit, durably. Raises `ValueError` if the name is given."""
+        """Write the record of a branch that starts at a commit, durably. Raises `ValueError` if the name is taken."""
         self.check_free(name)
         lineage = ((fork.branch, fork.version), *self.lineage(fork.branch))
         record = Branch(name, os.urandom(16).hex(), fork.id, fork.hash, lineage)
@@ -125,7 +125,7 @@ class BranchNames:
         return record
 
     def rename(self, name: str, new: str) -> None:
-        """Give a branch another name, durably. If it is interrupted, the branch may have both, until one is deleted."""
+        """Rename a branch, durably. After an interruption it may have both names until the user deletes one."""
         record = self._existing(name)
         renamed = Branch(new, record.id, record.commit_id, record.hash, record.lineage)
         there = self.read(new) if new != MAIN else None
@@ -141,10 +141,10 @@ class BranchNames:
 
     @step("delete branch")
     def delete(self, name: str) -> None:
-        """Delete the record of a branch, durably. Raises `CommitNotFoundError` if there is none."""
+        """Delete the record of a branch, durably. Raises `CommitNotFoundError` if there is no such branch."""
         self._existing(name)
         self._storage.delete(names.branch_path(name))
-        # One that came back after a power loss would lead to commits that a vacuum may have deleted.
+        # If a loss of power brought the record back, it would lead to commits that a vacuum may have deleted.
         self._storage.sync_directory(names.BRANCHES)
 
     def _existing(self, name: str) -> Branch:
@@ -157,18 +157,18 @@ class BranchNames:
         return found
 
     def check_free(self, name: str) -> None:
-        """Raise `ValueError` if a branch has this name, or one that differs in case alone."""
+        """Raise `ValueError` if a branch has this name, or a name that differs only in case."""
         given = MAIN if names.branch_path(name) == names.branch_path(MAIN) else None
         if given is None and (found := self.read(name)) is not None:
             given = found.name
         if given is not None:
-            how = "exists" if given == name else f"differs in case alone from {given!r}, which some systems can't tell"
-            raise ValueError(f"branch {name!r} {how}: choose another name, or delete or rename that one")
+            how = "exists" if given == name else f"differs only in case from {given!r}, which some systems can't tell"
+            raise ValueError(f"branch {name!r} {how}: choose another name, or delete or rename that branch")
 
     @step("write branch")
     def _write(self, record: Branch) -> None:
         self._storage.make_directory(names.BRANCHES, durable=False)
-        self._storage.sync_directory("")  # it may be another's, who has died before this
+        self._storage.sync_directory("")  # another process may have made the directory, and died before its sync
         try:
             self._storage.write_once(names.branch_path(record.name), record.encode(), durable=True)
         except FileExistsError:

@@ -1,4 +1,4 @@
-"""The branches of a repository, as a mapping."""
+"""Makes the branches of a repository a mapping."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from txstore.history.snapshot import Snapshots
 
 
 class Branches(MutableMapping[str, Commit]):
-    """The branches of a repository by their names, and the newest commit of each.
+    """A mapping from the name of each branch to its newest commit.
 
-    A branch begins behind a commit, and moves on with each that is committed to it. Of one without commits of its own,
-    the newest is that it begins behind. Names that differ in case alone can't be given both.
+    A branch starts at a commit, and moves with each commit to it. Before its first own commit, its newest commit is
+    the commit at which it starts. Two names can't differ only in case.
     """
 
     def __init__(self, commits: Commits, snapshots: Snapshots) -> None:
@@ -34,25 +34,25 @@ class Branches(MutableMapping[str, Commit]):
         return head.commit
 
     def __setitem__(self, name: str, commit: At | None) -> None:
-        """Begin a branch behind a commit, durably. A branch is not set anew: it moves by committing.
+        """Start a branch at a commit, durably. An existing branch can't be set: it moves only by commits.
 
-        Raises `ValueError` if the name is given, `KeyFormatError` if there can be no such name, `CommitNotFoundError`,
-        and `SnapshotExpiredError` for a commit that a vacuum has given up.
+        Raises `ValueError` if the name is used, `KeyFormatError` if the name is invalid, `CommitNotFoundError`, and
+        `SnapshotExpiredError` for a commit that a vacuum has expired.
         """
         self._commits.branches.check_free(name)
         if commit is None:
             raise CommitNotFoundError(f"branch {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
-        pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the branch
+        pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the branch
         try:
             self._commits.create_branch(name, stored)
         finally:
             del pinned
 
     def __delitem__(self, name: str) -> None:
-        """Delete a branch, durably. What only it has goes with the next vacuum.
+        """Delete a branch, durably. The next vacuum deletes the data that only this branch has.
 
-        Raises `ValueError` for the first branch, and if a transaction with a name is open on this one.
+        Raises `ValueError` for the first branch, and if a named transaction is open on this branch.
         """
         try:
             self._commits.delete_branch(name)
@@ -60,9 +60,9 @@ class Branches(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a branch, durably. Its readers and writers go on.
+        """Rename a branch, durably. Its readers and writers continue.
 
-        Raises `KeyError` if there is none, `ValueError` for the first branch or if the new name is given.
+        Raises `KeyError` if there is no such branch, `ValueError` for the first branch or if the new name is used.
         """
         try:
             self._commits.rename_branch(name, new)

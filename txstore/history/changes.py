@@ -1,9 +1,9 @@
-"""Which keys differ between two commits: what diff, blame, the log below a path, and merges stand on.
+"""Finds the keys that differ between two commits, for diff, blame, the log below a path, and merges.
 
-The cost follows what has changed, not what there is. Candidates are the keys of entries that are newer than what both
-commits have in common, tombstones too, and the keys below prefixes that were deleted since; of each the two refs are
-compared. Values are read only where maintenance may have moved one: two refs of equal length and checksum to different
-places.
+The cost grows with the changes, not with the repository. Candidates are the keys of entries, including tombstones, that
+are newer than the common ancestor, and the keys below prefixes deleted since then. For each candidate, the two refs are
+compared. Values are read only if maintenance may have moved one: if two refs to different places have equal length and
+checksum.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found, Runs
 
-#: Candidates that are looked up at a time.
+#: Number of candidates to look up at a time.
 _PAGE = 1024
 
 
 class Ref(NamedTuple):
-    """Where a live value lies, in words that are the same in every snapshot, and the seq of who wrote it."""
+    """The location of a live value, in a form that is equal in every snapshot, and the seq of its commit."""
 
     kind: int  # packfile.REF_PACK or REF_FOREIGN
     seq: int
@@ -38,7 +38,7 @@ class Ref(NamedTuple):
 
 
 class KeyChange(NamedTuple):
-    """A key whose value is not the same in two commits; None: it is not there."""
+    """A key whose value differs between two commits. None: the commit does not have the key."""
 
     key: str
     before: Ref | None
@@ -46,7 +46,7 @@ class KeyChange(NamedTuple):
 
 
 class Differing(NamedTuple):
-    """The same, in the words of the two snapshots: what most callers do not need to have translated."""
+    """As `KeyChange`, but with each snapshot's own refs. Most callers do not need the conversion."""
 
     key: str
     before: Found | None
@@ -62,15 +62,15 @@ def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot |
 def differing(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[Differing]:
     """Yield the keys below a path whose values differ, in the order of their bytes.
 
-    Without `base`, the older of the two snapshots is an ancestor of the newer one. Else `base` is the newest commit
-    that both have come from, going from parent to parent: not through the other parents of merges, whose entries have
-    seqs of their own. Where the two have nothing in common, it is an empty snapshot, and everything is compared.
+    Without `base`, the older of the two snapshots is an ancestor of the newer one. Otherwise `base` is their newest
+    common ancestor along first parents. Second parents of merges do not count, because their seqs are from another
+    history. If there is no common ancestor, `base` is an empty snapshot, and every key is compared.
 
     Raises `CorruptionError`.
     """
     since = min(before.seq, after.seq) if base is None else base.seq
     if max(_forgotten(before), _forgotten(after)) > since:
-        since = 0  # what was deleted since then may have left no tombstone
+        since = 0  # a deletion since then may have left no tombstone
     prefix = directory_prefix(below)
     stop = after_prefix(prefix)
     candidates = _candidates(before, after, since, prefix.encode(), None if stop is None else stop.encode())
@@ -88,9 +88,9 @@ def differing(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot
 
 
 def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | None:
-    """Return the newest commit that both have come from, going from parent to parent; None if it is not kept.
+    """Return the newest common ancestor along first parents. None if it is not kept.
 
-    Not through the other parents of merges: see `changed`.
+    Second parents of merges do not count: see `differing`.
     """
     lines = [_line(commits, each) for each in (one, other)]
     if None in lines:
@@ -104,14 +104,14 @@ def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | No
 
 
 def _line(commits: Commits, stored: Stored) -> list[tuple[str, int]] | None:
-    """Return in which branches a commit and those before it lie, and up to which versions; None if a branch is gone."""
+    """Return the branches of a commit and its ancestors, each with its highest version. None if one was deleted."""
     header = stored.header
     lineage = commits.branches.lineage(header.branch)
     return [(header.branch, header.version), *lineage] if lineage or header.branch == MAIN else None
 
 
 def _met(commits: Commits, one: Stored, other: Stored) -> Stored | None:
-    """Find the same commit by going down both lines."""
+    """Find the common commit by reading both histories backwards."""
     lines = commits.ancestors(one), commits.ancestors(other)
     here, there = next(lines[0], None), next(lines[1], None)
     while here is not None and there is not None and here.header.id != there.header.id:
@@ -123,21 +123,22 @@ def _met(commits: Commits, one: Stored, other: Stored) -> Stored | None:
 
 
 def parent_of(commits: Commits, stored: Stored) -> Stored | None:
-    """Return the parent of a commit; None of the first. Raises `SnapshotExpiredError` if it is not kept."""
+    """Return the parent of a commit. None for the first commit. Raises `SnapshotExpiredError` if it is not kept."""
     if stored.header.parent_id == encoding.NO_ID:
         return None
     parent = next(islice(commits.ancestors(stored), 1, None), None)
     if parent is None and (below := commits.parent(stored)) is not None and stored.follows(below):
-        parent = below if commits.is_kept(below) else None  # below the oldest kept version, by a name of its own
+        parent = below if commits.is_kept(below) else None  # a tag, say, keeps it below the oldest kept version
     if parent is None:
         raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.version - 1}")
     return parent
 
 
 def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int, Commit | None]:
-    """Return the commits of a line that have these seqs; None for one that is not kept.
+    """Return the commits of a history by their seqs. None for a commit that is not kept.
 
-    Mostly one read for each: where as many versions as seqs lie between two commits, nothing was merged between them.
+    This usually needs one read per commit: if the versions of two commits are as far apart as their seqs, there is no
+    merge between them.
     """
     found: dict[int, Commit | None] = {}
     line: Iterator[Stored] = commits.ancestors(head)
@@ -160,12 +161,12 @@ def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int,
 
 
 def ref_of(snapshot: Snapshot, key: str) -> Ref | None:
-    """Return the ref of a live key, to be compared with those of other snapshots."""
+    """Return the ref of a live key, in a form that can be compared with refs of other snapshots."""
     return _ref(snapshot.runs, snapshot.lookup(key))
 
 
 def refs_of(snapshot: Snapshot, keys: Iterable[str]) -> Iterator[tuple[str, Ref]]:
-    """Yield those of these keys that are live, with their refs, as `ref_of` returns them."""
+    """Yield the live keys among these, with their refs, as `ref_of` returns them."""
     rest = iter(keys)
     while page := [*islice(rest, _PAGE)]:
         found = snapshot.runs.lookup_all([key.encode() for key in page])
@@ -175,7 +176,7 @@ def refs_of(snapshot: Snapshot, keys: Iterable[str]) -> Iterator[tuple[str, Ref]
 
 
 def _forgotten(snapshot: Snapshot) -> int:
-    """Return up to which seq tombstones may be missing, because `optimize` has left them out."""
+    """Return the seq up to which tombstones may be missing, because `optimize` omits old ones."""
     return snapshot.seq - (snapshot.version - snapshot.oldest_kept) if snapshot.oldest_kept else 0
 
 
@@ -185,7 +186,7 @@ def _candidates(before: Snapshot, after: Snapshot, since: int, start: bytes, sto
     for snapshot, other in ((before, after), (after, before)):
         recent = snapshot.runs_since(since)
         streams.append(recent.changed_keys(start, stop, since))
-        # Where `since` is 0, every key that the other has is a candidate by its own entry.
+        # If `since` is 0, every key of the other snapshot is already a candidate by its own entry.
         streams.append(_keys_in(other, recent.new_prefixes(since) if since else (), start, stop))
     last = None
     for key in heapq.merge(*streams):
@@ -219,9 +220,9 @@ def _ref(runs: Runs, found: Found | None) -> Ref | None:
 
 
 def is_equal(runs: Runs, found: Found, others: Runs, other: Found, key: str, name: str | None = None) -> bool:
-    """Tell whether two refs lead to the same bytes. Only where they may, and lie in two places, these are read.
+    """Tell whether two refs lead to the same bytes. This reads values only if equal refs lie in different places.
 
-    `name` is the key of the first one, if it is another.
+    `name` is the key of the first ref, if it differs from `key`.
     """
     if (found.kind, found.length, found.checksum) != (other.kind, other.length, other.checksum):
         return False

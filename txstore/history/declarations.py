@@ -1,4 +1,4 @@
-"""What a repository has declared: what headers say of constraints, and how a commit is checked against it. No I/O."""
+"""Encodes and decodes the constraints in commit headers, and checks commits against them. No I/O."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from txstore.format.constraints import Constraint, Outcome, as_text
 from txstore.format.keys import check_name
 from txstore.format.shown import html_head, html_table
 
-#: Violations that an error names for each constraint.
+#: Number of violations that an error lists for each constraint.
 MAX_NAMED = 10
-#: Every commit carries all constraints in its header.
+#: Bytes of all constraints together, at most: every commit has them in its header.
 MAX_BYTES = 1 << 16
 
-# --- what headers say
+# --- constraints in headers
 
-#: Constraints as they are written, by name.
+#: Encoded constraints by name.
 Written = Mapping[str, Any]
 
 
 def encode(constraint: Constraint) -> dict[str, Any]:
-    """Return what is written of a constraint, and can be read again.
+    """Return a constraint as JSON that `decode` can read.
 
-    Raises `TypeError` or `ValueError` for what is no JSON, or no constraint that every writer can check.
+    Raises `TypeError` or `ValueError` if it is not valid JSON, or not a constraint that every writer can check.
     """
     try:
         written: dict[str, Any] = json.loads(json.dumps({"kind": constraint.kind, **constraint.as_dict()}))
@@ -44,15 +44,15 @@ def encode(constraint: Constraint) -> dict[str, Any]:
         raise ValueError(f"{type(constraint).__name__} is nested too deeply to be written") from None
     if type(constraint) is not constraints.KINDS.get(written["kind"]):
         kinds = ", ".join(f"constraints.{kind.__name__}" for kind in constraints.KINDS.values())
-        raise TypeError(f"{constraint!r} can't be checked by every writer: use one of {kinds}")
+        raise TypeError(f"not every writer can check {constraint!r}: use one of {kinds}")
     constraints.KINDS[written["kind"]].from_dict(written)
     return written
 
 
 def decode(url: str, written: Written) -> dict[str, Constraint]:
-    """Return the constraints of a header: new objects, whatever is done to them.
+    """Return the constraints of a header as new objects, which the caller may change.
 
-    Raises `UnsupportedFormatError` for one that this version can't check, `CorruptionError` for what is none.
+    Raises `UnsupportedFormatError` for a kind that this version can't check, `CorruptionError` for an invalid entry.
     """
     found = {}
     for name, fields in written.items():
@@ -61,7 +61,7 @@ def decode(url: str, written: Written) -> dict[str, Constraint]:
             if kind is not None:
                 found[name] = kind.from_dict(copy.deepcopy(fields))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptionError(url, reason=f"constraint {name!r} of a commit is none: {error!r}") from error
+            raise CorruptionError(url, reason=f"constraint {name!r} of a commit is invalid: {error!r}") from error
         if kind is None:
             known = ", ".join(map(repr, constraints.KINDS))
             raise UnsupportedFormatError(url, found=f"a constraint of kind {fields['kind']!r}", supported=known)
@@ -70,17 +70,17 @@ def decode(url: str, written: Written) -> dict[str, Constraint]:
 
 # --- the commit
 
-#: What a transaction declares, as it is written, or (None) drops.
+#: The encoded constraints that a transaction declares. None drops a constraint.
 Changes = Mapping[str, Any]
 
 
 def changed(changes: Changes, written: Written) -> Written:
-    """Return what is written after changes. Raises `ValueError` if it is too much."""
+    """Return the constraints after changes. Raises `ValueError` if they are longer than `MAX_BYTES`."""
     found = {name: each for name, each in {**written, **changes}.items() if each is not None}
     if changes and (length := len(as_text(found))) > MAX_BYTES:
         raise ValueError(
-            f"all constraints together have {length} bytes, and every commit carries them: at most {MAX_BYTES} are "
-            "possible"
+            f"all constraints together have {length} bytes, and every commit stores them: the limit is {MAX_BYTES} "
+            "bytes"
         )
     return found
 
@@ -90,7 +90,7 @@ def changes_nothing(changes: Changes, written: Written) -> bool:
 
 
 def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
-    """Raise `ConflictError` if others have declared or dropped what these changes do, in another way."""
+    """Raise `ConflictError` if another commit has declared or dropped the same constraints differently."""
     taken = [
         name for name, each in changes.items() if as_text(base.get(name)) != as_text(head.get(name)) != as_text(each)
     ]
@@ -99,7 +99,7 @@ def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
 
 
 def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
-    """Raise `ConstraintError` if the outcome of a commit that carries `written`, on top of `head`, breaks any."""
+    """Raise `ConstraintError` if a commit's outcome breaks a constraint of `written`. `head` has the parent's."""
     violations = []
     for name, each in decode(url, written).items():
         is_new = as_text(written[name]) != as_text(head.get(name))
@@ -114,7 +114,7 @@ def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Constraints(MutableMapping[str, Constraint]):
-    """Constraints by their names. What is set or deleted is declared, or dropped, with a commit."""
+    """Constraints by their names. A commit declares the names that you set, and drops the names that you delete."""
 
     _read: Callable[[], Mapping[str, Constraint]]
     _declare: Callable[[str, Constraint | None], None]
@@ -125,7 +125,7 @@ class Constraints(MutableMapping[str, Constraint]):
     def __setitem__(self, name: str, constraint: Constraint) -> None:
         check_name("constraint", name)
         if not isinstance(constraint, Constraint):
-            raise TypeError(f"{constraint!r} is no constraint: use one of those in txstore.constraints")
+            raise TypeError(f"{constraint!r} is no constraint: use a class of txstore.constraints")
         self._declare(name, constraint)
 
     def __delitem__(self, name: str) -> None:
@@ -145,6 +145,6 @@ class Constraints(MutableMapping[str, Constraint]):
     def _repr_html_(self) -> str:
         try:
             rows = [(name, type(each).__name__, as_text(each.as_dict())) for name, each in sorted(self._read().items())]
-        except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+        except (TxStoreError, OSError) as error:  # a notebook's cell shows the error and does not fail
             return html_head("Constraints", str(error))
-        return html_head("Constraints", f"{len(rows):,}") + html_table(rows, ("name", "kind", "what has to be so"))
+        return html_head("Constraints", f"{len(rows):,}") + html_table(rows, ("name", "kind", "definition"))

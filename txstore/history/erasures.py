@@ -1,4 +1,4 @@
-"""What was erased: the records that say what, by whom and when. `maintenance.erase` makes them."""
+"""Reads the records of erasures: what was erased, by whom and when. `maintenance.erase` writes them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Erasure:
     Attributes
     ----------
     paths : tuple of str
-        The arrays and groups of which every version was erased.
+        The arrays and groups whose versions were all erased.
     by : str
+        The user who called it.
     time : datetime
-        When it began; aware.
+        The start of the erasure; aware.
     finished : datetime or None
-        None: it was interrupted, and has to be done again.
+        The end. None: it was interrupted, and has to be repeated.
     values, bytes : int
-        How many values were erased, and how long they were.
+        The number of erased values, and their length together.
     """
 
     id: str
@@ -58,7 +59,7 @@ class Erasure:
 
 
 def read_records(storage: Storage) -> list[ErasureRecord]:
-    """Return all records, the oldest first. Raises `CorruptionError`."""
+    """Return all records, oldest first. Raises `CorruptionError`."""
     found = []
     for name in storage.list(names.ERASED):
         path = f"{names.ERASED}/{name}"
@@ -69,7 +70,7 @@ def read_records(storage: Storage) -> list[ErasureRecord]:
 
 
 def read_record(storage: Storage, path: str) -> ErasureRecord:
-    """Raises `CorruptionError`, or `FileNotFoundError`."""
+    """Return the record in a file. Raises `CorruptionError`, or `FileNotFoundError`."""
     try:
         return ErasureRecord.decode(storage.read(path))
     except MalformedError as error:
@@ -77,7 +78,7 @@ def read_record(storage: Storage, path: str) -> ErasureRecord:
 
 
 def read_erasures(storage: Storage) -> list[Erasure]:
-    """Return what was erased, and what was begun to be, the oldest first. Raises `CorruptionError`."""
+    """Return all erasures, also interrupted ones, oldest first. Raises `CorruptionError`."""
     return [as_erasure(record) for record in read_records(storage)]
 
 

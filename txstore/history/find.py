@@ -1,4 +1,4 @@
-"""Finding a commit by what a person knows of it: its version, the beginning of its id, a date, a tag, `HEAD~1`."""
+"""Finds a commit by any name that a user may give: a version, the first digits of its id, a date, a tag, `HEAD~1`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from txstore.format import names
 from txstore.format.commitfile import CommitName
 from txstore.history.commits import Commits
 
-#: What a commit may be named by: see `find_commit`. A negative number counts from the head, which is -1.
+#: The ways to name a commit: see `find_commit`. A negative number counts from the head, which is -1.
 At: TypeAlias = Commit | SupportsIndex | str | datetime | np.datetime64
 
-#: What the newest commit of the branch in question is called.
+#: The name of the newest commit of a branch.
 HEAD = "HEAD"
 
-#: What a name that is given to None is told: `repo.head()` is None, or `commit()` was.
-NO_COMMIT = "there is none to name: nothing was committed yet, or commit() has changed nothing and had no message"
+#: The error if a caller gives a tag or branch the commit None, a result of `repo.head()` or `commit()`.
+NO_COMMIT = "there is no commit: nothing was committed yet, or commit() had no changes and no message"
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-#: What no name of a branch or tag can hold: `main@3` is in version 3 of main, `NAME~2` two before what has this name.
+#: Names of branches and tags can't have these forms: `main@3` is version 3 of main, `NAME~2` two commits before NAME.
 _IN_VERSION = re.compile(r"(.+)@(-?\d+)")
 _BEFORE = re.compile(r"(.+)~(\d*)")
 _UNDERSTOOD = "a version, a tag, a branch, HEAD, branch@version, the first 4 digits of an id or more, a date, or NAME~1"
@@ -37,12 +37,12 @@ _UNDERSTOOD = "a version, a tag, a branch, HEAD, branch@version, the first 4 dig
 def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
     """Return the commit by version, by id (or its first 4 digits or more), by tag, or the newest at a date.
 
-    Also what a `Commit` is, and the head of a branch by its name; `HEAD` is that of `branch`. As commits are shown, so
-    they are found: `dev@3` is in version 3 of dev. What ends in `~2` is two commits before, along first parents.
+    `at` can also be a `Commit`, or a branch's name, which stands for its head; `HEAD` is the head of `branch`. `dev@3`,
+    as commits are shown, is version 3 of dev. A name that ends in `~2` is two commits before, along first parents.
 
     A date is an aware `datetime`, ISO 8601 text with a zone, or a `numpy.datetime64`, which is in UTC. Versions and
-    dates are those of one branch, and of what it has forked from; an id is looked for in all of them. Raises
-    `CommitNotFoundError` if there is none, `ValueError` for a date without a zone.
+    dates refer to `branch` and the branches that it forked from; ids are looked for in all branches. Raises
+    `CommitNotFoundError` if there is no such commit, `ValueError` for a date without a zone.
     """
     if isinstance(at, Commit):
         return _of_commit(commits, at, branch)
@@ -74,7 +74,7 @@ def _in_version(commits: Commits, branch: str, version: int, asked: str) -> Stor
     stored = commits.at(branch, version) if version >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
-        older = commits.branches.owner(branch, 0)  # where the first commit was made
+        older = commits.branches.owner(branch, 0)  # the branch of the first commit
         oldest_kept = (
             commits.oldest_kept(older) if older != branch else max(head.header.oldest_kept, commits.oldest_kept(branch))
         )
@@ -88,7 +88,7 @@ def _in_version(commits: Commits, branch: str, version: int, asked: str) -> Stor
 
 
 def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
-    """Return what a commit was made of that somebody was told of: its branch may have another name by now."""
+    """Find the stored commit of a `Commit`. Its branch may have been renamed since."""
     with contextlib.suppress(CommitNotFoundError):
         branch = commits.branches.id_of(commit.branch)
     stored = commits.at(branch, commit.version)
@@ -103,10 +103,10 @@ def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
 
 
 def _by_name(commits: Commits, name: str, branch: str) -> Stored | None:
-    """Return the commit with a tag, or the head of a branch; None if nothing has this name.
+    """Return the commit of a tag, or the head of a branch. None if no tag or branch has this name.
 
-    Raises `CommitNotFoundError` if both have it: two processes may have given it at the same time, and died before they
-    saw that.
+    Raises `CommitNotFoundError` if both have it. That happens if two processes created them at the same time, and died
+    before they noticed.
     """
     tagged = branch_id = None
     with contextlib.suppress(CommitNotFoundError, KeyFormatError):
@@ -114,7 +114,7 @@ def _by_name(commits: Commits, name: str, branch: str) -> Stored | None:
     with contextlib.suppress(CommitNotFoundError, KeyFormatError):
         branch_id = commits.branches.id_of(name)
     if tagged is not None and branch_id is not None:
-        advice = "a tag and a branch have this name: say tag= or branch=, and delete or rename one of them"
+        advice = "a tag and a branch have this name: use tag= or branch=, and delete or rename one of them"
         raise CommitNotFoundError(f"commit {name!r}", advice=advice)
     if branch_id is not None:
         return commits.head(branch_id)
@@ -133,7 +133,7 @@ def _of_text(at: str) -> datetime:
     try:
         return datetime.fromisoformat(at)
     except ValueError as error:
-        raise ValueError(f"{at!r} is no date: {error}; a date is such as 2026-03-01T12:00Z") from None
+        raise ValueError(f"{at!r} is no date: {error}; write a date like 2026-03-01T12:00Z") from None
 
 
 def _existing_head(commits: Commits, branch: str) -> Stored:
@@ -154,12 +154,12 @@ def _by_id(commits: Commits, commit_id: str, branch: str) -> Stored:
                 break
     if len(found) == 1:
         return found.popitem()[1]
-    advice = "several commits begin like this: give more digits" if found else _advice(commits, commit_id)
+    advice = "several ids begin with these digits: give more" if found else _advice(commits, commit_id)
     raise CommitNotFoundError(f"commit {commit_id!r}", advice=advice)
 
 
 def _advice(commits: Commits, asked: str) -> str:
-    """Say what is understood, and which names are like the one that there is not."""
+    """Return the text that lists the accepted forms, and existing names similar to the unknown one."""
     if re.fullmatch(r"[0-9a-f]{32}", asked):
         return "there is no such commit; repo.log() and `txstore log` list them"
     near = difflib.get_close_matches(asked, [*commits.tag_names(), MAIN, *commits.branches.all(), HEAD], cutoff=0.5)
@@ -168,15 +168,13 @@ def _advice(commits: Commits, asked: str) -> str:
 
 
 def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
-    """Yield the commits that are kept: of each branch down to the oldest kept version, then the tagged ones; those of
-    one first.
-    """
+    """Yield the kept commits of each branch, `branch` first, down to the oldest kept version. Then tagged commits."""
     met: set[CommitName] = set()
     _existing_head(commits, branch)
     for each in _branches_from(commits, branch):
         for stored in commits.ancestors(commits.head(each)):
             if stored.name in met:
-                break  # and so are those before it
+                break  # its ancestors were met, too
             met.add(stored.name)
             yield stored
     tagged = [(tag.branch, tag.version) for tag in commits.tags().values()]
@@ -199,7 +197,7 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
     wanted = round((at - EPOCH) / timedelta(microseconds=1))
     branch, fork = head.header.branch, commits.branches.fork(head.header.branch)
     oldest_kept = max(head.header.oldest_kept, commits.oldest_kept(branch))
-    if fork is not None and oldest_kept == fork.version:  # its own are all there
+    if fork is not None and oldest_kept == fork.version:  # all of the branch's own commits are kept
         before = commits.fork_point(branch)
         if before is not None and before.header.time > wanted:
             return _at_time(commits, at, fork.branch, before)
@@ -208,7 +206,7 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
         middle = (low + high) // 2
         stored = commits.at(branch, middle)
         if stored is None and commits.is_below_oldest_kept(branch, middle):
-            low = oldest_kept = commits.oldest_kept(branch)  # a vacuum has overtaken us
+            low = oldest_kept = commits.oldest_kept(branch)  # a vacuum expired it during the search
             continue
         if stored is None:
             raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
@@ -224,9 +222,7 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
 
 
 def first_since(commits: Commits, head: Stored, time: int) -> int:
-    """Return the version of the oldest commit, of those from the oldest kept version to `head`, that is not older than
-    a time.
-    """
+    """Return the version of the oldest kept commit, up to `head`, that is not older than a time."""
     low, high = head.header.oldest_kept, head.header.version
     while low < high:  # times ascend with the versions
         middle = (low + high) // 2
@@ -239,12 +235,12 @@ def first_since(commits: Commits, head: Stored, time: int) -> int:
 
 
 def find_tagged(commits: Commits, name: str) -> Stored:
-    """Return the commit with a tag. Raises `CommitNotFoundError`."""
+    """Return the commit of a tag. Raises `CommitNotFoundError`."""
     while True:
         tag = commits.read_tag(name)
         stored = commits.read(tag.branch, tag.version)
         if stored is not None and stored.header.id == tag.commit_id:
             return stored
-        if commits.read_tag(name) == tag:  # else it was deleted, and a vacuum has come, or it was given anew
+        if commits.read_tag(name) == tag:  # else a user deleted or replaced the tag, and a vacuum expired the commit
             reason = f"there is no commit {tag.commit_id.hex()} in version {tag.version}"
             raise CorruptionError(names.tag_path(name), reason=reason)

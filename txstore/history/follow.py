@@ -1,8 +1,7 @@
-"""Following a branch: every commit in order as it is made, by whichever process, and whether or not that process lives
-on.
+"""Follows a branch: yields each new commit in order, whichever process makes it, even if that process then dies.
 
-The commits are the truth, and reading them is the only way to see one. A watch on the branch's directory, where the
-system has such a thing, only says when to look; so a writer that was killed owes its followers nothing.
+A follower learns of a commit only by reading it. If the system supports watches, a watch on the branch's directory only
+says when to look. So a follower misses no commit of a writer that was killed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from txstore.format import names
 from txstore.history.commits import Commits
 from txstore.history.find import At, find_commit
 
-#: Seconds between two looks: without a watch the pause doubles from the first to the longest; with one it is the
-#: longest at once, for what a watch may not report, such as commits made on another host of a network file system.
+#: Seconds between two looks. Without a watch, the pause doubles from the first to the longest. With a watch, it is
+#: always the longest: a watch may not report some commits, such as those made on another host of a network file system.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 
 
 class _Followed(NamedTuple):
-    """A commit that was yielded, or that the following began after."""
+    """The last yielded commit, or the commit after which the follower began."""
 
     version: int
     id: bytes
@@ -43,13 +42,13 @@ def follow(
 ) -> Generator[Commit, None, None]:
     """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`."""
     if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait for ever")
-    # Here, not at the first next(): what is committed from now on counts.
+        raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait without limit")
+    # Find the start here, not at the first next(): the follower has to yield every commit from now on.
     return _follow(commits, branch, _beginning(commits, branch, since), timeout)
 
 
 def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | None:
-    """Return the commit to begin after; None: with the first one of the branch."""
+    """Return the commit after which to begin. None: begin with the branch's first commit."""
     if not commits.identity.exists():
         if since in (None, -1):
             return None
@@ -59,16 +58,16 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | N
     if since is None:
         head = commits.head(branch)
         return None if head is None else _place(head)
-    if isinstance(since, SupportsIndex) and index(since) < 0:  # it would be another one with each commit
+    if isinstance(since, SupportsIndex) and index(since) < 0:  # its meaning would change with each commit
         raise CommitNotFoundError(
-            f"version {since}", advice="-1 is before the first commit, and there is nothing below it"
+            f"version {since}", advice="-1 is before the first commit, and no lower number is possible"
         )
     place = _place(find_commit(commits, since.version if isinstance(since, Commit) else since, branch))
     if isinstance(since, Commit) and place.id.hex() != since.id:
         shown = commits.branches.name_of(branch)
         advice = f"version {since.version} of branch {shown!r} holds another commit; see repo.log()"
         raise CommitNotFoundError(f"commit {since.id}", advice=advice)
-    head = commits.head(branch)  # it is not below what was found before
+    head = commits.head(branch)  # read after the commit above, so it is not older
     if head is None or (place.version >= head.header.version and place != _place(head)):
         raise CommitNotFoundError(
             f"version {place.version}", advice="it holds an orphan, which is no commit; see repo.log()"
@@ -93,10 +92,10 @@ def _follow(
 
 
 def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | None:
-    """Return the commit that follows the last one, None if there is none yet.
+    """Return the commit that follows the last one. None if there is no such commit yet.
 
-    A commit in the next version that has another parent is an orphan, until the head is above it: then what was
-    followed is no longer the history. That the head is where it was is asked each time before anybody waits.
+    If the commit in the next version has another parent, it is an orphan. But if the head is at or above it, the
+    followed commits are no longer the history. Each time before a wait, this checks that the head has not changed.
     """
     if last is None:
         if not commits.identity.exists() or commits.head(branch) is None:
@@ -104,7 +103,7 @@ def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | Non
         return _read(commits, branch, 0)
     above = commits.at(branch, last.version + 1)
     if above is not None and _is_given_up(commits, branch, last.version + 1):
-        # There may be gaps, and what is not of the history.
+        # Below the oldest kept version there may be gaps, and files that are not part of the history.
         raise SnapshotExpiredError(commits.label(branch, last.version + 1))
     if above is not None and above.header.parent_id == last.id:
         return above
@@ -114,7 +113,7 @@ def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | Non
         return None
     if head is None or head.header.version <= last.version:
         raise _replaced(branch, last.version)
-    above = _read(commits, branch, last.version + 1)  # it was made since the first look
+    above = _read(commits, branch, last.version + 1)  # another process made it since the first look
     if above.header.parent_id != last.id:
         raise _replaced(branch, last.version)
     return above
@@ -144,7 +143,7 @@ def _replaced(branch: str, version: int) -> CorruptionError:
 
 
 class _Bell:
-    """Says when to look for a commit again: too early or for nothing at times, never more than a second too late."""
+    """Says when to look for a commit again: sometimes too early or in vain, never more than a second too late."""
 
     def __init__(self, commits: Commits, branch: str) -> None:
         self._storage = commits.storage
@@ -154,20 +153,20 @@ class _Bell:
         self._pause = _FIRST_PAUSE
 
     def rang(self) -> None:
-        """There was a commit: where one has to poll, the next may come as soon."""
+        """Record that there was a commit: without a watch, poll fast again, because the next may follow soon."""
         self._pause = _FIRST_PAUSE
 
     def wait(self, seconds: float) -> None:
-        """Return when it is time to look, after these seconds at the latest."""
+        """Return when it is time to look, after `seconds` at the latest."""
         if self._descriptor >= 0 and self._process != os.getpid():
-            self.close()  # the events of a forked child go to its parent as well as to itself
+            self.close()  # a forked child shares the watch, and would take events from its parent
         if self._descriptor >= 0:
             self._listen(min(seconds, _LONGEST_PAUSE))
         elif not self._open():
-            # The limit of watches is reached, the directory is not there yet, or this system has no watches.
+            # The system's limit of watches is reached, the directory does not exist yet, or there are no watches.
             time.sleep(min(seconds, self._pause))
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        # Else the watch was opened just now, after the last look: look again before waiting.
+        # Otherwise the watch was opened after the last look: look again before waiting.
 
     def _open(self) -> bool:
         with suppress(OSError):

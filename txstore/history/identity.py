@@ -1,4 +1,4 @@
-"""What makes a directory a repository: its birth, its id, and saying what is wrong with one that is none."""
+"""Creates a repository, reads its id, and explains why a directory is no repository."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
 
 
 class Identity:
-    """`format.json` of one repository, read once."""
+    """The `format.json` of one repository. It is read once."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._format: RepositoryFormat | None = None
-        self._is_complete = False  # all directories are there
+        self._is_complete = False  # True: all directories exist
 
     @property
     def id(self) -> bytes:
-        """Raises `RepositoryNotFoundError` if there is no repository, `UnsupportedFormatError` if it is too new."""
+        """The id. Raises `RepositoryNotFoundError` without a repository, `UnsupportedFormatError` if it is too new."""
         if self._format is None:
             self._format = self._read()
         return self._format.repository_id
 
     def exists(self, *, creating: bool = False) -> bool:
-        """Tell whether there is a repository. Raises if there is something else in its place.
+        """Tell whether there is a repository. Raises if something else is at its path.
 
-        `creating`: the caller would create one; only then the error says what place to choose.
+        `creating`: the caller wants to create a repository. Only then does the error say which path to choose.
         """
         try:
             self._format = self._format or self._read(creating=creating)
@@ -44,16 +44,16 @@ class Identity:
         return True
 
     def check_there(self) -> None:
-        """Raise `RepositoryNotFoundError` if the repository was here and is not any more.
+        """Raise `RepositoryNotFoundError` if the repository was here and is gone.
 
-        Callers ask this before they say that something is missing (I4): the repository may have been moved away, or
-        its disk may not be mounted any more.
+        Callers check this before they report that something is missing (I4): a user may have moved the repository, or
+        its disk may no longer be mounted.
         """
         if self._format is not None and not self._storage.exists(names.FORMAT):
             raise RepositoryNotFoundError(
                 self._storage.url,
                 reason="the repository was here and is gone: it was moved or deleted, or its disk is not mounted any "
-                "more. Bring it back and go on, or look at the path",
+                "more. Restore it and continue, or look at the path",
             )
 
     def _read(self, *, creating: bool = False) -> RepositoryFormat:
@@ -78,19 +78,17 @@ class Identity:
         except NotADirectoryError:
             return RepositoryNotFoundError(url, reason="this is a file; a repository is a directory")
         if found & _PLAIN_ZARR and not self._is_guarded():
-            reason = (
-                f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to make one of it"
-            )
+            reason = f"this is plain Zarr, not a TxStore repository: use `txstore import {url} NEW.tx` to convert it"
             return RepositoryNotFoundError(url, reason=reason)
         others = {name for name in found - names.TOP if not names.is_litter(name)}
         if others:
-            advice = "choose an empty or a new one" if creating else "look at the path"
+            advice = "choose an empty or a new directory" if creating else "look at the path"
             reason = f"this directory holds something else ({min(others)!r}); {advice}"
             return RepositoryNotFoundError(url, reason=reason)
         if self._storage.list(names.commits_directory("main")) and not self._storage.exists(names.FORMAT):
-            # It is older than any commit. With a new one, of another id, no process could read them any more.
+            # `create` writes this file before any commit. A new file with another id would make the commits unreadable.
             raise CorruptionError(names.FORMAT, reason="the file is missing, though there are commits")
-        return RepositoryNotFoundError(url, creatable=True)  # empty, or somebody is creating it, or was killed doing so
+        return RepositoryNotFoundError(url, creatable=True)  # it is empty, or a creation is going on or was killed
 
     def _is_guarded(self) -> bool:
         try:
@@ -100,32 +98,32 @@ class Identity:
 
     @step("create repository")
     def create(self, *, durable: bool) -> None:
-        """Create the repository, or what of it is missing: directories and the guard; both may have got lost.
+        """Create the repository, or its missing directories and guard, which a user may have lost.
 
-        Two processes may do so at once: one id is written, once. Where the guard alone is missing and can't be written,
-        for lack of room, say, nothing is raised, and the next call tries again.
+        Two processes may do so at once: only one id is written. If only the guard is missing and can't be written, for
+        example on a full disk, this raises nothing, and the next call tries again.
         """
         if self._is_complete:
             return
         exists = self.exists(creating=True)
         if exists and self._format is not None:
             self._check_versions(self._format.versions)
-        # Of one that exists, too: its files may have been copied to a server that replaces what is there.
+        # Also for an existing repository: a user may have copied its files to a server that can't create exclusively.
         try:
             self._storage.check_creation(waits=not exists)
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
                 with contextlib.suppress(OSError):
-                    self._storage.delete(names.GUARD)  # by which it was found out: there is no repository
+                    self._storage.delete(names.GUARD)  # the check wrote it, but there will be no repository
             raise
-        # Also where it exists: some tools do not copy empty directories, and who makes room may be killed.
+        # Also if it exists: some tools do not copy empty directories, and a vacuum that frees space may be killed.
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
         if not exists:
             try:
                 self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
             except FileExistsError:
-                if durable:  # who has written it may have died before its name was
+                if durable:  # its writer may have died before it made the name durable
                     self._storage.sync_directory("")
             # Last: a process that finds format.json finds all other files.
             with contextlib.suppress(FileExistsError):
@@ -141,35 +139,35 @@ class Identity:
 
     @property
     def _proves_guard(self) -> bool:
-        """Whether `Storage.check_creation` creates the guard where it is missing."""
+        """Whether `Storage.check_creation` creates a missing guard."""
         return False
 
     def restore_guard(self, *, durable: bool) -> None:
-        """Write the guard, unless it is there. It only keeps plain zarr out: if it can't be written, `create` tries."""
+        """Write the guard if it is missing. It only keeps out plain zarr: if this fails, the next `create` retries."""
         try:
             if not self._storage.exists(names.GUARD):
                 self._storage.write_once(names.GUARD, records.encode_guard(), durable=durable)
         except FileExistsError:
-            pass  # by somebody else
+            pass  # another process wrote it
         except OSError:
             self._is_complete = False
 
     def _check_versions(self, versions: str) -> None:
-        """Raise `PermissionError` if the writers of this repository count on being alone, or this process does."""
+        """Raise `PermissionError` if either this repository or this process, but not both, uses `single_writer`."""
         ours = self._storage.capabilities.versions
         if (versions == VERSIONS_BY_PROMISE) != (ours == VERSIONS_BY_PROMISE):
             what = (
-                "was made with single_writer=True: open it so"
+                "was made with single_writer=True: open it with the same option"
                 if versions == VERSIONS_BY_PROMISE
-                else ("has writers that do not count on being alone: open it without single_writer")
+                else ("was made without single_writer, and may have several writers: omit that option")
             )
             raise PermissionError(f"{self._storage.url}: this repository {what}")
 
     @step("sync repository")
     def make_durable(self) -> None:
-        """Sync what another process may have created without doing so (I1)."""
+        """Sync files that another process may have created without a sync (I1)."""
         self._storage.sync_file(names.FORMAT)
-        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away: that hides nothing
+        with contextlib.suppress(FileNotFoundError):  # a user may have deleted the guard: that loses no data
             self._storage.sync_file(names.GUARD)
         for name in ("commits", "", ".."):
             self._storage.sync_directory(name)

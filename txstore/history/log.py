@@ -1,6 +1,4 @@
-"""The log: commits, newest first, read as far as the caller looks; on request, only commits that have changed something
-below a path.
-"""
+"""Lists commits, newest first, and reads them only as far as the caller iterates. It can filter them by a path."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from txstore.format.shown import html_head, html_table, printable
 from txstore.history.changes import changed
 from txstore.history.snapshot import Snapshots
 
-#: Commits that a printed log shows.
+#: Number of commits that a printed log shows.
 _SHOWN = 20
 _MESSAGE, _NARROWEST = 80, 12
 
 
 class Log(Sequence[Commit]):
-    """Commits, newest first. They are read when they are asked for: the length, and a negative index, read all."""
+    """Commits, newest first. Each is read when you first ask for it; the length, or a negative index, reads all."""
 
     def __init__(self, commits: Iterator[Stored], limit: int | None = None) -> None:
         self._source = islice(commits, limit)
@@ -34,7 +32,7 @@ class Log(Sequence[Commit]):
             at += 1
 
     def _reach(self, at: int) -> bool:
-        """Read on until there is a commit at an index; return whether there is."""
+        """Read commits up to an index; return whether the log has that many."""
         while len(self._read) <= at:
             found = next(self._source, None)
             if found is None:
@@ -68,7 +66,7 @@ class Log(Sequence[Commit]):
         return self._read[index]
 
     def _rows(self) -> tuple[list[Commit], bool]:
-        """Return the commits to show, and whether there are more."""
+        """Return the commits to show, and whether the log has more."""
         more = self._reach(_SHOWN)
         return self._read[:_SHOWN], more
 
@@ -107,23 +105,23 @@ def _row(commit: Commit) -> tuple[str, ...]:
 
 
 def html_of_named(kind: str, commits: Mapping[str, Commit]) -> str:
-    """Return what a notebook shows of commits by their names: a table, or what is wrong."""
+    """Return a notebook's table of named commits, or the error that prevents it."""
     try:
         names = list(commits)
         rows = [(name, *_row(commit)) for name in names[:_SHOWN] if (commit := commits.get(name)) is not None]
-    except (TxStoreError, OSError) as error:  # a cell of a notebook shows what is wrong, and goes on
+    except (TxStoreError, OSError) as error:  # a notebook's cell shows the error and does not fail
         return html_head(kind, str(error))
     return html_head(kind, f"{len(names):,}") + html_table(rows, ("name", *_HEAD), left=len(names) - _SHOWN)
 
 
 def changing(line: Iterable[Stored], snapshots: Snapshots, path: str) -> Iterator[Stored]:
-    """Yield those commits of a line, newest first, that have changed something below a path.
+    """Yield the commits of a history, newest first, that changed something below a path.
 
-    The oldest that is kept is left out, unless it is the first of all: what it has changed is no longer known.
+    This omits the oldest kept commit, unless it is the very first: without its parent, its changes are unknown.
     """
     for stored, parent in pairwise(chain(line, [None])):
         if stored is None or (parent is None and stored.header.parent_id != encoding.NO_ID):
             return
-        # Most have nothing below the path among what they have written themselves, and nothing else is looked at.
+        # `changed` looks only at the commit's own entries, and most commits have none below the path.
         if next(changed(snapshots.of(parent), snapshots.of(stored), path), None) is not None:
             yield stored

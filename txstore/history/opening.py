@@ -1,8 +1,8 @@
-"""Which storage a URL means, and the history that lies on it.
+"""Opens the storage that a URL names, and the history on it.
 
 A store prints itself as `txstore://` and its URL, and zarr adds the path of an array:
-`txstore:///data/run.tx/position`. What was printed can be opened again. Only there may a path inside of the repository
-follow; it is found by looking.
+`txstore:///data/run.tx/position`. TxStore can open such a printed URL. Only a printed URL may include a path inside the
+repository; TxStore finds the repository's end by checking each parent directory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from txstore.storage.sources import Allowed
 
 
 class Access(NamedTuple):
-    """How a URL is reached: what `Repository` is told besides."""
+    """The options for access to a URL, as given to `Repository`."""
 
-    storage_options: Mapping[str, Any] = MappingProxyType({})  # of the fsspec file system; they may be secrets
+    storage_options: Mapping[str, Any] = MappingProxyType({})  # for the fsspec file system; may contain secrets
     single_writer: bool = False
     cache_dir: str | None = None
     cache_size: int = CACHE_SIZE
-    sources: Allowed = MappingProxyType({})  # below which URLs values may lie outside; the options may be secrets
+    sources: Allowed = MappingProxyType({})  # URLs below which foreign values may lie; options may contain secrets
     commit_timeout: float | None = None  # seconds
 
     def __repr__(self) -> str:
@@ -46,14 +46,14 @@ class Access(NamedTuple):
 
 
 _PLAIN = Access()
-#: What stands before a URL as a store prints it, and as fsspec chains it.
+#: The prefix of a URL that a store prints, and of a URL that fsspec chains.
 PRINTED, CHAINED = "txstore://", "txstore::"
 
 
 def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, str]:
-    """Return the URL of a repository, and the path inside of it: empty, unless the URL begins with `txstore:`.
+    """Return the URL of a repository, and the path inside it. The path is empty unless the URL begins with `txstore:`.
 
-    Raises `ValueError` for what was meant to be a URL, and is none.
+    Raises `ValueError` for a malformed URL.
     """
     address = os.fspath(url)
     check_slashes(address)
@@ -64,13 +64,13 @@ def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, s
     while not is_repository(repository, access):
         above, _, name = repository.rpartition("/")
         if not above or above.endswith(":/"):
-            return whole, ""  # there is none yet
+            return whole, ""  # there is no repository yet
         repository, inside = above, [name, *inside]
     return repository, "/".join(inside)
 
 
 def is_repository(url: str, access: Access = _PLAIN) -> bool:
-    """Tell by the names that are there whether this is the root of a repository."""
+    """Tell by the names in it whether this is the root of a repository."""
     if split_protocol(url)[0] is not None:
         return open_storage(url, access).exists(names.FORMAT)
     path = os.path.expanduser(url)
@@ -83,10 +83,10 @@ def _is_inside(given: str, repository: str, path: str) -> RepositoryNotFoundErro
 
 
 def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storage:
-    """Return the storage for a path or URL. Of what is there, nothing is read yet.
+    """Return the storage for a path or URL. This reads no file of the repository.
 
-    Raises `ValueError` for a scheme that no installed library knows, or for options that a local directory does not
-    have, and `RepositoryNotFoundError` for a place inside of a repository.
+    Raises `ValueError` for a scheme that no installed library supports, or for options that a local directory does not
+    have, and `RepositoryNotFoundError` for a path inside a repository.
     """
     url, inside = locate(given := os.fspath(url), access)
     if inside:
@@ -98,10 +98,10 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
     root = os.path.abspath(os.path.expanduser(path))
     if os.path.islink(root) and not os.path.exists(root):
         reason = (
-            f"this is a symbolic link to {os.readlink(root)!r}, where nothing is: bring that back, or delete the link"
+            f"this is a symbolic link to {os.readlink(root)!r}, which does not exist: restore that, or delete the link"
         )
         raise RepositoryNotFoundError(root, reason=reason)
-    if not os.path.lexists(root):  # an array inside of a repository is meant, not a repository in another
+    if not os.path.lexists(root):  # the user means an array inside a repository, not a new repository in another
         for above in map(str, Path(root).parents):
             if is_repository(above):
                 raise _is_inside(root, above, os.path.relpath(root, above))
@@ -117,5 +117,5 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
 
 
 def open_commits(storage: Storage) -> Commits:
-    """Return the history of the repository that lies, or will, on a storage."""
+    """Return the history of the repository on a storage. The repository need not exist yet."""
     return RemoteCommits(storage) if isinstance(storage, RemoteStorage) else Commits(storage)

@@ -1,7 +1,7 @@
-"""Taking a version: what has been written below `.staging/` becomes the next commit of a branch.
+"""Publishes a commit: a file below `.staging/` takes the next version of a branch.
 
-Whose commit it is, a transaction's or one of maintenance, is not known here. A `Plan` says what the header holds, when
-the parent is known: under the commit lock.
+The publisher does not know whether a transaction or maintenance commits. A `Plan` gives the content of the header as
+soon as the parent is known, under the commit lock.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from txstore.storage.interface import Mapped, Storage
 from txstore.storage.line import Line
 from txstore.storage.turns import WARN_AFTER, this_user
 
-#: A commit above this length is synced before the commit lock is taken, so that no committer waits for its data.
+#: The publisher syncs a longer commit (in bytes) before it takes the commit lock, so that no committer waits for its
+#: data.
 SYNC_BEFORE_LOCK = 1 << 20
-#: Clocks order nothing, but a commit from the future takes all later commit times along (microseconds).
+#: Microseconds. Clocks order nothing, but a commit with a future time makes all later commits have future times, too.
 MAX_CLOCK_LEAD = 60 * 1_000_000
-#: What a commit says of itself that stands in line: its id, and the version that it is on its way to.
+#: A commit's entry in the queue: its id, and the version that it is about to take.
 _PLACE = struct.Struct("<16sq")
-#: So much of a run is written at a time, in bytes.
+#: Number of bytes of a sorted run to write at a time.
 _PIECE = 1 << 20
 
 
 class LostPlaceError(Exception):
-    """A commit can't be made as it was begun. Internal: nothing was published; try again.
+    """The committer can't finish this attempt. Internal: nothing was published; try again.
 
-    One that it was to follow was not made, or may not be; or its values lie elsewhere now.
+    The commit that it was to follow was not made, or may not be. Or its values now lie in another place.
     """
 
 
@@ -64,31 +65,31 @@ class SyncFailedError(Exception):
 
 
 class Contents(NamedTuple):
-    """What the header of a commit says besides who made it, when, and on which parent."""
+    """The content of a commit's header, except author, time and parent."""
 
     sections: tuple[Section, ...]
     runs: tuple[RunName, ...]
     statistics: Statistics = Statistics()
-    packs: tuple[DataPack, ...] = ()  # besides the publisher's: durable, and in their places
+    packs: tuple[DataPack, ...] = ()  # besides the publisher's own: already durable, under their final names
     oldest_kept: int = 0  # at least the parent's
-    required: int = 0  # features that a reader has to know, besides those of the parent
+    required: int = 0  # features that a reader has to support, besides those of the parent
     constraints: Mapping[str, Any] | None = None  # None: those of the parent
-    merged: Stored | None = None  # the other parent of a merge
-    reach: Mapping[str, int] = MappingProxyType({})  # of a merge, and of what raises the oldest kept version
-    joins: bool = False  # it may follow others, too, that touch nothing that it touches
+    merged: Stored | None = None  # the second parent of a merge
+    reach: Mapping[str, int] = MappingProxyType({})  # for a merge, or a commit that raises the oldest kept version
+    joins: bool = False  # it may also follow other commits that touch none of its keys
 
 
 class Plan(Protocol):
-    """What a commit is to be, on top of whatever commit it will follow."""
+    """Computes the content of a commit for any parent that it may get."""
 
     def catch_up(self) -> Snapshot:
-        """Return the head as it is now, if the commit may follow that; else raise."""
+        """Return the present head if the commit may follow it; else raise an error."""
 
     def contents(self, head: Snapshot) -> Contents | None:
-        """Return what the header says if `head` is the parent; None: no commit is to be made."""
+        """Return the header's content for the parent `head`. None: make no commit."""
 
 
-#: As `Plan.catch_up`, with a commit for the head that is on the way to its version, and may never have it.
+#: Does as `Plan.catch_up`, with a given commit as the head. That commit has not taken its version yet, and may not.
 Follow: TypeAlias = Callable[[Stored], Snapshot]
 
 
@@ -97,11 +98,11 @@ class _Made(NamedTuple):
 
     stored: Stored
     joins: bool  # see `Contents`
-    parent: Snapshot  # which is pinned as long as this lives
+    parent: Snapshot  # this reference keeps it pinned
 
 
 class Publisher:
-    """One file below `.staging/`, and the data packs beside it, on their way into a version."""
+    """Moves one file below `.staging/`, and the data packs beside it, into a version."""
 
     def __init__(
         self,
@@ -118,20 +119,20 @@ class Publisher:
         self.storage = commits.storage
         self._keeps_out_others = self.storage.capabilities.lock_of is LockOf.ALL_PROCESSES
         self.writer = writer
-        self.packs = packs  # each with the path of its file below `.staging/`
+        self.packs = packs  # each with the path of its staged file
         self.branch = branch
         self.durable = durable
         self.message = message
         self.properties = properties or {}
         self.end = self._frames_end = align(writer.size)
         self._frames = writer.sequence
-        self.proposed = False  # the file to a version, which may have taken it
+        self.proposed = False  # True: the file may have taken a version
 
     def append_value(self, key: bytes, value: bytes) -> Staged:
-        """Write a value that the commit has made itself behind those that were staged; b"": the key is deleted.
+        """Write a value that the commit itself computed, after the staged values. b"" deletes the key.
 
-        Runs are behind all values: what was written of them is to be written again. No process that reads staged values
-        takes this one for staged, and a later attempt to commit overwrites it.
+        Sorted runs come after all values, so runs already written have to be written again. A process that reads staged
+        values ignores this value, and the next attempt to commit overwrites it.
         """
         start, checksum = self._frames_end, encoding.crc32c(value)
         offset, end = packfile.frame_layout(start, len(key), len(value))
@@ -146,16 +147,16 @@ class Publisher:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the values end that were written so far, and how many frames there are."""
+        """The offset at which the values end, and the number of frames."""
         return self._frames_end, self._frames
 
     def go_back(self, place: tuple[int, int]) -> None:
-        """Forget the values that were written since, and the runs: what is written next takes their place."""
+        """Drop the values written since `place`, and the runs: the next writes overwrite them."""
         self._frames_end, self._frames = place
         self.end = self._frames_end
 
     def append(self, content: Mapped) -> Section:
-        """Write a run behind the values."""
+        """Write a sorted run after the values."""
         view = memoryview(content)
         section = Section(commitfile.SECTION_RUN, self.end, len(view))
         self.end = align(section.offset + section.length)
@@ -168,11 +169,11 @@ class Publisher:
 
     @step("prepare")
     def prepare(self, head: Stored | None) -> None:
-        """I1: values and runs are durable before the header that names them: large ones now, small ones with it.
+        """Prepare the file and the data packs for the commit. `head` is the newest known commit.
 
-        The file is created now in any case: that can take a millisecond where many others were deleted. The data packs
-        go where readers look for them. `head` is the newest commit that is known. Raises `SyncFailedError` or
-        `OSError`.
+        I1: values and runs are durable before the header that names them. This syncs large files now; small ones are
+        synced with the header. It creates the file in any case, because creation can take a millisecond on a file
+        system with many deleted files. It links data packs to their final names. Raises `SyncFailedError` or `OSError`.
         """
         if head is not None:
             self._compare_clocks(head)
@@ -189,11 +190,11 @@ class Publisher:
                 if self.durable:
                     self.storage.sync_file(source)
                 self.storage.make_directory(directory, durable=self.durable)
-                # It keeps the name below `.staging/` until the commit is made.
-                with contextlib.suppress(FileExistsError):  # by one who died while committing
+                # The pack keeps its staged name until the commit is made.
+                with contextlib.suppress(FileExistsError):  # a committer linked it, and died
                     self.storage.link(source, pack.name.path)
                 if self.durable and pack is self.packs[-1][0]:
-                    for path in (directory, names.PACKS):  # all of a transaction are in one
+                    for path in (directory, names.PACKS):  # all packs of a transaction are in one directory
                         self.storage.sync_directory(path)
             except OSError as error:
                 if not self.durable:
@@ -201,44 +202,43 @@ class Publisher:
                 raise SyncFailedError(error) from error
 
     def _compare_clocks(self, head: Stored) -> None:
-        """Warn of commits that are dated later than it is now: who made the first, and what that means.
+        """Warn if the head's time is in the future: name the first such commit, its author, and the consequence.
 
-        Before anything is published: somebody may have made an error of the warning.
+        This runs before anything is published, because a user may have turned the warning into an error.
         """
         now = time.time_ns() // 1000
         if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
             return
-        self.commits.warned_of = head.header.time  # once: the commits that follow are dated a microsecond later
-        # Commits above the first one have their dates because of it.
+        self.commits.warned_of = head.header.time  # warn once: the next commits are dated a microsecond later each
+        # Commits above the first one have future times only because of it.
         first = self.commits.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
         warnings.warn(
             f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
             f"{commit.time.isoformat(timespec='seconds')}, {_hours(ahead)} ahead of the clock of this machine "
-            f"({platform.node()}): one of the two is wrong. Until that time, each commit is dated a microsecond after "
-            "the one before, and is found by that date",
+            f"({platform.node()}): one of the two clocks is wrong. Until that time, each new commit is dated a "
+            "microsecond after its parent, and at= finds it by that date",
             ClockWarning,
             stacklevel=2,
         )
 
     @step("publish")
     def publish(self, plan: Plan, follow: Follow | None = None) -> Stored | None:
-        """Take the next version. Returns None if the plan says that no commit is to be made.
+        """Take the next version under the commit lock. Returns None if the plan makes no commit.
 
-        Raises what the plan raises, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`; then
-        nothing was published (or, with `CommitUnknownError`, that is not known). `SnapshotExpiredError`: a vacuum has
-        passed us by.
+        Raises the errors of the plan, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`. After
+        `CommitUnknownError` it is unknown whether the commit was published; after any other error it was not.
+        `SnapshotExpiredError`: a vacuum has raised the oldest kept version above this commit.
 
-        With `follow`, many committers may be on the way at once: their syncs go on together, as if they were one. Under
-        the lock a commit gets its header alone, which names as parent what the last committer in the queue is about to
-        commit. Then it takes its place in the queue, and others have their turn. It is synced, and renamed when the
-        parent has its version (I1). Raises `LostPlaceError` if the parent did not get it, and where `follow` would not
-        have followed it.
+        With `follow`, committers queue, so that the syncs of several commits run at the same time. Under the lock, the
+        commit only gets its header. The header names as parent the commit of the last committer in the queue. Then this
+        commit joins the queue, and the next committer gets the lock. The commit is synced, and is renamed after its
+        parent has its version (I1). Raises `LostPlaceError` if the parent was not made, or if `follow` refuses it.
         """
-        # A commit whose sync takes long does not queue: those behind it would have to read too much.
+        # Large commits do not queue: their sync takes long, and the next committer would have to read much.
         queues = follow is not None and self.durable and self.end <= SYNC_BEFORE_LOCK
-        # The lock gives each committer a turn. That a version is taken once does not depend on it. A committer that has
-        # waited looks at what others have committed before it is let in: then only the last commit is left to look at.
+        # The lock only gives each committer a turn: a version is taken once even without it. A waiting committer calls
+        # `catch_up` before it gets the lock. Then under the lock it has to check only the last commit.
         with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=queues) as line:
             lost = _Lost(self.storage)
             while True:
@@ -252,7 +252,7 @@ class Publisher:
                     except SyncFailedError:
                         raise
                     except Exception as error:
-                        raise LostPlaceError from error  # what is wrong may be due to what will not be there
+                        raise LostPlaceError from error  # the error may come from a parent that will not be made
                 if made is None:
                     return None
                 stored = made.stored
@@ -273,12 +273,13 @@ class Publisher:
                 except VersionTakenError:
                     if line is not None:
                         raise LostPlaceError from None
-                    lost.one_more()  # I2: the version is proven to be another's, so the file may be written again
+                    lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
                     if self.writer.set_aside():
                         raise LostPlaceError from None
                     continue
                 break
-        # I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile.
+        # I1: the commit's name and the names of all its ancestors are durable before the commit is reported. Other
+        # committers may commit meanwhile.
         if self.durable:
             self.commits.settle(stored)
         return stored
@@ -293,11 +294,11 @@ class Publisher:
         if contents is None:
             return None
         if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
-            raise LostPlaceError  # it would be late with all that it has to send
+            raise LostPlaceError  # with so much to upload, it would lose the version
         return _Made(self._write_header(head.stored, contents), contents.joins, head)
 
     def _last_in(self, line: Line) -> Stored | None:
-        """Return the commit that the last in line is about to make; None if the line is empty by now."""
+        """Return the commit that the last committer in the queue is about to make. None if the queue is empty."""
         said = line.last()
         if said is None:
             return None
@@ -306,41 +307,40 @@ class Publisher:
             ahead = self.commits.read_staged(commit_id, self.branch, version)
             if ahead is not None and self.commits.is_fit_parent(self.branch, ahead):
                 return ahead
-        line.drain()  # of another branch, say
+        line.drain()  # this commit can't follow it: it may be on another branch
         return None
 
     def _take_version(self, stored: Stored, *, joins: bool = False) -> Stored:
-        """Rename the file into its version: this is the commit, which is returned. Raises `VersionTakenError`."""
+        """Rename the file to its version: this makes the commit. Returns the commit. Raises `VersionTakenError`."""
         self.proposed = True
         try:
             stored = self.commits.take_version(self.writer.path, stored, joins=joins)
         except (VersionTakenError, OSError):
-            self.proposed = False  # it was read back: another commit is there, or nothing
+            self.proposed = False  # the version was read back: it is free, or has another commit
             raise
         except BaseException:
-            # I3: where the server may yet come to it, what the commit refers to must stay.
+            # I3: if the server may still execute the request, the files that the commit refers to must stay.
             self.proposed = self.commits.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
-        if not self._keeps_out_others:  # else no process can delete it meanwhile
+        if not self._keeps_out_others:  # else the lock keeps other processes from deleting the branch
             self.commits.check_living(self.branch)
-        # Others find the new head sooner.
+        # With the head cache, other processes find the new head sooner.
         self.commits.write_head_cache(stored, durable=False)
         return stored
 
     def withdraw_packs(self) -> None:
-        """Take back the names in `packs/`: no commit refers to them."""
+        """Delete the packs' names in `packs/`: no commit refers to them."""
         for pack, source in self.packs:
-            if source != pack.name.path:  # else it is the only one
+            if source != pack.name.path:  # else this is the pack's only name
                 with contextlib.suppress(OSError):
                     self.storage.delete(pack.name.path)
 
     def _check_oldest_kept(self, stored: Stored) -> None:
-        """I10: who slept while a vacuum raised the oldest kept version may have taken a version that was freed, outside
-        of history.
+        """Check that the commit did not take a version that a vacuum has freed (I10).
 
-        Before the head cache names it: a version that was never taken is not below the oldest kept version, now or when
-        it was taken.
+        A committer that slept during a vacuum may do that; its commit is then not part of the history. This runs before
+        the head cache names the commit. A version that was never taken before is never below the oldest kept version.
         """
         if not self.commits.is_passed(stored):
             return
@@ -348,10 +348,10 @@ class Publisher:
             self.proposed = False
             self.commits.give_back(stored)
         else:
-            # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
+            # Other commits may follow it, and a vacuum may have passed it only then. So it stays: they may need it.
             above = self.commits.read(self.branch, stored.header.version + 1)
             if above is None:
-                reason = "a vacuum has passed it since, or had passed its version before"
+                reason = "a vacuum has expired it since, or had expired its version before it was made"
                 raise CommitUnknownError(stored.header.id.hex(), reason=reason)
             if above.follows(stored):
                 return
@@ -359,14 +359,14 @@ class Publisher:
         raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.version - 1))
 
     def _sync(self) -> None:
-        """Make what was written durable."""
+        """Make the written file durable."""
         try:
             self.writer.sync()
         except OSError as error:
             raise SyncFailedError(error) from error
 
     def _prepare_parent(self, parent: Stored | None) -> None:
-        """Make the commit that this one follows durable, as far as the syncs of the two committers don't (I1)."""
+        """Make the parent durable, unless the syncs of the two committers already ensure that (I1)."""
         if not self.commits.is_fit_parent(self.branch, parent):
             try:
                 self.commits.make_durable(parent, self.branch)
@@ -376,7 +376,7 @@ class Publisher:
     def _write_header(self, parent: Stored | None, contents: Contents) -> Stored:
         version, seq, oldest_kept = (0, 1, 0) if parent is None else parent.next
         fork = None if parent is None or parent.header.branch == self.branch else parent.name
-        if fork is not None:  # what lies below is another branch's to keep
+        if fork is not None:  # lower versions belong to another branch, which keeps them
             oldest_kept = fork.version
         required = contents.required | (0 if parent is None else parent.header.required)
         constraints = contents.constraints
@@ -428,7 +428,7 @@ class Publisher:
 
 
 class _Lost:
-    """The versions that one commit has lost. Where many commit at once, it may be long until it has one."""
+    """Counts the versions that one commit has lost. With many committers, it may wait long for a version."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -437,7 +437,7 @@ class _Lost:
         self._is_warned = False
 
     def one_more(self) -> None:
-        """Raises `CommitTimeoutError` when it was tried for long enough."""
+        """Count a lost version. Raises `CommitTimeoutError` after `commit_timeout`."""
         self._versions += 1
         url, timeout, waited = self._storage.url, self._storage.lock_timeout, time.monotonic() - self._began
         if timeout is not None and waited >= timeout:
@@ -446,9 +446,9 @@ class _Lost:
         if waited >= WARN_AFTER and not self._is_warned:
             self._is_warned = True
             times = "once" if self._versions == 1 else f"{self._versions} times"
-            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and a try took "
+            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and an attempt took "
             told += f"{waited / self._versions:.1f} s. If that is long, the server is slow, or does not answer"
-            with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nothing is wrong with the commit
+            with contextlib.suppress(CommitWaitWarning):  # if warnings are errors: the commit itself has no error
                 warnings.warn(f"{told}; commit_timeout= limits that", CommitWaitWarning, stacklevel=2)
 
 
@@ -457,7 +457,7 @@ def align(offset: int) -> int:
 
 
 def _commit_time(*parents: Stored | None) -> int:
-    """Return a time later than that of all parents."""
+    """Return a time later than the times of all parents."""
     earliest = max((parent.header.time + 1 for parent in parents if parent is not None), default=0)
     return min(max(time.time_ns() // 1000, earliest), encoding.MAX_TIME)
 

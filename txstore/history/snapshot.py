@@ -1,4 +1,4 @@
-"""Snapshot: an immutable mapping of keys to values at one commit, read where they lie in mapped packs."""
+"""Reads one commit as an immutable mapping of keys to values, which stay in mapped packs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _NO_SOURCES = Sources()
 
 
 class _Warm:
-    """The runs that the snapshots of one repository have opened last, for the next one, though no reader holds them any
-    more.
+    """Keeps the sorted runs that a repository's snapshots opened last, so that the next snapshot need not open them.
 
-    Only those in small files, and nothing that they have led to: of what a vacuum deletes then, little stays on the
-    disk.
+    It keeps only runs in small files, and none of the packs that they refer to. So little disk space stays in use after
+    a vacuum deletes them.
     """
 
     __slots__ = ("runs",)
@@ -50,12 +49,12 @@ class _Warm:
 class Snapshot(Hierarchy):
     """The keys and values of one commit, as a read-only `Mapping[str, bytes]`.
 
-    No other process can change it, and it blocks no process (I4). Values are views of mapped files; no
-    descriptor is held. Safe in threads, and after a fork.
+    No other process can change it, and it blocks no process (I4). Values are views of mapped files, without open
+    descriptors. Safe in threads, and after a fork.
 
-    Raises `CorruptionError` where stored bytes are not what was written, `SnapshotExpiredError` where a vacuum has
-    removed them: never a missing key. Values that lie in files outside are read from there, if these are allowed and
-    have not changed; else `SourceError` is raised.
+    A read raises `CorruptionError` if stored bytes differ from the written bytes, and `SnapshotExpiredError` if a
+    vacuum has deleted them; neither looks like a missing key. Foreign values are read from their files if `sources`
+    allows these files and they have not changed; otherwise the read raises `SourceError`.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ class Snapshot(Hierarchy):
         erasures: Callable[[], Sequence[Erasure]] = tuple,
         pins: Pins | None = None,
     ) -> None:
-        """`opened`: runs of this commit that are open; `pins`: what holds it for one owner, who may let go of it."""
+        """`opened`: runs of this commit that are open. `pins`: pins the commit for one owner, which may release it."""
         self._erasures = erasures
         self._pins = pins
-        self._shared: Snapshot | None = None  # that this is the own one of: kept, so that others find what it has open
+        self._shared: Snapshot | None = None  # for `own`: the shared snapshot, kept so that others find its open runs
         self.stored = stored
         self.url = url
         self.sources = sources
@@ -82,23 +81,23 @@ class Snapshot(Hierarchy):
 
     @cached_property
     def run_names(self) -> tuple[RunName, ...]:
-        """How the runs are called, newest first. None of them is opened."""
+        """The names of the runs, newest first. This opens no run."""
         return () if self.stored is None else names_of(self.stored.header.runs, self.stored.header.name)
 
     @cached_property
     def runs(self) -> Runs:
-        """The runs of the commit, opened at the first use: making a snapshot can't fail."""
+        """The runs of the commit. The first use opens them, so that making a snapshot can't fail."""
         runs = open_runs(self.run_names, self._packs, self.opened)
         self.opened = runs.opened()
         self._warm.note(self.opened)
         return runs
 
     def runs_since(self, seq: int) -> Runs:
-        """Return the runs that hold anything newer than a seq. No others are opened."""
+        """Return the runs that have anything newer than a seq. This opens no other runs."""
         return self.runs_named([name for name in self.run_names if name.max_seq > seq])
 
     def runs_named(self, names: Sequence[RunName]) -> Runs:
-        """Return some of the runs. No others are opened."""
+        """Return some of the runs. This opens no other runs."""
         opened = self.opened
         runs = open_runs(names, self._packs, opened)
         if any(name not in opened for name in names):
@@ -108,9 +107,9 @@ class Snapshot(Hierarchy):
         return runs
 
     def let_go(self) -> None:
-        """Neither pin the commit nor map its files any more, though something may hold this: `Snapshots.own`.
+        """Release the pin and the mapped files, even if the caller still refers to this snapshot: see `Snapshots.own`.
 
-        What is read from now on is looked for anew: `SnapshotExpiredError` says that a vacuum has removed it.
+        Later reads open the files again. They raise `SnapshotExpiredError` if a vacuum has deleted them.
         """
         self.opened, self._shared = NONE_KNOWN, None
         self.__dict__.pop("runs", None)
@@ -119,7 +118,7 @@ class Snapshot(Hierarchy):
 
     @property
     def commit(self) -> Commit | None:
-        """The commit, None for a repository that has none yet."""
+        """The commit. None if the repository has no commits yet."""
         return None if self.stored is None else self.stored.commit
 
     @property
@@ -129,22 +128,22 @@ class Snapshot(Hierarchy):
 
     @property
     def seq(self) -> int:
-        """The number of the commit in its line of history, from 1; 0 where nothing is committed."""
+        """The number of the commit in its history, from 1. 0 if there is no commit."""
         return 0 if self.stored is None else self.stored.header.seq
 
     @property
     def oldest_kept(self) -> int:
-        """The lowest version that was kept when the commit was made."""
+        """The oldest kept version at the time of the commit."""
         return 0 if self.stored is None else self.stored.header.oldest_kept
 
     @property
     def written_constraints(self) -> Mapping[str, Any]:
-        """What was declared to be so at every commit, by name, as it is written."""
+        """The declared constraints by name, as the header encodes them."""
         return {} if self.stored is None else self.stored.header.constraints
 
     @property
     def constraints(self) -> Mapping[str, Constraint]:
-        """What was declared to be so at every commit, by name. Raises `UnsupportedFormatError` if it is not known."""
+        """The declared constraints by name. Raises `UnsupportedFormatError` for an unknown kind of constraint."""
         return decode_constraints(self.url, self.written_constraints)
 
     def __repr__(self) -> str:
@@ -175,34 +174,34 @@ class Snapshot(Hierarchy):
             raise self._told(error, key) from error
 
     def at_hand(self, key: str) -> memoryview | None:
-        """Return a value for which no request is needed, nor anything else that takes long. None says nothing."""
+        """Return a value if that needs no request or other slow step. None does not mean that the key is missing."""
         runs: Runs | None = self.__dict__.get("runs")  # if they are open
         return None if runs is None else runs.at_hand(encode_key(key))
 
     def without_request(self, key: str) -> memoryview | None:
-        """Return a value if no request is needed. None says nothing where packs are read by ranges."""
+        """Return a value if that needs no request. If packs are read by ranges, None does not mean a missing key."""
         return self.at_hand(key) if self._packs.is_ranged else self.get_view(key)
 
     def fetch(self, keys: Sequence[str]) -> None:
-        """Have the values of keys that exist at hand, by few requests. A reader of a damaged value gets the error."""
+        """Fetch the values of existing keys with few requests. Errors of damaged values are left to their readers."""
         if keys and self._packs.is_ranged:
             with contextlib.suppress(OSError, TxStoreError):
                 self.runs.locate(keys)
 
     def locate(self, keys: Sequence[str]) -> Located:
-        """Return where the values of many keys lie; where packs are not mapped, in buffers that they are fetched to.
+        """Return the locations of many keys' values. If packs are not mapped, this fetches the values into buffers.
 
         The caller compares the checksums, and calls `get_view` for values that do not match.
         """
         return self.runs.locate(keys)
 
     async def await_located(self, keys: Sequence[str]) -> Located | None:
-        """Return what `locate` does, and fetch few small values without a thread. None if that takes one."""
+        """Do as `locate`, but without a thread: only for a few small values. None if a thread is needed."""
         runs: Runs | None = self.__dict__.get("runs")  # if they are open
         return None if runs is None else await runs.await_located(keys)
 
     def is_foreign(self, key: str) -> bool:
-        """Tell whether a value lies outside: to read it takes as long as it takes where that is."""
+        """Tell whether a value is foreign: a read of it takes as long as its own storage needs."""
         if not self.may_be_foreign:
             return False
         found = self.lookup(key)
@@ -210,11 +209,11 @@ class Snapshot(Hierarchy):
 
     @cached_property
     def may_be_foreign(self) -> bool:
-        """Whether there may be any value that lies outside."""
+        """Whether there may be any foreign value."""
         return self.stored is not None and bool(self.stored.header.required & commitfile.FEATURE_FOREIGN)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
-        """Return a part of a value without comparing the checksum, which covers the whole."""
+        """Return a part of a value. This does not compare the checksum, which covers the whole value."""
         found = self._look_for(key)
         if found is None:
             return None
@@ -238,31 +237,31 @@ class Snapshot(Hierarchy):
         return isinstance(key, str) and self._look_for(key) is not None
 
     def last_change(self, path: str) -> int:
-        """Return the seq of the commit that has changed something below a path last, deletions included.
+        """Return the seq of the last commit that changed or deleted anything below a path.
 
-        Where that is too long ago to be known, the highest that it can be.
+        If that commit is too old to be known, return the highest seq that it can have.
         """
         prefix = directory_prefix(path)
         stop = after_prefix(prefix)
-        # up to there, tombstones may be forgotten
+        # Up to this seq, tombstones may be missing.
         seqs = [self.seq - (self.version - self.oldest_kept) if self.oldest_kept else 0]
         seqs += [each.seq for each in self.runs.changes(prefix.encode(), None if stop is None else stop.encode(), 0)]
         seqs += [seq for each, seq in self.runs.prefixes() if each.startswith(prefix) or prefix.startswith(each)]
         return max(seqs)
 
-    # --- what was erased
+    # --- erased values
 
     def _look_for(self, key: str) -> Found | None:
-        """As `lookup`, but what was erased is not told to be missing."""
+        """Do as `lookup`, but raise `ErasedError` for an erased key."""
         found = self.runs.lookup(encode_key(key))
         if found is not None and found.kind == packfile.REF_ERASED:
             raise self._told(ErasedError(key), key)
         return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
 
     def _told(self, error: ErasedError | CorruptionError, key: str) -> ErasedError | CorruptionError:
-        """Return the error that says who has erased a value, if that is why it can't be read.
+        """Return an `ErasedError` that names the user who erased a value, if that is why it can't be read.
 
-        A reader that had opened the run before finds zeros where the value was.
+        A reader that opened the run before the erasure finds zeros in place of the value.
         """
         if isinstance(error, CorruptionError) and not self._is_blank(key):
             return error
@@ -280,7 +279,7 @@ class Snapshot(Hierarchy):
         return False
 
     def check_not_erased(self, path: str, since: int = 0) -> None:
-        """Raise `ErasedError` if anything below a path that the commit had was erased: of what is newer than a seq."""
+        """Raise `ErasedError` if a value of the commit below a path was erased, and is newer than a seq."""
         prefix = directory_prefix(path)
         for erasure in self._erasures():
             for each in map(directory_prefix, erasure.paths):
@@ -292,7 +291,7 @@ class Snapshot(Hierarchy):
                         if found is not None and found.kind == packfile.REF_ERASED:
                             raise ErasedError(change.key.decode(), erasure.by, erasure.time)
 
-    # zarr 2 accepts a mapping, and reads it, only if these are there.
+    # zarr 2 reads from a mapping only if it has these methods.
 
     def __setitem__(self, key: str, value: object) -> Never:
         raise TypeError("a snapshot is read-only: write to repo.transaction() or repo.begin()")
@@ -304,7 +303,7 @@ class Snapshot(Hierarchy):
         begin, end = start.encode(), None if stop is None else stop.encode()
         while page := self.runs.scan(begin, end, batch):
             for item in page:
-                # Not `stored_key`, which would ask for the path of each.
+                # Not `stored_key`, which would need the path of each key.
                 key = decode_key(item.key)
                 if key is None:
                     raise CorruptionError(self.runs.file(item.run).path, reason=f"{item.key!r} is no key")
@@ -316,7 +315,7 @@ class Snapshot(Hierarchy):
 
 
 class Snapshots:
-    """Makes the snapshots of one repository, and pins them. Handles that stand at the same commit share one."""
+    """Makes the snapshots of one repository, and pins them. Handles at the same commit share one snapshot."""
 
     def __init__(self, commits: Commits, sources: Sources = _NO_SOURCES) -> None:
         self._commits = commits
@@ -324,14 +323,14 @@ class Snapshots:
         self._packs = open_packs(commits.storage)
         self.is_ranged = self._packs.is_ranged
         self._pins = {MAIN: Pins(commits.storage.open_pins)}
-        self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch. A snapshot without readers must not stay pinned
+        self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch; weak: a snapshot without readers needs no pin
         self._warm = _Warm()
         self._checks_heads = commits.storage.capabilities.pins_are_seen
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
-        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has given that up.
+        """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has expired the commit.
 
-        Without `check`, a reader finds that out. Of `parent`, runs may be open that it has, too.
+        Without `check`, only a later read raises that error. `parent` is a snapshot that may have open runs to reuse.
         """
         branch = MAIN if stored is None else stored.header.branch
         reference = self._last.get(branch)
@@ -351,23 +350,23 @@ class Snapshots:
             try:
                 self.check_kept(stored)
             except BaseException:
-                del snapshot, packs  # its pin goes now, not when the handler drops this exception
+                del snapshot, packs  # release the pin now, not when the handler drops this exception
                 raise
         self._last[branch] = weakref.ref(snapshot)
         return snapshot
 
     def of_head(self, stored: Stored | None) -> Snapshot:
-        """Return the snapshot at what was the head a moment ago. Raises `SnapshotExpiredError`.
+        """Return the snapshot at a commit that was just read as the head. Raises `SnapshotExpiredError`.
 
-        Where a vacuum sees pins, it matters whether the commit was still kept when it was pinned.
+        If a vacuum sees pins, this has to check that the commit was still kept after it was pinned.
         """
         return self.of(stored, check=self._checks_heads)
 
     def own(self, snapshot: Snapshot) -> Snapshot:
-        """Return a snapshot of the same commit for one transaction alone, which lets go of it when it has failed.
+        """Return a snapshot of the same commit for one transaction, which releases it when the transaction fails.
 
-        Others may hold `snapshot`; and the error that a transaction has failed by may hold what the transaction has
-        used, for as long as somebody keeps the error.
+        Other handles may still hold `snapshot`. And a caller that keeps the transaction's error may thereby keep all
+        objects that the transaction used.
         """
         branch = MAIN if snapshot.stored is None else snapshot.stored.header.branch
         pins = self.pins(branch)
@@ -380,9 +379,9 @@ class Snapshots:
         return own
 
     def pins(self, branch: str) -> Pins:
-        """Return what this process reads of a branch."""
+        """Return this process's pins on a branch."""
         found = self._pins.get(branch)
-        # In one step: another thread may be about to do the same.
+        # `setdefault` is one atomic step: another thread may be about to do the same.
         return found or self._pins.setdefault(branch, Pins(self._commits.storage.open_pins, branch))
 
     def _renew(self) -> None:
@@ -391,9 +390,9 @@ class Snapshots:
                 pins.renew()
 
     def _opened(self, names: Sequence[RunName], last: Snapshot | None, parent: Snapshot | None = None) -> Known:
-        """Return which of a commit's runs are open. Not the ones that came with it: they have other names here.
+        """Return the runs of a commit that are already open. It can't find runs in the commit's own file.
 
-        No others: what they lead to may have been deleted, and takes space as long as it is mapped.
+        It keeps no other open runs: a vacuum may have deleted the files below them, which use space while mapped.
         """
         if last is not None:
             opened = last.opened
@@ -409,7 +408,7 @@ class Snapshots:
         return there
 
     def newest(self, branch: str, found: Stored | None = None) -> Snapshot:
-        """Return the snapshot at the head of a branch, which is `found` unless a vacuum has overtaken it since."""
+        """Return the snapshot at the head of a branch. `found` is the head, unless a vacuum has expired it since."""
         head = found or self._commits.head(branch)
         while True:
             try:
@@ -421,32 +420,32 @@ class Snapshots:
                     raise
 
     def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
-        """Return the snapshot of a commit that was made just now by the owner of its parent's snapshot.
+        """Return the snapshot of a new commit. Its committer holds `parent`, the snapshot of its parent.
 
-        If that was on its way to its version then, it has come there as it was: the commit names the hash of its
-        header. So its runs are those that were opened. Values are read from the files.
+        If the parent had no version when it was opened, it has taken its version unchanged: the new commit names the
+        hash of the parent's header. So the open runs of `parent` are valid. Values are read from the files.
         """
         snapshot = self.of(stored, check=False, parent=parent)
         self._warm.note(snapshot.opened)
         return snapshot
 
     def ahead(self, stored: Stored) -> Snapshot:
-        """Return a snapshot of a commit that is on its way to its version, for a commit that will follow it.
+        """Return a snapshot of a commit without a version yet, for a commit that will follow it.
 
-        It may never arrive: so nothing that is opened of it is kept, unless it does (`made`). It needs no pin: as long
-        as it is on its way, no vacuum gets its turn, and what any has given up before, it does not need.
+        That commit may fail, so its opened files are kept only if it is made (`made`). It needs no pin: no vacuum can
+        run before it has its version, and it needs nothing that an earlier vacuum has expired.
         """
         reference = self._last.get(stored.header.branch)
         opened = self._opened(stored.header.runs, None if reference is None else reference())
         return Snapshot(stored, _PacksAhead(self, self._commits), self._commits.storage.url, self._sources, opened)
 
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
-        """Open a pack; in a forked child, pin first what the parent had pinned."""
+        """Open a pack. In a forked child, first pin again the commits that the parent had pinned."""
         self._renew()
         return self._packs.get(name, missing)
 
     def forget(self, packs: Iterable[bytes]) -> None:
-        """Open anew what is opened from now on: files were replaced. `packs`: their ids."""
+        """Drop caches after maintenance replaced files, so that later reads open the new ones. `packs`: their ids."""
         self._last.clear()
         self._warm.runs = {}
         for pack_id in packs:
@@ -454,18 +453,18 @@ class Snapshots:
         self._packs = open_packs(self._commits.storage)
 
     def check_kept(self, stored: Stored) -> None:
-        """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""
+        """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""
         if not self._commits.is_kept(stored):
             raise SnapshotExpiredError(str(stored.commit))
 
     def explain_missing(self, stored: Stored) -> None:
-        """Raise what says why a pack of a commit is missing, if it is not damage."""
+        """Raise an error that says why a pack of a commit is missing, unless it is damage."""
         self._commits.identity.check_there()
         self.check_kept(stored)
 
 
 class _PacksOfCommit:
-    """The packs of one commit: one that is missing may be gone with it."""
+    """The packs of one commit. If a pack is missing, this checks whether a vacuum has expired the commit."""
 
     __slots__ = ("_missing", "_snapshots", "is_ranged")
 
@@ -479,9 +478,10 @@ class _PacksOfCommit:
 
 
 class _PacksAhead:
-    """The packs of a commit that has no version yet; nor may others, right below it, whose files then are staged.
+    """The packs of a commit without a version yet. Commits directly below it may have none either.
 
-    Such a file is copied, not mapped: its writer may abort, and write or truncate it again.
+    The files of such commits are staged. They are copied, not mapped: their writer may abort, then rewrite or truncate
+    them.
     """
 
     is_ranged = False
@@ -498,7 +498,7 @@ class _PacksAhead:
         path = self._commits.staged_path(name.id, 0)
         try:
             content = self._commits.storage.read(path)
-        except FileNotFoundError:  # it has its version
+        except FileNotFoundError:  # the commit has taken its version
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack

@@ -1,8 +1,8 @@
-"""Room for two small files where there is none: two others go, which can be written anew and which nothing depends on.
+"""Frees space for two small files on a full disk: deletes two files that TxStore can write again, and does not need.
 
-A vacuum that has to write something before it can delete much more makes room in this way: on a full disk, or in a
-bucket at its quota. The head cache only tells where to look for the head; the guard only keeps plain zarr out. The head
-cache goes first: a server that is asked whether it creates exclusively is asked to create the guard.
+On a full disk, or in a bucket at its quota, a vacuum has to write a little before it can delete much. It then deletes
+the head cache, which only says where to look for the head, and the guard, which only keeps plain zarr out. The head
+cache goes first, because TxStore needs to create the guard to check that a server creates exclusively.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from txstore.history.commits import Commits
 
 
 class Spare:
-    """The head cache of a branch, and the guard. Each is deleted once at most."""
+    """The head cache of a branch, and the guard. Each is deleted at most once."""
 
     def __init__(self, commits: Commits, branch: str) -> None:
         self._commits = commits
@@ -24,21 +24,21 @@ class Spare:
         self._has_head_cache = self._has_guard = True
 
     def delete_head_cache(self) -> None:
-        """Make room for one file. Raises `OSError`, `TxStoreError`."""
-        self._durable_head()  # I1: only the head cache of a copy tells that the copy was not synced
-        self._commits.stop_head_caches()  # or the next one would take the room
+        """Free the space for one file. Raises `OSError`, `TxStoreError`."""
+        self._durable_head()  # I1: only the head cache of a copy says that the copy was not synced
+        self._commits.stop_head_caches()  # else the next head cache would take the space
         self._has_head_cache = False
         self._commits.storage.delete(names.head_cache_path(self._branch))
 
     def delete_guard(self) -> None:
-        """Make room for one more. Raises `OSError`."""
+        """Free the space for one more file. Raises `OSError`."""
         self._has_guard = False
         self._commits.storage.delete(names.GUARD)
 
     def restore(self) -> None:
-        """Write again what was deleted, if it was. If others have taken the room, the next commit does so.
+        """Write the deleted files again. If other files have taken the space, the next commit writes them.
 
-        Raises `OSError` if what the head cache would say can't be made true.
+        Raises `OSError` if the head can't be made durable, which its head cache would claim.
         """
         if not self._has_guard:
             self._commits.identity.restore_guard(durable=True)
@@ -49,7 +49,7 @@ class Spare:
                     self._commits.write_head_cache_of_copy(head)
 
     def _durable_head(self) -> Stored | None:
-        """Return the newest commit of the branch, made durable (I1); None if it has none of its own.
+        """Make the newest commit of the branch durable (I1) and return it. None if the branch has no own commits.
 
         Raises `OSError`, `TxStoreError`.
         """

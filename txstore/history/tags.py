@@ -1,4 +1,4 @@
-"""The tags of a repository, as a mapping."""
+"""Makes the tags of a repository a mapping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txstore.history.snapshot import Snapshots
 
 
 class Tags(MutableMapping[str, Commit]):
-    """The tags of a repository. A tag is never moved. A vacuum keeps what is tagged until the tag is deleted."""
+    """The tags of a repository. A tag never moves. A vacuum keeps a tagged commit until you delete the tag."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots) -> None:
         self._commits = commits
@@ -26,11 +26,11 @@ class Tags(MutableMapping[str, Commit]):
             raise KeyError(name) from error
 
     def __setitem__(self, name: str, commit: At | None) -> None:
-        """Tag a commit, durably. None is what `repo.head()` returns where there is none: `CommitNotFoundError`."""
+        """Tag a commit, durably. `CommitNotFoundError` for None, which `repo.head()` returns if there is no commit."""
         if commit is None:
             raise CommitNotFoundError(f"tag {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
-        pinned = self._snapshots.of(stored)  # I10: a vacuum meets the pin, or the tag
+        pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the tag
         try:
             self._commits.write_tag(name, stored)
         except FileExistsError:
@@ -39,7 +39,7 @@ class Tags(MutableMapping[str, Commit]):
             del pinned
 
     def __delitem__(self, name: str) -> None:
-        """Delete a tag, durably. Its commit stays for as long as `vacuum` keeps it."""
+        """Delete a tag, durably. Its commit stays until a vacuum expires it."""
         try:
             self._commits.delete_tag(name)
         except CommitNotFoundError as error:

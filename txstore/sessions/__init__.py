@@ -1,1 +1,1 @@
-"""What threads may do with one store: successive transactions, operations, the gate that a commit closes."""
+"""Lets threads share one store: runs one transaction after another, tracks operations, closes the gate for commits."""

@@ -1,15 +1,15 @@
-"""Gate: who is inside a session, so that a commit publishes whole operations, and an operation is of one transaction.
+"""Guards a session, so that a commit publishes whole operations, and each operation belongs to one transaction.
 
-Inside are operations (`operations`), from their first use of the store to their end; calls of threads that use the
-store by itself, one at a time; and threads in a `lock` block. Who commits, rolls back or leaves shuts the gate in two
-steps:
+Inside the gate are operations (`operations`), from their first use of the store to their end; single calls of threads
+that use the store directly; and threads in a `lock` block. A thread that commits, rolls back or leaves shuts the gate
+in two steps:
 
-- *closing*: operations that were not inside wait, and those inside go on until they end. Calls go through, since the
-  threads of zarr's fused pipeline do not know which operation they work for.
-- *closed*: no operation is inside, and all wait.
+- *closing*: new operations wait, and operations inside continue until they end. Calls still pass, because the threads
+  of zarr's fused pipeline do not know which operation they work for.
+- *closed*: no operation is inside, and all operations and calls wait.
 
-When the gate opens, the operations that wait are let in before it can be shut again. A thread never waits for zarr's
-loop with a lock that is needed there: what the loop's thread takes, it takes for a few instructions.
+When the gate opens, it admits all waiting operations before a thread can shut it again. A thread never waits for zarr's
+loop while it holds a lock that the loop needs. The loop's thread holds the gate's lock only for a few instructions.
 """
 
 from __future__ import annotations
@@ -30,54 +30,54 @@ from txstore.errors import TransactionStateError
 from txstore.sessions import operations
 from txstore.sessions.operations import Operation, of_context
 
-#: Seconds that one who shuts the gate waits for those inside.
+#: Seconds that a thread that shuts the gate waits for operations and blocks inside.
 TIMEOUT = 60.0
-#: Seconds that one waits for what is left of operations that have failed, or are about to.
+#: Seconds that a thread waits for the remaining tasks of operations that have failed, or are about to fail.
 PATIENCE = 3.0
-#: Seconds after which one who waits looks again by itself: an interrupt may have kept another from telling.
+#: Seconds after which a waiting thread looks again by itself: an interrupt may have prevented a notification.
 _SLICE = 0.05
 
 
 class Block:
-    """A `lock` block that this thread is in."""
+    """A `lock` block that a thread has entered."""
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.is_left = False  # zarr's loop may yet come to operations that were made in it
+        self.is_left = False  # True: zarr's loop must not begin operations that the block called
 
 
 class _Waiting(NamedTuple):
-    """A task that waits to be let in with its operation."""
+    """A task that waits until the gate admits its operation."""
 
     operation: Operation
     future: asyncio.Future[None]
 
 
-#: The blocks that the present thread is in; its operations inherit them.
+#: The blocks that the current thread is in. Its operations inherit them.
 _blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
 
 
 class Gate:
-    """The gate of one session. Safe in threads, and wherever a thread is interrupted."""
+    """The gate of one session. Safe in threads, and for interrupts at any point."""
 
     def __init__(self, writes: Callable[[], int]) -> None:
-        """`writes`, a method, says how many writes of the session's transaction have begun."""
-        self._count = weakref.WeakMethod(writes)  # a session ends when it is dropped, though it has a gate
-        #: The threads that are in a call: see `wait_to_call`.
+        """`writes`, a method, returns how many writes of the session's transaction have begun."""
+        self._count = weakref.WeakMethod(writes)  # weak: a session ends when the caller drops it, even with a gate
+        #: The threads that are inside a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
         self._is_closing = False
-        self._operations: dict[Operation | None, int] = {}  # and how many writes had begun when they came in
-        self._in_blocks: dict[Operation, tuple[Block, ...]] = {}  # of these, those of threads in `lock` blocks
+        self._operations: dict[Operation | None, int] = {}  # inside, with the number of writes begun at their entry
+        self._in_blocks: dict[Operation, tuple[Block, ...]] = {}  # the operations of threads in `lock` blocks
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._waiting: list[_Waiting] = []
         self._queue: set[int] = set()  # threads that wait to call
-        self._is_pool_late = False  # a batch has failed, and the threads of the pipeline may go on with it
-        self._lock = processes.new_lock()  # held for a few instructions; the loop's thread takes it
-        # Taken by its lock: `with condition` can be interrupted when it has the lock, and before it is in the block.
+        self._is_pool_late = False  # a batch failed, and threads of the pipeline may still work on it
+        self._lock = processes.new_lock()  # held only for a few instructions, because the loop's thread takes it
+        # Take it by its lock: an interrupt in `with condition` may come after the lock is taken and before the block.
         self._changed = threading.Condition(self._lock)
-        self._shutting = processes.new_lock()  # held by who shuts the gate, until it is open again
+        self._shutting = processes.new_lock()  # the thread that shuts the gate holds it until the gate is open again
 
     def _writes(self) -> int:
         count = self._count()
@@ -86,7 +86,7 @@ class Gate:
     # --- calls
 
     def wait_to_call(self) -> None:
-        """Wait until the gate is open. A thread calls like this:
+        """Wait until the gate is open. A thread makes a call like this:
 
             try:
                 gate.calls.add(get_ident())
@@ -98,8 +98,8 @@ class Gate:
                 if gate.is_closed:
                     gate.tell()
 
-        Either the caller sees that the gate is closed, or who closes it sees the caller: that needs no lock. And an
-        interrupt leaves nothing behind, wherever it comes.
+        Either the caller sees that the gate is closed, or the closing thread sees the caller. That needs no lock. An
+        interrupt at any point leaves no trace in `calls`.
         """
         me = get_ident()
         try:
@@ -109,8 +109,8 @@ class Gate:
             self._queue.discard(me)
             self.tell()
 
-    # A function of its own: if an interrupt comes where a loop goes back, Python 3.12 and 3.13 may not notice that the
-    # loop stands in a `try` or `with`.
+    # A separate function: if an interrupt comes at the end of a loop's iteration, Python 3.12 and 3.13 may skip the
+    # `try` or `with` around the loop.
     def _wait_until_open(self, me: int) -> None:
         while self.is_closed:
             self.calls.discard(me)
@@ -120,21 +120,21 @@ class Gate:
             self.calls.add(me)
 
     def tell(self) -> None:
-        """Have all waiting threads look again."""
+        """Make all waiting threads look again."""
         with self._lock:
             self._changed.notify_all()
 
     # --- operations
 
     def may_enter(self) -> bool:
-        """Let the present operation in if it need not wait. What is no operation goes through, call by call."""
+        """Admit the current operation if it need not wait. Outside of an operation, each call passes by itself."""
         if of_context.get() in self._operations:
             return True
         operation = operations.present()
         return operation is None or self._admit(operation, None)
 
     async def enter(self) -> None:
-        """Let the present operation in, or wait for that."""
+        """Admit the current operation; wait if necessary."""
         operation = operations.present()
         if operation is not None and operation not in self._operations:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,9 +142,10 @@ class Gate:
                 await future
 
     def _admit(self, operation: Operation, future: asyncio.Future[None] | None) -> bool:
-        """Let an operation in; if it has to wait, tell it so, and set the result of `future` when it is inside.
+        """Admit an operation and return True. If it has to wait, return False, and set `future` when it is inside.
 
-        Raises `TransactionStateError` for one of a `lock` block that was left before it began: by an interrupt, say.
+        Raises `TransactionStateError` if the operation comes from a `lock` block that its thread has already left, for
+        example by an interrupt.
         """
         operation.at_end(self._leave)
         with self._lock:
@@ -153,7 +154,7 @@ class Gate:
                 operation.refuse()
                 reason = "this operation was made in a `with store.lock` block, which was left before it began"
                 raise TransactionStateError(reason, state="failed")
-            if operation in self._operations:  # another of its tasks waited, and has just been let in
+            if operation in self._operations:  # another task of the operation has just been admitted
                 return True
             if not self._is_closing or not self._lock_blocks.isdisjoint(blocks):
                 self._operations[operation] = self._writes()
@@ -180,16 +181,16 @@ class Gate:
             return [operation for operation in self._operations if operation is not None]
 
     def has_begun_to_write(self) -> bool:
-        """Tell whether the operation that calls may have staged anything by now, or be about to in other threads."""
+        """Tell whether the calling operation may have staged anything, or may be about to in other threads."""
         operation = of_context.get()
-        if operation is None:  # a call by itself, or a thread of the pipeline, which does not know its operation
+        if operation is None:  # a single call, or a thread of the pipeline, which does not know its operation
             return bool(self._operations)
         return self._operations.get(operation) != self._writes()
 
     # --- lock blocks
 
     def enter_block(self, block: Block) -> None:
-        """Be inside until `leave_block`, with all the operations that this thread makes by then."""
+        """Stay inside until `leave_block`, together with all operations that this thread calls until then."""
         _blocks.set((*_blocks.get(), block))
         with self._lock:
             (self._blocks_waiting if self._is_closing else self._lock_blocks).add(block)
@@ -198,13 +199,13 @@ class Gate:
                 self._changed.wait(_SLICE)
 
     def end_operations(self, block: Block, *, waits: bool) -> bool:
-        """Let no operation of a block go on when that is left; return whether none does, and none of its threads.
+        """Stop a block's operations when its thread leaves it. Return True if no operation or thread still runs.
 
-        There are some if its thread was interrupted: zarr's loop and threads go on with what they were at. They are
-        refused the store from now on, and, if one `waits`, have some time to come to an end. Tasks that have not begun
-        do not begin.
+        Some run if the thread was interrupted: zarr's loop and threads continue their work. From now on the store
+        refuses them. If the caller `waits`, they have some time to end. Tasks that have not begun never begin.
         """
-        # Another thread can't take it out of the context of its own, where all that follows would be refused.
+        # Only the block's own thread can remove the block from its context. If another thread marked it as left, the
+        # store would refuse all later operations of the block's thread.
         block.is_left = get_ident() == block.thread
         with self._lock:
             late = [operation for operation, blocks in self._in_blocks.items() if block in blocks]
@@ -212,14 +213,14 @@ class Gate:
             return True
         for operation in late:
             operation.refuse()
-        if not waits or operations.is_on_loop():  # which can't wait for itself
+        if not waits or operations.is_on_loop():  # the loop can't wait for itself
             return False
         deadline = time.monotonic() + PATIENCE
         has_ended = self._wait_for(lambda: self._operations.keys().isdisjoint(late), deadline)
         return has_ended and operations.finish_codec_threads(max(0.0, deadline - time.monotonic()))
 
     def leave_block(self, block: Block) -> None:
-        """Be inside no longer, or not wait for it any more. Any thread may call it, and more than once."""
+        """Leave the gate, or stop waiting for it. Any thread may call this, also repeatedly."""
         self._blocks_waiting.discard(block)
         self._lock_blocks.discard(block)
         self.tell()
@@ -229,9 +230,9 @@ class Gate:
 
     @contextmanager
     def shut(self) -> Iterator[Gate]:
-        """Keep the gate from being entered while a `with` block runs, which calls `close`. One thread at a time."""
+        """Admit no new operations while a `with` block runs. The block calls `close`. One thread at a time."""
         me = get_ident()
-        # A thread that commits in its block does nothing else there: two that do so must not wait for each other.
+        # A thread that commits in its lock block counts as outside: two such threads must not wait for each other.
         for block in [block for block in list(self._lock_blocks) if block.thread == me]:
             self._lock_blocks.discard(block)
         with self._shutting:
@@ -242,14 +243,14 @@ class Gate:
                 try:
                     self._open()
                 except BaseException:
-                    self._open()  # an interrupt: no other thread would let the waiting ones in
+                    self._open()  # after an interrupt: no other thread would admit the waiting operations
                     raise
 
     def close(self, timeout: float | None = None) -> bool:
-        """Wait until no operation is inside, then close the gate. Returns whether that came about in time.
+        """Wait until no operation is inside, then close the gate. Returns False if `timeout` ends first.
 
-        `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, which can't wait for itself, it
-        closes at once.
+        `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, the gate closes at once, because
+        that thread can't wait for itself.
         """
         if operations.is_on_loop():
             self.is_closed = True
@@ -262,7 +263,7 @@ class Gate:
             if not operations.finish_codec_threads(max(0.0, deadline - time.monotonic())):
                 return False
             self._is_pool_late = False
-        # Operations that waited for the last commit make their calls before the next.
+        # Calls that waited for the last commit run before the next commit.
         if not self._wait_for(lambda: not self._queue, deadline):
             return False
         self.is_closed = True
@@ -290,7 +291,7 @@ class Gate:
         return True
 
     def _open(self) -> None:
-        """Open the gate. After an interrupt it is called again: who waits is noted until it has left."""
+        """Open the gate. After an interrupt, call this again: waiting operations stay listed until they end."""
         with self._lock:
             self._operations.update({each.operation: self._writes() for each in self._waiting})
             self._lock_blocks |= self._blocks_waiting
@@ -309,7 +310,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def busy(timeout: float = TIMEOUT) -> TransactionStateError:
-    """Return the error that says that those inside did not come to an end."""
+    """Return the error for operations or blocks that did not end in time."""
     return TransactionStateError(
         f"other threads are still at work with this store after {timeout:.0f} s (an operation such as z[...] = x, or a "
         "`with store.lock` block): wait for them, then try again",

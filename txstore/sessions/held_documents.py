@@ -1,8 +1,9 @@
-"""The metadata documents that array objects of a session hold, and which of these objects are stale by now (I6).
+"""Tracks the metadata documents that array objects of a session hold, and refuses stale array objects (I6).
 
 Array and group objects cache the metadata document that they were opened with. `append` writes a new document without
-reading the present one, and the cached one says how chunks are coded. So a session notes which documents it has handed
-out, and refuses to read or write chunks below one that another commit, another participant or a rollback has changed.
+reading the present one, and the cached document decides how chunks are coded. So a session records the documents that
+it has handed out. It refuses to read or write chunks below a document that another commit, another participant or a
+rollback has changed.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from txstore.transactions.transaction import Transaction
 
 
 class _Stale(NamedTuple):
-    """How a document differs from those versions of it that array objects may hold."""
+    """The differences between a document and the versions of it that array objects may hold."""
 
-    change: DocumentChange  # the worst of them: what changed back has still been different
-    document: bytes | None  # as it is now
-    edges: frozenset[tuple[int, int]]  # chunks that look complete to an old object, and are not
+    change: DocumentChange  # the worst change: one that was undone counts, too
+    document: bytes | None  # the present document
+    edges: frozenset[tuple[int, int]]  # chunks that look complete to an old object, but are not
 
     def then(self, later: _Stale) -> _Stale:
         return _Stale(self.change.or_worse(later.change), later.document, self.edges | later.edges)
 
 
-#: Of a document that can't be read: it may have changed in any way.
+#: For a document that can't be read: any change is possible.
 _UNREADABLE = _Stale(DocumentChange.STRUCTURE, None, frozenset())
 
 
 class Reliance(NamedTuple):
-    """What array objects of a session rely on, for its pickle."""
+    """The documents that array objects of a session rely on, for its pickle."""
 
     handed_out: Held
     stale: dict[str, _Stale]
@@ -62,7 +63,7 @@ class Reliance(NamedTuple):
     unread: dict[str, bool]
 
     def covers(self, other: Reliance) -> bool:
-        """Tell whether all that `other` says is said here."""
+        """Tell whether this includes everything in `other`."""
         both: Iterable[tuple[dict[str, Any], dict[str, Any]]] = zip(self, other, strict=True)
         return all(told.items() <= known.items() for known, told in both)
 
@@ -70,44 +71,44 @@ class Reliance(NamedTuple):
 class HeldDocuments:
     """The documents that array objects of one session hold. Safe in threads.
 
-    Each method that reads or writes is given the transaction that is open: what is checked, and what is then read or
-    written, must be of one transaction, also while another thread commits.
+    Each method that reads or writes takes the open transaction. The check, and the read or write after it, must use the
+    same transaction, even while another thread commits.
     """
 
     def __init__(self, *, is_serializable: bool) -> None:
         self.handed_out: Held = {}
         self._is_serializable = is_serializable
-        self._stale: dict[str, _Stale] = {}  # by commits of others
-        # By other participants of one transaction, or other stores that stage into it here, until they are read again.
-        # What was looked at counts as handed out.
+        self._stale: dict[str, _Stale] = {}  # changed by other commits
+        # Changed by other participants of the transaction, or by other stores here that stage into it, until they are
+        # read again. A change that was looked at counts as handed out.
         self._overtaken: dict[str, _Stale] = {}
-        self._learned = 0  # how many of the transaction's news were looked at; -1: everything is to be
-        self._knowing = processes.new_lock()  # of these
-        self._moved_to: dict[str, str] = {}  # of documents that this transaction has moved: the keys that they have now
-        self._cleared: dict[str, _Stale] = {}  # what was stale below a path that this transaction has cleared
+        self._learned = 0  # number of the transaction's news that were looked at; -1: look at everything
+        self._knowing = processes.new_lock()  # guards these fields
+        self._moved_to: dict[str, str] = {}  # documents that this transaction moved, with their new keys
+        self._cleared: dict[str, _Stale] = {}  # stale documents below a path that this transaction cleared
         self._unread: dict[str, bool] = {}  # staged documents that a rollback dropped; True: there may be chunks
 
     # --- for other processes
 
     @property
     def reliance(self) -> Reliance:
-        """What a pickle carries, so that array objects unpickled elsewhere are checked as they are here."""
+        """The data for a pickle, so that another process checks unpickled array objects as this one does."""
         with self._knowing:
             return Reliance(dict(self.handed_out), dict(self._stale), dict(self._overtaken), dict(self._unread))
 
     def rely_on(self, reliance: Reliance, *, knows_frames: bool) -> None:
-        """Rely on what a pickle says. Without `knows_frames`, the transaction is not the one that it was made in."""
+        """Rely on the data of a pickle. Without `knows_frames`, the pickle was made in another transaction."""
         handed_out, self._stale, self._overtaken, self._unread = reliance
         self.handed_out = handed_out if knows_frames else dict.fromkeys(handed_out)
 
     def look_at_all(self) -> None:
-        """Look again at everything that was staged: the process, or its transaction, is another."""
+        """Look again at everything that was staged, because this is another process or another transaction."""
         self._learned = -1
 
     # --- reading
 
     def is_current(self, transaction: Transaction) -> bool:
-        """Tell whether no document that was handed out is known to have changed, and none is to be looked at."""
+        """Tell whether no handed-out document is known to have changed, and there is no news to look at."""
         is_looked_at = len(transaction.members.staged.news) == self._learned
         return is_looked_at and not (self._stale or self._unread or self._overtaken)
 
@@ -116,14 +117,14 @@ class HeldDocuments:
         return not self._overtaken and (transaction is None or len(transaction.members.staged.news) == self._learned)
 
     def read(self, key: str, transaction: Transaction) -> memoryview | None:
-        """Return a document, which array objects hold from now on."""
+        """Return a document. From now on, array objects hold it."""
         known = key in self.handed_out
-        self.handed_out.setdefault(key, None)  # before it is read: a commit in another thread must not overlook it
+        self.handed_out.setdefault(key, None)  # before the read: a commit in another thread must not overlook it
         link, view = _read(transaction, key)
-        # Who opens a node asks for all the names that its documents may have, and may have read the one that is there
-        # before a rollback: so what is absent says nothing of the others.
+        # A caller that opens a node asks for all possible names of its documents. It may have read the existing one
+        # before a rollback. So an absent document says nothing about the others.
         self._forget_unread(key, of_node=view is not None and is_node_document(key))
-        # Absence is nothing that an array object could rely on, but that of attributes is: it holds none.
+        # An array object does not rely on an absent document, except on absent attributes: then it has none.
         if view is None and not known and not key.endswith(".zattrs"):
             with self._knowing:
                 self.handed_out.pop(key, None)
@@ -133,31 +134,31 @@ class HeldDocuments:
         return view
 
     def hold(self, key: str, transaction: Transaction) -> None:
-        """Note that array objects hold the document as it is staged now."""
+        """Record that array objects hold the document as it is staged now."""
         self._hold(key, transaction.members.staged.present(key), transaction)
 
     def _hold(self, key: str, link: Link | None, transaction: Transaction) -> None:
-        """Note which version of a document array objects hold from now on."""
+        """Record the version of a document that array objects hold from now on."""
         with self._knowing:
             self.handed_out[key] = link
             self._overtaken.pop(key, None)
             self._moved_to.pop(key, None)
-            self._look_at_locked(key, transaction)  # another thread may have learned more, and looked at it already
+            self._look_at_locked(key, transaction)  # another thread may have learned of a newer version
 
     def note_written(self, key: str, transaction: Transaction) -> None:
-        """Note that the caller has set a document, unless another participant has done so since."""
+        """Record that the caller has set a document, unless another participant has set it since."""
         link = transaction.members.staged.present(key)
         if transaction.members.is_own(link):
             self._hold(key, link, transaction)
 
     def note_absent(self, key: str, transaction: Transaction) -> None:
-        """Note that a document is absent. A caller that then creates the node does not rely on an old one."""
+        """Record that a document is absent. A caller that then creates the node does not rely on an old one."""
         self._forget_unread(key, of_node=True)
         if key in self._overtaken:
             self.hold(key, transaction)
 
     def count_as_read(self, key: str, transaction: Transaction) -> None:
-        """Count as read what array objects know of the nodes above a key, perhaps from an earlier transaction."""
+        """Count as read the held documents of nodes above a key, even those from an earlier transaction."""
         for path in ancestors(key):
             for name in DOCUMENT_NAMES:
                 document = document_key(path, name)
@@ -165,7 +166,7 @@ class HeldDocuments:
                     transaction.rely_on_base(document)
 
     def _forget_unread(self, key: str, *, of_node: bool) -> None:
-        """Count a document as read again, or all those of its node."""
+        """Count a document, or all documents of its node, as read again."""
         if self._unread:
             node = node_of_document(key)
             for each in [document_key(node, name) for name in DOCUMENT_NAMES] if of_node else [key]:
@@ -174,7 +175,7 @@ class HeldDocuments:
     # --- checking
 
     def check_readable(self, key: str, transaction: Transaction) -> None:
-        """Raise `StaleArrayError` if a document above a key is not the one that was handed out."""
+        """Raise `StaleArrayError` if a document above a key differs from the one that was handed out."""
         if self.is_current(transaction):
             return
         self.learn(transaction)
@@ -183,7 +184,7 @@ class HeldDocuments:
             raise self.error_of(document)
 
     def stale_for_write(self, key: str, transaction: Transaction) -> str | None:
-        """Return a document that is not the one that was handed out, and forbids to write a key."""
+        """Return a document that differs from the one that was handed out, and so forbids a write of a key."""
         if self._is_serializable:
             self.count_as_read(key, transaction)
         if self.is_current(transaction):
@@ -194,11 +195,11 @@ class HeldDocuments:
         return self._stale_above(key, writing=True)
 
     def is_of_older_transaction(self, document: str) -> bool:
-        """Tell whether a stale document was handed out by an earlier transaction, and not changed within this one."""
+        """Tell whether a stale document was handed out by an earlier transaction, and not changed in this one."""
         return document in self._stale or document in self._unread
 
     def _stale_above(self, key: str, *, writing: bool = False) -> str | None:
-        """Return a document that this key depends on and that is not the one that was handed out."""
+        """Return a document that this key depends on and that differs from the one that was handed out."""
         for path in ancestors(key):
             for name in DOCUMENT_NAMES:
                 document = document_key(path, name)
@@ -212,7 +213,7 @@ class HeldDocuments:
         return None
 
     def _concerns(self, stale: _Stale, document: str, key: str, writing: bool) -> bool:
-        """Tell whether a change of a document concerns who writes or reads a key below it."""
+        """Tell whether a change of a document matters for a write or read of a key below it."""
         if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
             return True
         if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
@@ -220,7 +221,7 @@ class HeldDocuments:
         return writing and bool(stale.edges) and is_at_edge(document, stale.document, key, stale.edges)
 
     def error_of(self, document: str) -> StaleArrayError:
-        """Return what a stale document is refused with."""
+        """Return the error for a stale document."""
         path = node_of_document(document)
         if document in self._unread:
             reason = "its metadata was staged here and rolled back; open it again before using it"
@@ -240,7 +241,7 @@ class HeldDocuments:
         )
 
     def learn(self, transaction: Transaction) -> None:
-        """Look at the documents that were changed since they were handed out."""
+        """Look at documents that changed since they were handed out."""
         if len(transaction.members.staged.news) == self._learned:
             return
         with self._knowing:
@@ -254,10 +255,10 @@ class HeldDocuments:
                     keys.update(self._below(changed))
             for key in keys:
                 self._look_at_locked(key, transaction)
-            self._learned = stop  # last: no thread goes on meanwhile
+            self._learned = stop  # last: until then, other threads wait
 
     def _look_at_locked(self, key: str, transaction: Transaction) -> None:
-        """Note how a document differs from what array objects hold; `move_on` does so of what was committed."""
+        """Record how a staged document differs from the held version. `move_on` does this for committed documents."""
         if key not in self.handed_out:
             return
         known, present = self.handed_out[key], transaction.members.staged.present(key)
@@ -272,7 +273,7 @@ class HeldDocuments:
     # --- writing whole nodes
 
     def replace_below(self, path: str, transaction: Transaction) -> None:
-        """Note that the caller has cleared a node: it means to replace it, whatever it has become."""
+        """Record that the caller has cleared a node: it wants to replace the node, whatever its present state is."""
         prefix = directory_prefix(path)
         for key in self._below(prefix):
             self.hold(key, transaction)
@@ -282,7 +283,7 @@ class HeldDocuments:
             self._unread = {key: kind for key, kind in self._unread.items() if not key.startswith(prefix)}
 
     def move_below(self, source: str, destination: str) -> None:
-        """Note that a node was moved: what was opened where it was is stale from now on."""
+        """Record that a node was moved: objects that were opened at its old path are stale from now on."""
         prefix = directory_prefix(source)
         with self._knowing:
             for key in self._below(prefix):
@@ -290,11 +291,11 @@ class HeldDocuments:
                 self._moved_to[key] = directory_prefix(destination) + key[len(prefix) :]
 
     def contents_below(self, path: str, transaction: Transaction) -> dict[str, bytes | None]:
-        """Return the documents below a path that array objects hold, as they are now."""
+        """Return the present content of the documents below a path that array objects hold."""
         return {key: _peek(transaction, key) for key in self._below(directory_prefix(path))}
 
     def restore_below(self, before: Mapping[str, bytes | None], transaction: Transaction) -> None:
-        """Note that documents were restored: of those that have changed since `before`, the arrays are stale."""
+        """Record that documents were restored: arrays whose document differs from `before` are stale."""
         with self._knowing:
             for key, content in before.items():
                 self.handed_out[key] = transaction.members.staged.present(key)
@@ -308,9 +309,9 @@ class HeldDocuments:
     # --- from one transaction to the next
 
     def warn_of_left_behind(self, transaction: Transaction) -> None:
-        """Warn if an array has grown along a dimension, and another that array objects hold has not.
+        """Warn if an array has grown along a dimension, but another array with an open object has not.
 
-        Says nothing of a transaction that has ended: its commit raises `TransactionStateError`.
+        This does not warn for an ended transaction, whose commit raises `TransactionStateError`.
         """
         if transaction.state != "open":
             return
@@ -331,7 +332,7 @@ class HeldDocuments:
             warnings.warn(UnequalLengthsWarning(found), stacklevel=4)
 
     def staged_in(self, transaction: Transaction) -> dict[str, bool]:
-        """Return the documents that a rollback will drop, and of each whether there may be chunks below it."""
+        """Return the documents that a rollback will drop, each with whether there may be chunks below it."""
         changes = transaction.changes()
         below = tuple(directory_prefix(path) for path in changes["deleted_below"] + changes["reflinked"])
         documents = {key for key in changes["set"] + changes["deleted"] if is_document(key)}
@@ -340,11 +341,11 @@ class HeldDocuments:
 
     @property
     def distrusted(self) -> tuple[dict[str, bool], dict[str, _Stale]]:
-        """What `distrust` adds to, for `restore_trust`."""
+        """The state that `distrust` changes, for `restore_trust`."""
         return self._unread, self._stale
 
     def distrust(self, documents: Mapping[str, bool]) -> None:
-        """Refuse the array objects that hold what a rollback drops, until they are opened again."""
+        """Refuse array objects that hold documents which a rollback drops, until they are opened again."""
         self._unread = {**self._unread, **documents}
         self._stale = {**self._stale, **self._cleared}
 
@@ -353,14 +354,13 @@ class HeldDocuments:
         self._unread, self._stale = distrusted
 
     def forget_cleared(self) -> None:
-        """Forget what this transaction has cleared: it has ended."""
+        """Forget the cleared paths of this transaction, which has ended."""
         self._cleared = {}
 
     def move_on(self, old: Snapshot, new: Snapshot, *, own: int | None, settled: Collection[str]) -> None:
-        """Note which documents somebody else has changed from `old` to `new`, which the next transaction is based on.
+        """Record the documents that other commits changed from `old` to `new`, the base of the next transaction.
 
-        `own` is the seq of the commit that this session has made, in which `settled` keys are partly what somebody else
-        has made of them.
+        `own` is the seq of this session's commit. In it, the `settled` keys also include changes of other commits.
         """
         stale = dict(self._stale)
         recent = _newer(new, old.seq)
@@ -375,7 +375,7 @@ class HeldDocuments:
 
 
 def _newer(new: Snapshot, seq: int) -> Runs | None:
-    """Return the runs with what is newer than `seq`; None if they can't be opened."""
+    """Return the runs with entries newer than `seq`. None if they can't be opened."""
     try:
         return new.runs.newer(seq)
     except (OSError, TxStoreError):
@@ -409,11 +409,11 @@ def _difference(key: str, before: bytes | None, after: bytes | None) -> _Stale |
 
 
 def _read(transaction: Transaction, key: str) -> tuple[Link | None, memoryview | None]:
-    """Read a document, and which frame it is."""
+    """Return a document, and its frame."""
     while True:
         link = transaction.members.staged.present(key)
         view = transaction.get_view(key)
-        if transaction.members.staged.present(key) == link:  # else it was learned meanwhile that another has written it
+        if transaction.members.staged.present(key) == link:  # else this process learned of a newer frame meanwhile
             return link, view
 
 

@@ -1,4 +1,4 @@
-"""Arrays that a transaction leaves behind: they were as long as one that it has grown, along the same dimension."""
+"""Finds arrays that a transaction forgot to extend: they had the same length along a dimension as one that it grew."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 from txstore.format.documents import Described, describe
 from txstore.format.keys import node_of_document
 
-#: What a document is, at its key; None where there is none, or where to ask would take long.
+#: Returns the document at a key. None if there is no document, or if reading it would take long.
 Get = Callable[[str], bytes | memoryview | None]
 
 
 class LeftBehind(NamedTuple):
     path: str
-    grown: str  # the path of an array that has grown
+    grown: str  # the path of the array that grew
     dimension: str
-    axis: int  # of the array that has grown
-    lengths: tuple[int, int]  # of that one: before and after
+    axis: int  # of the array that grew
+    lengths: tuple[int, int]  # of the array that grew: before and after
 
 
 def left_behind(changed: Collection[str], known: Collection[str], before: Get, after: Get) -> Iterator[LeftBehind]:
-    """Yield the arrays that did not grow with others of their group. No I/O but what `before` and `after` do.
+    """Yield the arrays that did not grow with another array of their group. The only I/O is in `before` and `after`.
 
-    `changed` are keys of documents that the transaction has set, `known` all keys of documents that array objects hold.
-    xarray opens all arrays of a group to append to it.
+    `changed` are the keys of documents that the transaction set. `known` are the keys of all documents that array
+    objects hold: xarray opens all arrays of a group to append to it.
     """
     told: set[str] = set()
     for path in sorted({node_of_document(key) for key in changed}):
@@ -41,7 +41,7 @@ def left_behind(changed: Collection[str], known: Collection[str], before: Get, a
 
 
 def _has(path: str, dimension: str, length: int, before: Get, after: Get) -> bool:
-    """Tell whether an array was so long along a dimension, and still is."""
+    """Tell whether an array had this length along a dimension, and still has it."""
     return all(
         found is not None
         and found.kind == "array"
@@ -51,6 +51,6 @@ def _has(path: str, dimension: str, length: int, before: Get, after: Get) -> boo
 
 
 def _dimensions(array: Described) -> list[str | None]:
-    """Return the names of the dimensions of an array: of format 3, or as xarray writes them in format 2."""
+    """Return the names of an array's dimensions, from format 3, or as xarray writes them in format 2."""
     names = array.document.get("dimension_names") or array.attributes.get("_ARRAY_DIMENSIONS")
     return [name if isinstance(name, str) else None for name in names] if isinstance(names, list) else []

@@ -1,6 +1,7 @@
-"""The block of `with store.lock(...)`: chunks that one thread has locked, and gives up whatever happens.
+"""Implements the block of `with store.lock(...)`: one thread locks chunks, and always releases them at the end.
 
-While it runs, its thread is inside the session: a commit by another thread waits for its end.
+While the block runs, its thread is inside the session's gate: a commit by another thread waits for the end of the
+block.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class LockBlock:
-    """A context manager, entered once. The block gets the keys whose last holder died holding them.
+    """A context manager, entered once. The block gets the keys whose last holder died while it held them.
 
-    `present` returns the transaction to lock in: another one, if a thread ends the first while this one waits for it.
+    `present` returns the transaction to lock in. If another thread ends that transaction while this thread waits, it
+    returns the next one.
     """
 
-    _transaction: Transaction | None = None  # that was locked in
+    _transaction: Transaction | None = None  # the transaction that holds the locks
     _inside: Block | None = None
 
     def __init__(self, present: Callable[[], Transaction], gate: Gate, lock: Lock, timeout: float | None) -> None:
@@ -31,7 +33,7 @@ class LockBlock:
         self._gate = gate
         self._lock = lock
         self._timeout = timeout
-        self._turns: list[Turn] = []  # noted here before anything is taken
+        self._turns: list[Turn] = []  # each turn is added here before it takes anything
 
     def __enter__(self) -> Sequence[str]:
         if self._transaction is not None:
@@ -40,7 +42,7 @@ class LockBlock:
         try:
             while True:
                 self._transaction = self._present()
-                # No error is kept in a variable: this would be kept by it, and given up when the collector comes.
+                # Keep no error in a variable: it would keep this object, and its locks, until a garbage collection.
                 try:
                     dirty = self._transaction.locking.lock(self._turns, self._lock, remaining(deadline))
                 except TransactionStateError:
@@ -55,9 +57,10 @@ class LockBlock:
             raise
 
     def _is_inside(self) -> bool:
-        """Come inside; return False if another thread has committed meanwhile, or rolled back.
+        """Enter the gate; return False if another thread has committed or rolled back meanwhile.
 
-        Only after locking: a thread that commits in a block of its own must not wait for one that waits for its locks.
+        Enter only after locking: a thread that commits in its own block must not wait for a thread that waits for its
+        locks.
         """
         self._inside = Block()
         self._gate.enter_block(self._inside)
@@ -67,7 +70,7 @@ class LockBlock:
         self._give_up()
 
     def __del__(self) -> None:
-        # Of a block that was left where Python could not say so: by an interrupt on the way into it or out of it.
+        # An interrupt at the start or the end of the block may have prevented `__exit__`.
         self._give_up(waits=False)
 
     def _give_up(self, *, waits: bool = True) -> None:
@@ -76,7 +79,7 @@ class LockBlock:
         try:
             self._leave(self._transaction, waits=waits)
         except BaseException:
-            self._leave(self._transaction, waits=waits)  # an interrupt: what is left of it
+            self._leave(self._transaction, waits=waits)  # after an interrupt: complete it
             raise
 
     def _leave(self, transaction: Transaction, *, waits: bool) -> None:

@@ -1,16 +1,16 @@
-"""Operations: which of the tasks on zarr's event loop belong to one call of zarr's API.
+"""Tracks operations: finds which tasks on zarr's event loop belong to one call of zarr's API.
 
-`z[...] = x`, `z.append(x)` or `zarr.open(store)` is one task on zarr's loop, which the caller's thread waits for, and
-the tasks that this one begins: one for each chunk, say. A store is called from any of them. For a commit to know what
-is still under way, a task factory of the loop gives the first one a context that says which operation it is of; those
-that it begins inherit that.
+A call such as `z[...] = x`, `z.append(x)` or `zarr.open(store)` runs as one task on zarr's loop. The caller's thread
+waits for it. This first task may start more tasks, for example one for each chunk. Any of them may call a store. A
+commit needs to know which operations still run. So a task factory of the loop gives the first task a context that names
+its operation, and the tasks that it starts inherit the context.
 
-When a task of an operation fails, the caller gets the error at once, and the others go on. From then on they are
-refused the store.
+When a task of an operation fails, the caller gets the error at once, and the other tasks continue. From then on, the
+store refuses their calls.
 
-What has to be done before the caller gets the result (`Operation.finish_with`) is done in the first task itself. The
-first operation of a process may have begun before there was a task factory. There it is done when the task is done,
-still before the caller is told.
+`Operation.finish_with` adds calls to make before the caller gets the result. The first task makes them. The first
+operation of a process may have begun before the task factory existed. Then a callback of the finished task makes the
+calls, also before the caller gets the result.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from txstore.storage.dispatch import Dispatch
 AnyTask = asyncio.Future[Any]
 T = TypeVar("T")
 
-#: The operation that a task or thread works for. `present` says when there is none.
+#: The operation that a task or thread works for. See `present` for when there is no operation.
 of_context: contextvars.ContextVar[Operation | None] = contextvars.ContextVar("txstore operation", default=None)
 _finishing = processes.new_lock()
 
 
 class Finish(NamedTuple):
-    """What an operation has to do before it has ended."""
+    """A call that an operation has to make before it ends."""
 
-    call: Callable[[bool], object]  # is told whether the operation has failed
-    dispatch: Dispatch  # of the storage that it calls
+    call: Callable[[bool], object]  # its argument says whether the operation has failed
+    dispatch: Dispatch  # of the storage that `call` uses
 
 
 class Operation:
-    """One call of zarr's API. Changed on the thread of zarr's loop, but for `refuse`."""
+    """One call of zarr's API. Only the thread of zarr's loop changes it, except with `refuse`."""
 
     def __init__(self) -> None:
-        self._roots = 0  # tasks that are under way, and that nothing but the operation's caller waits for
+        self._roots = 0  # running tasks that only the operation's caller waits for
         self._at_end: dict[Callable[[Operation], object], None] = {}  # in order, each once
         self._finishing: list[Finish] = []
         self._has_failed = False
-        self.is_done = False  # its caller has the result
-        self.has_failed = False  # and that is an error, or will be
+        self.is_done = False  # the caller has the result
+        self.has_failed = False  # the result is an error, or will be
 
     def begin(self, root: AnyTask) -> None:
         self._roots += 1
-        # Before zarr's own callback, which wakes the caller: of a task that has begun already, that is there by now.
+        # Run our callback before zarr's own, which wakes the caller. A task that has already begun has zarr's callback.
         others = list(getattr(root, "_callbacks", None) or ())
         for callback, _ in others:
             root.remove_done_callback(callback)
@@ -67,25 +67,25 @@ class Operation:
             root.add_done_callback(callback, context=context)
 
     def at_end(self, call: Callable[[Operation], object]) -> None:
-        """Have `call(operation)` called when its caller is about to be told the result."""
+        """Call `call(operation)` just before the caller gets the result."""
         self._at_end[call] = None
 
     def finish_with(self, finish: Finish) -> bool:
-        """Have something done before the operation ends; return False if it has ended."""
+        """Add a call to make before the operation ends; return False if it has already ended."""
         self._finishing.append(finish)
         return not self.is_done
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the operation's first task, and then what it has to be finished with, whose errors its caller gets."""
+        """Run the operation's first task, then the calls of `finish_with`. The caller gets their errors."""
         result = await coroutine
-        # zarr returns the error that its caller's thread is to raise.
+        # zarr returns, as the result, the error that the caller's thread will raise.
         while self._finishing and not (self.has_failed or isinstance(result, BaseException)):
             finish = self._finishing.pop()
             await finish.dispatch.awaited(finish.call, False)
         return result
 
     def refuse(self) -> None:
-        """Let what is left of it not use the store: one of its tasks gets an error, or its caller was interrupted."""
+        """Refuse the store to the remaining tasks, because a task gets an error, or the caller was interrupted."""
         self.has_failed = True
 
     def _root_is_done(self, root: AnyTask) -> None:
@@ -93,8 +93,8 @@ class Operation:
         self._has_failed = self._has_failed or _has_failed(root)
         if not self._roots:
             self.is_done, self.has_failed = True, self.has_failed or self._has_failed
-            while self._finishing:  # it has failed, or `run` has not run it
-                with suppress(OSError, TxStoreError):  # its caller can't be told here
+            while self._finishing:  # the operation failed, or began before the task factory, without `run`
+                with suppress(OSError, TxStoreError):  # the caller can't get an error from here
                     self._finishing.pop().call(self.has_failed)
             for call in self._at_end:
                 call(self)
@@ -102,15 +102,15 @@ class Operation:
 
 
 def _has_failed(task: AnyTask) -> bool:
-    # zarr returns the error that its caller's thread is to raise.
+    # zarr returns, as the result, the error that the caller's thread will raise.
     return task.cancelled() or task.exception() is not None or isinstance(task.result(), BaseException)
 
 
 def present() -> Operation | None:
-    """Return the operation that calls; None elsewhere than on zarr's loop, and in the thread that a batch is handed to.
+    """Return the calling operation. None outside of zarr's loop and of the threads that it hands a batch to.
 
-    The codec pipeline's own threads are not told whose work they do. Raises `TransactionStateError` in a task that is
-    left of an operation that has failed: what it did would be half an operation.
+    The codec pipeline's own threads do not know their operation. Raises `TransactionStateError` in a remaining task of
+    a failed operation: its call would do only a part of the operation.
     """
     operation = of_context.get()
     if operation is None:
@@ -124,12 +124,12 @@ def present() -> Operation | None:
 
 
 def late() -> TransactionStateError:
-    """Return what is raised in what is left of an operation that has failed."""
+    """Return the error for the remaining tasks of a failed operation."""
     return TransactionStateError("this operation has failed: what is left of it is not done", state="failed")
 
 
 def expect() -> None:
-    """Begin to tell operations apart, if zarr's loop runs already. Else its first operation does."""
+    """Start to track operations if zarr's loop already runs. Otherwise its first operation starts this."""
     loop = zarr.core.sync.loop[0]
     if loop is not None and not isinstance(loop.get_task_factory(), _NotingFactory):
         with suppress(RuntimeError):  # the loop is closed: the interpreter ends
@@ -137,7 +137,7 @@ def expect() -> None:
 
 
 def _adopt(loop: asyncio.AbstractEventLoop) -> Operation:
-    """Note tasks from now on. What there is on the loop by now can't be told apart, and is one operation."""
+    """Track tasks from now on. The tasks already on the loop can't be told apart, and count as one operation."""
     factory = loop.get_task_factory()
     if not isinstance(factory, _NotingFactory):
         factory = _NotingFactory(factory)
@@ -148,7 +148,7 @@ def _adopt(loop: asyncio.AbstractEventLoop) -> Operation:
 
 
 class _NotingFactory:
-    """A task factory that tells each task which operation it is of."""
+    """A task factory that gives each task the operation that it belongs to."""
 
     def __init__(self, factory: Any) -> None:
         self.before = Operation()
@@ -166,13 +166,13 @@ class _NotingFactory:
             runs = operation.run(coroutine)
         elif of_context.get() is None and not self.before.is_done:
             operation = self.before
-        else:  # it inherits its context, and so the operation
+        else:  # the task inherits the context, and so the operation
             return self._create(loop, coroutine, **options)
         context = options.pop("context", None) or contextvars.copy_context()
         context.run(of_context.set, operation)
         task: AnyTask = self._create(loop, runs, context=context, **options)
         if runs is not coroutine:
-            task.add_done_callback(lambda _: coroutine.close())  # else one that was cancelled at once is complained of
+            task.add_done_callback(lambda _: coroutine.close())  # else Python warns if the task is cancelled at once
         operation.begin(task)
         return task
 
@@ -182,36 +182,36 @@ def _create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> 
 
 
 def is_on_loop() -> bool:
-    """Tell whether this is the thread of zarr's loop, which must not wait for what is done there."""
+    """Tell whether this is the thread of zarr's loop, which must not wait for work on that loop."""
     return threading.current_thread() is zarr.core.sync.iothread[0]
 
 
 def finish_codec_threads(timeout: float) -> bool:
-    """Wait for what the threads of the fused codec pipeline do. Returns whether that is done.
+    """Wait for the threads of the fused codec pipeline. Returns False if `timeout` ends first.
 
-    A batch that has failed may leave as many chunks under way as there are threads.
+    After a failed batch, each thread may still work on one chunk.
     """
-    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # of zarr 3.4 and later
+    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # in zarr 3.4 and later
     if pool is None or threading.current_thread() in pool._threads:
         return True
-    # Each worker can be in the barrier only when it has finished what it did before.
+    # A worker reaches the barrier only after it has finished its earlier work.
     barrier = threading.Barrier(pool._max_workers)
     results: list[bool] = []
-    # In a thread of its own: an interrupt of this one could leave a lock of the pool taken for ever.
+    # In a separate thread: an interrupt of this thread could leave a lock of the pool locked forever.
     other = threading.Thread(target=lambda: results.append(_meet(pool, barrier, timeout)), daemon=True)
     other.start()
     try:
         other.join()
     except BaseException:
-        barrier.abort()  # the threads are let go
+        barrier.abort()  # releases the threads
         raise
     return results == [True]
 
 
 def _meet(pool: ThreadPoolExecutor, barrier: threading.Barrier, timeout: float) -> bool:
-    """Let all threads of a pool come to a barrier; return whether they did in time."""
+    """Make all threads of a pool reach a barrier; return whether they did in time."""
     with _finishing:
         while pool._idle_semaphore.acquire(blocking=False):
-            pass  # it may count idle threads that are not: now `submit` starts threads until there are all
+            pass  # the count of idle threads may be too high; at zero, `submit` starts threads until all exist
         done, late = wait([pool.submit(barrier.wait, timeout) for _ in range(pool._max_workers)], timeout)
         return not late and not any(future.exception() for future in done)

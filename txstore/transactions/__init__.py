@@ -1,1 +1,1 @@
-"""Staging, participants, conflicts, the commit."""
+"""Runs transactions: stages writes, joins participants, finds conflicts, and commits."""

@@ -1,4 +1,4 @@
-"""What a transaction is begun with: checked before any work is done, and written down in its record."""
+"""Checks the arguments of a new transaction before any work is done, and writes them into its record."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from txstore.format.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.history.snapshot import Snapshot
 from txstore.storage.turns import this_user
 
-#: Bytes of message and properties together, written as JSON: docs/understand/format.md, "Bounds".
+#: Bytes of message and properties together, as JSON, at most: docs/understand/format.md, "Bounds".
 MAX_DESCRIPTION = 1 << 20
 _DURABILITIES = ("fsync", "none")
 
 
 def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
-    """Raise `TypeError` or `ValueError` for what a commit can't carry: before the work is done, not after."""
+    """Raise `TypeError` or `ValueError` if a commit can't store these: before the work is done, not after."""
     if message is not None:
         if not isinstance(message, str):
             raise TypeError(f"a commit's message is a string, not {type(message).__name__}")
@@ -32,7 +32,7 @@ def check_description(message: str | None, properties: Mapping[str, Any] | None)
     if properties:
         try:
             written = json.dumps(dict(properties), sort_keys=True).encode()
-            encoding.json_object(written)  # as every reader of the commit does
+            encoding.json_object(written)  # every reader of the commit decodes it like this
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"a commit's properties are a JSON object: {error}") from error
         length += len(written)
@@ -50,7 +50,7 @@ def check_durability(durability: str) -> None:
 
 
 def check_joinable(record: TransactionRecord, isolation: str) -> None:
-    """Raise `TransactionStateError` if a transaction was begun with less isolation than its joiner asks for."""
+    """Raise `TransactionStateError` if a transaction has less isolation than the joining process asks for."""
     if isolation == SERIALIZABLE != record.isolation:
         raise TransactionStateError(
             f"{record.name!r} was begun with isolation={record.isolation!r}, and what was read in it is not known: "
@@ -69,9 +69,9 @@ def new_record(
     isolation: str = SNAPSHOT,
     transaction: bytes | None = None,
 ) -> TransactionRecord:
-    """Return the record of a transaction that this process begins, of what was checked before.
+    """Return the record of a transaction that this process begins, from checked arguments.
 
-    `transaction` is its id, which nothing was ever staged under.
+    `transaction` is its id; no process has ever staged anything under it.
     """
     return TransactionRecord(
         id=transaction or os.urandom(16),

@@ -1,4 +1,4 @@
-"""Closing the parts of a transaction: which participants' work counts, and what the commit has to refuse (I7, I8)."""
+"""Closes the parts of a transaction: decides which participants' work counts, and what the commit refuses (I7, I8)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UNKNOWN_TO_EACH_OTHER = "several processes of this transaction wrote these keys
 
 
 def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
-    """Stop all staging, and settle whose frames count.
+    """Stop all staging, and decide whose frames count.
 
-    Raises `ParticipantLostError` (I8) and `ConflictError` (I7); call `Membership.reopen` when no commit is made.
+    Raises `ParticipantLostError` (I8) and `ConflictError` (I7). If no commit is made, call `Membership.reopen`.
     """
     members, staged = part.members, view.staged
-    members.follow_others()  # before the seal: a process that is refused because of it may end at once
+    members.follow_others()  # before the seal: a process that the seal refuses may end at once
     if (shared := members.shared) is None:
         return
     living = members.siblings.whole_or_living(shared, shared.participants())
@@ -41,10 +41,10 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     siblings = members.siblings
     given_up = siblings.given_up()
     broken = staged.settle(lost, are_equal, given_up)
-    if broken and (killed := siblings.killed(shared)):  # their tasks may have been done again
+    if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
         broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, given_up, among=broken)
     lost_keys = siblings.lost_keys(lost)
-    if allow_lost:  # but not what a power loss has taken: it was never synced
+    if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
         lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
     if lost_keys:
         raise ParticipantLostError([siblings.label(number) for number in lost], lost_keys)
@@ -57,13 +57,13 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
 
 
 def _told_of_regions(view: View, key: str) -> str:
-    """Return what is to be said of a key of which at least two have written a part."""
+    """Return the regions of a key that at least two processes wrote in part, as text for a message."""
     regions = [str(link.region) for link in view.staged.links(key) if link.region is not WHOLE]
     return f" (of {key!r} {', '.join(regions)})" if len(regions) > 1 else ""
 
 
 def _have_locked(part: Part, key: str) -> bool:
-    """Tell whether the processes that wrote a key have locked anything. Of the owner that can't be told."""
+    """Tell whether the processes that wrote a key have locked anything. For the owner this is unknown."""
     staged, siblings = part.members.staged, part.members.siblings
     writers = staged.writers(key) - {0}
     mine = staged.me in writers and not part.announced

@@ -1,4 +1,4 @@
-"""The commit, read top to bottom: what is staged becomes a pack, the pack takes a version (`history.publisher`)."""
+"""Commits a transaction, in steps from top to bottom: its staged file becomes a pack, and takes a version."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import Peek, View
 
-#: Paths without a node that are remembered.
+#: Number of paths without a node to remember.
 _ABSENT = 4096
-#: Staged keys that are remembered while conflicts are looked for: each question goes through all of them.
+#: Keep a list of up to this many staged keys for the conflict checks, because each check walks through all keys.
 _FEW = 1024
-#: Seconds in which others commit little.
+#: Seconds in which other processes can hardly commit anything.
 _MOMENT = 0.05
 
 
@@ -51,7 +51,7 @@ class _Merged(NamedTuple):
 
 
 class Committer:
-    """One attempt to commit what one transaction has staged. A `Plan` of `history.publisher`."""
+    """One attempt to commit a transaction's staged changes. A `Plan` of `history.publisher`."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Committer:
         *,
         in_line: bool = True,
     ) -> None:
-        """`is_wanted`: the commit is made even if it changes nothing.
+        """`is_wanted`: make the commit even if it changes nothing.
 
-        `in_line`: the commit may follow one that is on its way to its version, and be given up if that never has it.
+        `in_line`: the commit may follow one that has no version yet; if that is never made, this attempt is aborted.
         """
         record = staging.record
         self.commits = commits
@@ -90,26 +90,27 @@ class Committer:
         self._is_wanted = is_wanted
         self.unchanged: set[str] = set()
         self.merges = Merges(staging, self.publisher)
-        self.together: dict[str, Staged] = {}  # documents that lie beside one another in the commit's own file
+        self.together: dict[str, Staged] = {}  # documents copied next to each other in the commit's own file
         self.statistics = Statistics()
-        self._in_line = in_line and staging.other_parent is None  # a merge looks for what is below the head
+        self._in_line = in_line and staging.other_parent is None  # a merge reads commits below the head
         self.own: Section | None = None
         self.merged: _Merged | None = None
-        self.aside: CompactionOutput | None = None  # what a thread has merged meanwhile
+        self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
-        self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # on which head, and what its header says then
+        self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # a head, and the constraints checked on it
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether what it writes is as it was. A merge says that all of the other is here, which is a change."""
+        """Whether the commit would change nothing. A merge always changes something: it records its second parent."""
         is_empty = self.own is None and self.staging.other_parent is None
         return is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints)
 
     def run(self) -> Stored | None:
-        """Return the new commit; None if all that is staged is as in the base, and the commit is not wanted anyway.
+        """Return the new commit. None if all staged values equal the base's, and an empty commit is not wanted.
 
-        Raises `ConflictError`, `ConstraintError`, and what `Publisher.prepare` and `publish` raise; then nothing was
-        published (or, with `CommitUnknownError`, that is not known), and what is staged is still there.
+        Raises `ConflictError`, `ConstraintError`, and the errors of `Publisher.prepare` and `publish`. After
+        `CommitUnknownError` it is unknown whether the commit was published; after any other error it was not. The
+        staged changes remain.
         """
         sources = [source.stored for source in self.view.reflinks.sources]
         found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
@@ -120,10 +121,10 @@ class Committer:
             for stored in found:
                 self.snapshots.check_kept(stored)
                 if self.publisher.durable and stored.header.branch != self.branch:
-                    self._make_durable(stored)  # of its own branch, the parent vouches for it
+                    self._make_durable(stored)  # on the commit's own branch, the parent ensures this
             made = self._run()
         except BaseException:
-            if not self.publisher.proposed:  # else what may have been committed needs them as long as that is not known
+            if not self.publisher.proposed:  # else the commit may have been made, and may need them
                 held.release()
             raise
         held.release()
@@ -136,19 +137,19 @@ class Committer:
             raise SyncFailedError(error) from error
 
     def _run(self) -> Stored | None:
-        # 1. Chunks that several processes have written in part are put together (I7). The transaction's own run follows
-        #    its values. What equals the base is left out.
+        # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
+        #    values that equal the base.
         self.merges.put_together()
         self._append_own_run()
         if self.changes_nothing and not self._is_wanted:
             return None
 
-        # 2. Conflicts with all that is known by now, and broken constraints, are found before others wait for
-        #    this commit, unless there is so little to look at that they hardly wait.
+        # 2. Look for conflicts with known commits, and for broken constraints, before other committers wait for this
+        #    one. Skip this if the check is so short that they hardly wait.
         if not self._is_fresh():
             self.commits.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
 
-        # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
+        # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
         self._append_merged_run(self.head)
 
         look_by_the_way(self.commits, is_large=bool(self.packs))
@@ -164,17 +165,17 @@ class Committer:
 
     @step("commit")
     def _publish(self) -> Stored | None:
-        # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
-        #    says what the header holds (`contents`), once for each version that is tried, until the file takes one.
+        # 4. Make large files durable, and look for the head meanwhile. Then, for each version that the publisher tries,
+        #    `catch_up` moves to the head and `contents` gives the header's content, until the file takes a version.
         strategy = self.commits.strategy
         looked = strategy.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
-            wait([looked])  # of an error, `catch_up` says what is wrong
+            wait([looked])  # on an error, `catch_up` meets and raises it again
         return self.publisher.publish(self, self.follow if self._in_line and strategy.queues else None)
 
     def _is_fresh(self) -> bool:
-        """Tell whether others can hardly have committed anything since the base, and little is asked of that."""
+        """Tell whether other processes can hardly have committed since the base, and the conflict check is short."""
         staging = self.staging
         return (
             time.monotonic() - staging.began < _MOMENT
@@ -196,7 +197,7 @@ class Committer:
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries())
         if self.view.reflinks.any:
-            # What was written is newer than what was moved to the same place, and this than what was deleted there.
+            # At one place, written values are newer than reflinks, and reflinks are newer than deletions.
             sections = [index.build(entries, (), packs, storage)]
             sections += self.view.reflinks.sections(storage)
             sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
@@ -209,7 +210,7 @@ class Committer:
             self.own = self.publisher.append(content)
 
     def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
-        """Yield what the run will hold, ascending, and remember in `unchanged` what it will not."""
+        """Yield the entries of the run, ascending. Add keys that the run omits to `unchanged`."""
         base_is_empty = not len(self.base.runs)
         transaction = self.publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
@@ -222,7 +223,7 @@ class Committer:
                 elif key in self.head:
                     yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
             elif link.kind == packfile.FRAME_TOMBSTONE:
-                # A key that was not there needs no tombstone; it still counts as written (`_writes`).
+                # A key that did not exist needs no tombstone, but it still counts as written (`_writes`).
                 if self.view.reflinks.any and (there := self.view.reflinks.find(key)) is not None:
                     if there[1] in there[0]:
                         yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
@@ -237,7 +238,7 @@ class Committer:
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:
-        """Return where a document lies once more, if it is better read from there: opening a group reads many."""
+        """Return the location of a document's copy next to other documents: opening a group then reads them at once."""
         if key not in self.together and not link.participant and link.kind == packfile.FRAME_VALUE:
             document = self.publisher.writer.document(link.offset)
             if document is not None:
@@ -273,7 +274,8 @@ class Committer:
                 if is_document(key) and (content := self.view.below(key)) is not None:
                     documents[key] = bytes(content)
         for reflink in self.view.reflinks:
-            # As if all below had been deleted, and the node been made: no other commit may have made a key below it.
+            # Treat it like a deletion of the prefix and a creation of the node: no other commit may have made a key
+            # below it.
             for name in DOCUMENT_NAMES:
                 key = reflink.to + name
                 if key not in documents and (content := self.view.below(key)) is not None:
@@ -293,10 +295,10 @@ class Committer:
         )
 
     def catch_up(self) -> Snapshot:
-        """Move on to the newest commit, if there is no conflict with what is new in it."""
+        """Move to the newest commit if its changes do not conflict."""
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
-            self._ancestry.reach(checked.stored)  # here, and not when others wait for us
+            self._ancestry.reach(checked.stored)  # now, not when other committers wait for this one
         is_small = self.publisher.end <= PROPOSED
         found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
@@ -308,7 +310,7 @@ class Committer:
 
     def _move_to(self, head: Snapshot) -> Snapshot:
         if head.oldest_kept > max(self.base.version, 0):
-            # I10: what was deleted since may no longer be known to have been.
+            # I10: tombstones of later deletions may be gone.
             raise SnapshotExpiredError(self.commits.label(self.branch, self.base.version))
         self.writes = self.writes or self._writes()
         since = self.head.seq
@@ -324,7 +326,7 @@ class Committer:
             since = self.base.seq
         self.head = head
         if self.merges.merge(head, since) or self.merges.settled is not None or was_settled:
-            # What was written behind the values is overwritten by theirs. All of it is synced with the header.
+            # The merged values overwrite the runs after the old values. All of them are synced with the header.
             self.publisher.go_back(self.publisher.place)
             self._append_own_run()
             if self.merged is not None:
@@ -332,7 +334,7 @@ class Committer:
         return head
 
     def _settle(self, head: Snapshot) -> None:
-        """Put together what is staged and what others have committed since the base. Raises `ConflictError`."""
+        """Merge the staged changes with those of other commits since the base. Raises `ConflictError`."""
         settle = self.staging.settle_conflicts
         assert self.writes is not None  # for mypy: `catch_up` asks about both
         assert settle is not None
@@ -342,13 +344,13 @@ class Committer:
         try:
             self.merges.settle(settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs))
         except ConflictError:
-            theirs.let_go()  # which the error's `conflicts` hold
+            theirs.let_go()  # the error's `conflicts` refer to it
             raise
-        # All else is a conflict as ever: what was deleted as a whole, say.
+        # Everything else still conflicts: a deleted prefix, for example.
         conflicts.check(self.writes, self.base, head, self.base.seq)
 
     def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
-        """I11: return the constraints that the commit carries on top of `head`, all of which it keeps."""
+        """I11: check the commit on top of `head` against all constraints, and return them for its header."""
         if self._kept is None or self._kept[0] is not head:
             changes, there = self.staging.constraints, head.written_constraints
             declarations.check_unmoved(changes, self.base.written_constraints, there)
@@ -366,7 +368,7 @@ class Committer:
     # --- the header, for one version
 
     def contents(self, head: Snapshot) -> Contents:
-        """Raises if what was locked no longer is, or a constraint would be broken."""
+        """Return the header's content. Raises if the transaction lost locks, or if the commit breaks a constraint."""
         if self.locks is not None:
             self.locks.fence()
         self.staging.members.check_held()
@@ -377,7 +379,7 @@ class Committer:
         seq, other = head.seq + 1, self.staging.other_parent
         sections, runs, packs = [], list(head.run_names), list[DataPack]()
         if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
-            # Its inputs still stand side by side: no other process has merged them meanwhile.
+            # Its inputs are still in the list, next to each other: no other process compacted them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
         aside = self.aside
@@ -402,7 +404,7 @@ class Committer:
         )
 
     def _only_sets(self) -> bool:
-        """Tell whether all that this is about are keys that are set, so that only others near them matter."""
+        """Tell whether this commit only sets keys, so that it can only conflict with changes of the same nodes."""
         staging, own = self.staging, self.own
         if own is None or own.offset + own.length > PROPOSED:
             return False
@@ -417,10 +419,9 @@ class Committer:
 
 
 class _Keys(Iterable[str]):
-    """The keys that a transaction sets, or the ones that it deletes. They are looked for each time: there may be
-    millions.
+    """The keys that a transaction sets, or those that it deletes. It stores none, because there may be millions.
 
-    `unchanged` are staged, and left out; `more` are not staged, and set all the same.
+    It omits `unchanged`, which are staged. It adds `more`, which the transaction sets without staging them.
     """
 
     def __init__(
@@ -439,15 +440,15 @@ class _Keys(Iterable[str]):
 
 
 class _Counter:
-    """Counts what goes into a run while it is built."""
+    """Counts the entries of a run while it is built."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._set = self._deleted = self._bytes = 0
         self._arrays: set[str] = set()
-        self._last_array = "\0"  # with a slash: the next key lies there too, as a rule
-        self._absent: set[str] = set()  # paths at which there is no node: to find that out may take requests
-        self._elsewhere = "\0"  # what lies right there is in no array
+        self._last_array = "\0"  # with a slash at the end: usually the next key is in the same array
+        self._absent: set[str] = set()  # paths without a node, because each look-up may need requests
+        self._elsewhere = "\0"  # a directory whose direct keys are in no array
 
     def counted(
         self, entries: Iterator[tuple[str, int, int, int, int, int]]
@@ -481,7 +482,7 @@ class _Counter:
         self._elsewhere = directory
 
     def count_refs(self, entries: int) -> None:
-        """Count the keys that were set without a value of their own, given how many entries there are in all."""
+        """Count keys that were set by reference, without an own value. `entries` is the number of all entries."""
         self._set = entries - self._deleted
 
     def statistics(self, prefixes: int) -> Statistics:

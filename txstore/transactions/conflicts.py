@@ -1,12 +1,12 @@
-"""When two transactions conflict (I5).
+"""Decides whether two transactions conflict (I5).
 
-No I/O of its own: everything is asked of the snapshots that are passed in. The cases, for a transaction that began at
+This does no I/O of its own: it asks the snapshots that the caller passes. The cases, for a transaction that began at
 `base` and finds `head`:
 
-| the transaction                                  | somebody else, since base                         | conflict |
+| the transaction                                  | another commit, since base                        | conflict |
 |--------------------------------------------------|---------------------------------------------------|----------|
 | wrote or deleted a key                           | wrote it, or deleted it (or a prefix above it)    | yes      |
-| wrote some elements of a chunk                   | changed others of it, wrote them as they were     | no       |
+| wrote some elements of a chunk                   | changed only other elements of the chunk          | no       |
 | wrote some elements of a chunk                   | changed one of them, or deleted a prefix above    | yes      |
 | created a group document                         | created it with the same bytes                    | no       |
 | consolidated the metadata of a group             | consolidated it too                               | no       |
@@ -24,11 +24,11 @@ No I/O of its own: everything is asked of the snapshots that are passed in. The 
 | serializable: listed names, or all keys, below   | made one appear or vanish                         | yes      |
 | serializable: looked whether there are keys      | made the first appear or the last vanish          | yes      |
 
-An element has changed if its bits differ at the base and at the head; a chunk that is missing holds the fill value. Of
-a serializable transaction, and where the codecs of the array don't allow to tell, a chunk is one key like others.
+An element has changed if its bits differ between base and head; a missing chunk has the fill value. In a serializable
+transaction, or if the array's codecs do not allow a comparison of elements, a chunk is one key like any other.
 
-"Structurally" is in more than attributes or growth: grid, dtype, codecs, fill value, existence. What is in the table is
-in `CLAUSES`, clause by clause: tests take out each of them, and see that it is missed.
+A structural change is more than attributes or growth: grid, dtype, codecs, fill value, existence. `CLAUSES` has one
+clause for each case of the table. The tests remove each clause, and check that they then fail.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
 from txstore.transactions.reads import NOTHING_READ, Reads
 
-#: What becomes of keys that a transaction has staged, and others have changed; None: the key is deleted.
+#: The values of keys that a transaction has staged and other commits have changed. None deletes the key.
 Settled: TypeAlias = Mapping[str, bytes | None]
-#: Settles that: given a base, what is staged over it, the keys that are staged, the keys that it changes, and the head.
-#: Raises `ConflictError`.
+#: Computes these values from the base, the transaction's view, its staged keys, its changes, and the head. Raises
+#: `ConflictError`.
 Settle: TypeAlias = Callable[[Snapshot, Hierarchy, Collection[str], Iterable[KeyChange], Snapshot], Settled]
 
-#: Keys that a conflict names at most.
+#: Number of keys that a conflict names, at most.
 MAX_NAMED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What a transaction would publish, and what it relies on.
+    """The keys that a transaction would publish, and the reads that it relies on.
 
-    `documents` holds the staged bytes of every metadata document that it set (None: deleted).
+    `documents` has the staged bytes of every metadata document that it set, None for a deleted one.
     """
 
     set: Iterable[str]
@@ -79,12 +79,12 @@ class Writes:
     prefixes: Iterable[str]
     documents: Mapping[str, bytes | None] = field(default_factory=dict)
     reads: Reads = NOTHING_READ
-    #: Whether of a chunk that was written in part others have changed only what was not written.
+    #: Tells whether other commits changed only those elements of a chunk that this transaction did not write.
     is_apart: Callable[[str, Snapshot, Snapshot], bool] = lambda *_: False
 
 
 def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
-    """Raise `ConflictError` if `mine`, begun at `base`, conflicts with what `head` has newer than seq `since`."""
+    """Raise `ConflictError` if `mine`, begun at `base`, conflicts with changes at `head` newer than seq `since`."""
     if head.seq <= since:
         return
     check = Check(mine, base, head, since)
@@ -95,7 +95,7 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
 
 
 class Check:
-    """What the clauses are asked about: `mine` and all that is newer at the head than seq `since`."""
+    """The input of the clauses: `mine`, and all changes at the head that are newer than seq `since`."""
 
     def __init__(self, mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
         self.mine = mine
@@ -107,12 +107,12 @@ class Check:
         self._node_changes: dict[str, tuple[DocumentChange, Node]] = {}
 
     def changed(self, key: str) -> bool:
-        """Tell whether the head has something newer on this key: a value, a tombstone, or a prefix tombstone above."""
+        """Tell whether the head has a newer entry on this key: a value, a tombstone, or a prefix tombstone above."""
         found = self.recent.lookup(key.encode())
         return found is not None and found.seq > self.since
 
     def touched_below(self, prefix: str) -> Iterator[Change]:
-        """Yield what was written below a prefix since, or deleted key by key, each key once."""
+        """Yield the newer writes and deletions of single keys below a prefix, each key once."""
         stop = after_prefix(prefix)
         seen = set()
         for change in self.recent.changes(prefix.encode(), None if stop is None else stop.encode(), self.since):
@@ -121,7 +121,7 @@ class Check:
                 yield change
 
     def new_keys_below(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below a prefix that were written since and are there at the head."""
+        """Yield the keys below a prefix that were written since and exist at the head."""
         for change in self.touched_below(prefix):
             key = stored_key(change.key, "a run")
             if change.kind != packfile.REF_TOMBSTONE and (self.head.seq_of(key) or 0) > self.since:
@@ -134,7 +134,7 @@ class Check:
         yield from self.cleared_keys_below(prefix)
 
     def cleared_keys_below(self, prefix: str) -> Iterator[str]:
-        """Yield the base's keys below a prefix that are gone because somebody has deleted all below some prefix."""
+        """Yield the base's keys below a prefix that are gone because another commit deleted a whole prefix."""
         for cleared in self.recent.new_prefixes(self.since):
             if cleared.startswith(prefix) or prefix.startswith(cleared):
                 for key in self.base.keys_below(max(cleared, prefix, key=len)):
@@ -142,7 +142,7 @@ class Check:
                         yield key
 
     def changed_documents(self, path: str) -> list[str]:
-        """Return the documents of this node and those above it that changed since."""
+        """Return the documents of this node and of the nodes above it that changed since."""
         nodes = [path, *ancestors(path)]
         known = next((i for i, node in enumerate(nodes) if node in self._changed_nodes), len(nodes))
         found = self._changed_nodes[nodes[known]] if known < len(nodes) else []
@@ -152,7 +152,7 @@ class Check:
         return found
 
     def node_change(self, document: str) -> tuple[DocumentChange, Node]:
-        """Return how a document has changed from the base to the head, and what it says there."""
+        """Return how a document changed from the base to the head, and its node at the head."""
         known = self._node_changes.get(document)
         if known is None:
             before, after = _bytes(self.base, document), _bytes(self.head, document)
@@ -172,12 +172,12 @@ def _set_keys(check: Check) -> Iterator[str]:
 
 def _is_apart(check: Check, key: str) -> bool:
     if any(key.startswith(cleared) for cleared in check.recent.new_prefixes(check.since)):
-        return False  # the array may be another
+        return False  # the array may have been replaced
     return check.mine.is_apart(key, check.base, check.head)
 
 
 def _is_equal_of_group(check: Check, key: str) -> bool:
-    """Tell whether both have created a group, or consolidated its metadata, with the same bytes."""
+    """Tell whether both commits created a group, or consolidated its metadata, with the same bytes."""
     if is_consolidated(key):
         return key in check.head
     mine, base = check.mine.documents.get(key), _bytes(check.base, key)
@@ -260,7 +260,7 @@ def _emptiness(check: Check) -> Iterator[str]:
 
 
 class Clause(NamedTuple):
-    """One reason for a conflict, and the keys that there is a conflict about."""
+    """One reason for a conflict, and a function that yields the conflicting keys."""
 
     name: str
     reason: str
@@ -281,14 +281,15 @@ CLAUSES: tuple[Clause, ...] = (
         _keys_below_my_changes,
     ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
-    # Of serializable transactions: in others, nothing is read.
+    # Only for serializable transactions: others record no reads.
     Clause("read", "another commit changed keys that were read here", _keys_read),
     Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
     Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed),
     Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness),
 )
 
-#: What a write of a key relies on, if somebody else has changed a document above it. What is not here is no conflict.
+#: Tests by kind of change: whether another commit's change of a document conflicts with a write of a key below it. A
+#: kind that is not listed never conflicts.
 FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
     DocumentChange.STRUCTURE: lambda *_: True,
     DocumentChange.SHRINK: lambda node, document, key: not is_document(key) and node.drops(below(document, key)),
@@ -297,7 +298,8 @@ FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
 
 def _all_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
     prefix = directory_prefix(node_of_document(document))
-    # A chunk that was deleted has become the fill value, which may be another now. With the node gone, it is just gone.
+    # A deleted chunk has become the fill value, and the new document may change that. If the node is deleted, a deleted
+    # chunk does not matter.
     return check.new_keys_below(prefix) if after is None else check.changed_keys_below(prefix)
 
 
@@ -307,7 +309,7 @@ def _dropped_below(check: Check, document: str, after: bytes | None) -> Iterator
             yield key
 
 
-#: The other way round: which newer keys below a document a change of it does not go with.
+#: The other direction, by kind of change: the newer keys below a document that conflict with this transaction's change.
 MY_CHANGES: dict[DocumentChange, Callable[[Check, str, bytes | None], Iterator[str]]] = {
     DocumentChange.STRUCTURE: _all_below,
     DocumentChange.SHRINK: _dropped_below,

@@ -1,6 +1,6 @@
-"""What becomes of a transaction that is dropped: without commit or rollback, or when its outcome is unknown.
+"""Cleans up a transaction that the caller drops without commit or rollback, or whose outcome is unknown.
 
-Finalizers leave requests to a thread of their own (`storage.background_cleanup`).
+Finalizers hand requests to a background thread (`storage.background_cleanup`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from txstore.transactions.staging import Staging
 
 
 def drop(staging: Staging, attached: object) -> None:
-    """Warn of what is lost when a transaction is dropped without commit or rollback, or the interpreter ends.
+    """Warn of lost writes if the caller drops a transaction without commit or rollback, or the interpreter ends.
 
-    `attached` is what it counts as in `Part.attached`.
+    `attached` is the transaction's entry in `Part.attached`.
     """
     if not staging.members.is_used_here:
         return
@@ -28,7 +28,7 @@ def drop(staging: Staging, attached: object) -> None:
 
 def _drop(staging: Staging, attached: object) -> None:
     if not staging.members.is_owner:
-        # Sealed at once, if it can be: who waits for this process may take it for dead otherwise.
+        # Seal at once if possible: otherwise a process that waits for this one may consider it dead.
         if _is_in_event_loop():
             staging.storage.dispatch.clean_up_later(lambda: _drop_part(staging, attached))
         else:
@@ -37,7 +37,7 @@ def _drop(staging: Staging, attached: object) -> None:
     staging.part.attached.discard(attached)
     try:
         count = staging.count
-    except (OSError, TransactionStateError):  # what others have staged can't be read now
+    except (OSError, TransactionStateError):  # the changes of other participants can't be read now
         count = staging.known_count
     try:
         if count:
@@ -47,7 +47,7 @@ def _drop(staging: Staging, attached: object) -> None:
                 UncommittedChangesWarning,
                 stacklevel=2,
             )
-    finally:  # the warning may be an error
+    finally:  # a user may have turned the warning into an error
         staging.storage.dispatch.clean_up_later(staging.discard)
 
 

@@ -1,4 +1,4 @@
-"""Ending: a transaction ends when it is committed, or dropped."""
+"""Ends a transaction: commits it, or rolls it back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOW_TO_LEAVE = (
 
 
 class Ending:
-    """How one transaction ends. `release` lets go of what it holds in this process."""
+    """The end of one transaction. `release` releases the resources that it holds in this process."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Ending:
         locking: Locking,
         release: Callable[[], object],
     ) -> None:
-        self.unchanged = False  # whether its commit has changed nothing, be it that one was made for its message
-        self.needs_change = False  # its message is no reason for a commit: an earlier one of the same block has it
-        #: The keys of which the commit has put together what is staged and what others had committed.
+        self.unchanged = False  # whether the commit changed nothing, even if it was made because of its message
+        self.needs_change = False  # the message alone is no reason for a commit: an earlier commit already has it
+        #: The keys for which the commit merged staged values with those of other commits.
         self.settled: Collection[str] = ()
         self._commits = commits
         self._snapshots = snapshots
@@ -55,7 +55,7 @@ class Ending:
 
     @keeps_nothing
     def commit(self, message: str | None, *, allow_lost: bool) -> Snapshot | None:
-        """Commit what is staged: `Transaction.commit`."""
+        """Commit the staged changes: `Transaction.commit`."""
         staging, lifecycle, attempt = self._staging, self._lifecycle, object()
         if lifecycle.state == "open":
             self._check_may_end("committed")
@@ -65,12 +65,12 @@ class Ending:
         committer: Committer | None = None
         stored: Stored | None = None
         try:
-            # No write begins any more, in this process and in others, and it is settled whose writes count.
+            # From now on, no process begins a write. Decide whose writes count.
             lifecycle.begin_commit(attempt)
             close_parts(staging.part, staging.view, allow_lost=allow_lost)
-            self._check_alone("committed")  # again: now no process can join any more
+            self._check_alone("committed")  # check again: now no process can join any more
 
-            # The committer makes the commit. A merge is a commit, be it of no change.
+            # The committer makes the commit. A merge always makes a commit, even without changes.
             if staging.count or is_wanted or staging.other_parent is not None:
                 arguments = self._commits, self._snapshots, staging, self._locking.locks, told or "", is_wanted
                 committer = Committer(*arguments)
@@ -85,7 +85,7 @@ class Ending:
                     self.settled = frozenset(committer.merges.settled or ())
         except SyncFailedError as error:
             self._go_on(committer)
-            lifecycle.fail(error.cause)  # I9: never retried as if the data were still there
+            lifecycle.fail(error.cause)  # I9: no retry, because the data may be lost
             raise_if_full(error.cause)
             raise error.cause from None
         except BaseException as error:
@@ -95,7 +95,7 @@ class Ending:
                 self._go_on(committer)
                 raise_if_full(error)
                 raise
-            # I2: also after an interrupt, what may stand in a version is never written again. I3: nothing is deleted.
+            # I2: a file that may have taken a version is never rewritten, even after an interrupt. I3: delete nothing.
             lifecycle.state = "of unknown outcome"
             if isinstance(error, OSError | CorruptionError):
                 raise CommitUnknownError(staging.record.id.hex(), reason=f"it can't be read back ({error})") from error
@@ -104,7 +104,7 @@ class Ending:
             if lifecycle.attempt is attempt:
                 lifecycle.attempt = None
 
-        # What was staged is read from the commit from now on. Locks go last: others may write what they protect.
+        # From now on, read staged values from the commit. Release the locks last: then others may write these keys.
         lifecycle.state = "committed"
         self.unchanged = committer is None or committer.changes_nothing
         try:
@@ -117,7 +117,7 @@ class Ending:
         return result
 
     def _go_on(self, committer: Committer | None) -> None:
-        """Be as if no commit had been tried."""
+        """Return to the state before the attempt to commit."""
         try:
             if committer is not None:
                 committer.publisher.withdraw_packs()
@@ -128,7 +128,7 @@ class Ending:
             self._lifecycle.state = "open"
 
     def roll_back(self) -> None:
-        """Drop what is staged: `Transaction.rollback`."""
+        """Drop the staged changes: `Transaction.rollback`."""
         spare = Spare(self._commits, self._staging.record.branch)
         try:
             self._roll_back(spare)
@@ -137,7 +137,7 @@ class Ending:
 
     def _roll_back(self, spare: Spare) -> None:
         if self._lifecycle.state == "committing" and self._lifecycle.attempt is None:
-            # An interrupt came while a commit was given up.
+            # An interrupt came while a commit was being aborted.
             self._lifecycle.state = "of unknown outcome" if self._staging.is_unsettled else "failed"
         if self._lifecycle.may_end:
             self._check_may_end("rolled back")
@@ -147,7 +147,7 @@ class Ending:
                 except OSError as error:
                     if not is_full(error):
                         raise
-                    # To end it takes two small files on an object store, and then much is deleted.
+                    # On an object store, the end needs two small files. After that, much is deleted.
                     spare.delete_head_cache()
                     spare.delete_guard()
                     self._close_to_all("rolled back")
@@ -159,7 +159,7 @@ class Ending:
             self._staging.discard()
             self._release()
         if self._lifecycle.attempt is None:
-            # Also after a commit that an interrupt has kept from doing so: an error that somebody keeps may keep this.
+            # Also after a commit that an interrupt stopped before it did this: a kept error may keep this object alive.
             self._locking.release()
 
     def _check_may_end(self, how: str) -> None:
@@ -182,7 +182,7 @@ class Ending:
             )
 
     def _close_to_all(self, how: str) -> None:
-        """Stop all staging. Raises `TransactionStateError` if another process has ended it, or joined meanwhile."""
+        """Stop all staging. Raises `TransactionStateError` if another process ended the transaction or joined it."""
         self._staging.members.close_to_all()
         try:
             self._check_alone(how)

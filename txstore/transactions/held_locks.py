@@ -1,6 +1,6 @@
-"""What one transaction holds of the chunk-key locks, and how it comes to a view that is not older than its locks.
+"""Holds the chunk-key locks of one transaction, and gives it a view that is not older than its locks.
 
-To other transactions and processes, a transaction is one owner. Its threads take turns among themselves first.
+For other transactions and processes, a transaction is one owner. Its threads first take turns among themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Locks(Protocol):
-    """Where a transaction becomes an owner: `ChunkLocks`, or what has them."""
+    """Makes owners of locks: `ChunkLocks`, or an object that has them."""
 
     def owner(self) -> Owner: ...
 
@@ -39,11 +39,11 @@ def lock_settled(
     give_up: Callable[[], object],
     deadline: float | None,
 ) -> V:
-    """Lock what `lock` covers in a view that others change, until all that it covers there is locked; return the view.
+    """Lock all keys that `lock` covers in a view that other processes may change; return a view with all keys locked.
 
-    `view` also tells its version, another one if it may have changed. `take(keys, timeout)` locks keys, all or none,
-    `give_up()` gives up all that was taken. Raises `LockTimeoutError`, and whatever `keys_to_lock` raises; the caller
-    gives up what was taken by then.
+    `view` returns a view and its version; a new version means that it may have changed. `take(keys, timeout)` locks
+    keys, all or none. `give_up()` releases all taken keys. Raises `LockTimeoutError` and the errors of `keys_to_lock`;
+    then the caller has to release the taken keys.
     """
     base, version = view()
     keys = keys_to_lock(base, lock)
@@ -56,8 +56,8 @@ def lock_settled(
             missing = [key for key in keys if key not in taken]
             if not missing:
                 return base
-            # What is covered has changed before it was locked. To wait here for more, while holding some, could
-            # be waiting for each other.
+            # The covered keys changed before all were locked. Do not wait here while holding some of them: two
+            # processes could wait for each other.
             try:
                 take(missing, 0)
             except LockTimeoutError:
@@ -67,45 +67,46 @@ def lock_settled(
 
 
 class Turn(Request[str]):
-    """What one thread locks by one call, which the other threads of its transaction have to wait for."""
+    """The keys that one thread locks with one call. Other threads of the transaction wait for them."""
 
     def __init__(self, locks: TransactionLocks, keys: Collection[str], *, may_pass: bool) -> None:
         super().__init__(dict.fromkeys(keys, 1), dict(zip(keys, keys, strict=True)), may_pass=may_pass)
         self.locks = locks
         self.thread = threading.get_ident()
-        self.granted: list[Sequence[str]] = []  # the dirty keys, once the transaction's owner has the locks
+        self.granted: list[Sequence[str]] = []  # has the dirty keys as soon as the transaction's owner has the locks
 
 
 class TransactionLocks:
     """The locks of one transaction, from the first `acquire` to `close`.
 
-    Keys are locked all or none, in an order that is the same for all: two calls can't wait for each other. Two
-    transactions, or threads, that each lock more than once can; the timeout ends that. Safe in threads.
+    A call locks all of its keys or none, in one global order, so two calls can't wait for each other. But two
+    transactions, or threads, that each lock several times can; the timeout ends that. Safe in threads.
 
-    What `acquire` locks is the transaction's, whichever thread asks. `take_turn` is for one thread: the others wait
-    until `end_turn`.
+    Keys locked by `acquire` belong to the transaction, whichever thread calls. `take_turn` is for one thread: other
+    threads wait until `end_turn`.
     """
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
-        self._owner: Owner | None = None  # made at the first use: most transactions lock nothing
+        self._owner: Owner | None = None  # created at the first use: most transactions lock nothing
         self._making = processes.new_lock()
         self._closed = False
         self._is_shared = False
-        self._whole: list[Sequence[str]] = []  # what `at_newest` has locked, for as long as the transaction lasts
+        self._whole: list[Sequence[str]] = []  # keys that `at_newest` locked until the transaction ends
         self._turns: SlotTurns[str] = SlotTurns("another thread of this transaction")
-        self._inside: list[Turn] = []  # of threads that have their turn
+        self._inside: list[Turn] = []  # the turns that threads have now
 
     @classmethod
     def at_newest(
         cls, locks: Locks, newest: Callable[[], Snapshot], lock: Lock, timeout: float | None = None
     ) -> tuple[Self, Snapshot]:
-        """Lock what `lock` covers on the newest commit; return the locks and the snapshot to base a transaction on.
+        """Lock the keys that `lock` covers at the newest commit; return the locks, and a snapshot as base.
 
-        The snapshot was taken when all the locks were held, and they are what `lock` covers on it, or more: no process
-        that takes locks changes that before they are released. `timeout` is in seconds, None for ever, 0 to try.
+        The snapshot was taken while all locks were held, and the locks include all keys that `lock` covers in it. So no
+        process that takes locks changes these keys before the release. `timeout` is in seconds; None waits without
+        limit, 0 tries once.
 
-        Raises `LockTimeoutError`, and whatever `keys_to_lock` raises; nothing is held then.
+        Raises `LockTimeoutError` and the errors of `keys_to_lock`; then nothing is locked.
         """
         held = cls(locks)
 
@@ -121,7 +122,7 @@ class TransactionLocks:
 
     def _take_whole(self, keys: Collection[str], timeout: float | None) -> None:
         self.acquire(list(keys), timeout)
-        self._whole.append(list(keys))  # is given up as it was taken: two keys may share a place in the table
+        self._whole.append(list(keys))  # released in the same groups: two keys may share a slot of the lock table
 
     def _give_up_whole(self) -> None:
         whole, self._whole = self._whole, []
@@ -130,14 +131,14 @@ class TransactionLocks:
 
     @property
     def parked(self) -> int | None:
-        """The owner word under which `park` leaves locks; None if nothing was ever locked here."""
+        """The owner word under which `park` leaves locks. None if this transaction never locked anything."""
         return None if self._owner is None else self._owner.parked
 
     def acquire(self, keys: Sequence[str], timeout: float | None = None, siblings: Sequence[int] = ()) -> Sequence[str]:
-        """Lock keys, all or none. Returns the dirty ones: their last owner died holding them.
+        """Lock keys, all or none. Returns the dirty keys: their last owner died while it held them.
 
-        `timeout` is in seconds, None for ever, 0 to try. What is parked under one of the words `siblings` may be taken.
-        Raises `LockTimeoutError`; `TransactionStateError` after `close`.
+        `timeout` is in seconds; None waits without limit, 0 tries once. This can take keys that are parked under one of
+        the owner words `siblings`. Raises `LockTimeoutError`; `TransactionStateError` after `close`.
         """
         return self._owned().acquire(keys, timeout, siblings) if keys else ()
 
@@ -149,14 +150,14 @@ class TransactionLocks:
         return owner
 
     def release(self, keys: Sequence[str]) -> None:
-        """Give up what one `acquire` was called with. What was acquired twice is held until it is released twice."""
+        """Release the keys of one `acquire`. A key that was acquired twice is held until it is released twice."""
         if self._owner is not None and keys:
             self._owner.release(keys)
 
     def park(self, keys: Sequence[str], to: int | None = None) -> None:
-        """Give up what one `acquire` was called with, but only to siblings of the transaction until it has ended.
+        """Leave the keys of one `acquire` to siblings of the transaction. Others can't take them until it has ended.
 
-        `to` is the owner word of the sibling under which to leave it, and which closes last.
+        `to` is the owner word to park them under: that of the sibling which closes last.
         """
         if self._owner is not None and keys:
             self._owner.park(keys, to)
@@ -164,9 +165,9 @@ class TransactionLocks:
     # --- turns of threads
 
     def take_turn(self, turn: Turn, timeout: float | None) -> None:
-        """Let no other thread of the transaction have the keys of a turn before `end_turn`. The thread's own may.
+        """Keep the transaction's other threads from the keys of a turn until `end_turn`. This thread may retake them.
 
-        If it raises, which may be `LockTimeoutError`, `end_turn` has to follow.
+        After an error, which may be `LockTimeoutError`, the caller has to call `end_turn`.
         """
         with self._turns.mutex:
             self._turns.reserve_locked(turn, self._held_by(turn.thread), deadline_of(timeout))
@@ -176,23 +177,23 @@ class TransactionLocks:
         return {key: None for turn in self._inside if turn.thread == thread for key in turn.slots}
 
     def acquire_turn(self, turn: Turn, timeout: float | None, siblings: Sequence[int] = ()) -> Sequence[str]:
-        """Lock the keys of a turn that was taken, as `acquire` does."""
+        """Lock the keys of a taken turn, as `acquire` does."""
         if not turn.slots:
             return ()
         owner = self._owned()
-        # In one call that runs no Python: an interrupt comes before the locks are taken, or after it is noted here.
+        # One call that runs no Python: an interrupt comes before the locks are taken, or after `granted` records them.
         try:
             turn.granted.extend(map(owner.acquire, (list(turn.slots),), (timeout,), (siblings,)))
         except ValueError as error:
-            if self._closed:  # another thread has ended the transaction meanwhile
+            if self._closed:  # another thread ended the transaction meanwhile
                 raise _ended() from error
             raise
         return turn.granted[0]
 
     def end_turn(self, turn: Turn, to: int | None = None) -> None:
-        """Give up what a turn has taken, however far it has come: siblings may have it, see `park`, and threads.
+        """End a turn at any stage: leave its keys to siblings (see `park`) and to other threads.
 
-        Any thread may call it, and more than once.
+        Any thread may call this, also repeatedly.
         """
         owner, granted = self._owner, turn.granted
         try:
@@ -208,13 +209,13 @@ class TransactionLocks:
             self._inside.remove(turn)
         for other in self._inside:
             if other.thread == turn.thread:
-                self._turns.leave_to(other, turn)  # it has locked that, too
+                self._turns.leave_to(other, turn)  # the thread has also locked these keys in another turn
         self._turns.cancel(turn)
 
     # --- siblings
 
     def share(self) -> None:
-        """Let siblings take turns with what `at_newest` has locked, and leave here what they have locked."""
+        """Let siblings take turns with the keys that `at_newest` locked, and park their own keys."""
         with self._making:
             self._owner = self._owner or self._locks.owner()
         self._is_shared = True
@@ -223,22 +224,22 @@ class TransactionLocks:
             self.park(each)
 
     def of_child(self) -> TransactionLocks:
-        """Return the locks of the same transaction in a forked child: it holds none of its parent's."""
+        """Return the locks of the same transaction in a forked child, which holds none of its parent's locks."""
         return TransactionLocks(self._locks)
 
     def fence(self) -> None:
-        """Raise `LocksLostError` unless every lock that was acquired is still held: right before the commit."""
+        """Raise `LocksLostError` unless every acquired lock is still held. Called right before the commit."""
         if self._owner is not None:
             self._owner.fence()
 
     def close(self) -> None:
-        """Give up every lock. Called twice, or in a forked child, it does nothing."""
+        """Release every lock. A second call, or a call in a forked child, does nothing."""
         with self._making:
             self._closed = True
             owner, self._owner = self._owner, None
         if owner is not None:
             owner.close(sweep=self._is_shared)
-        with self._turns.mutex:  # who waits for a turn is told by `acquire_turn`
+        with self._turns.mutex:  # a thread that waits for a turn gets its error from `acquire_turn`
             inside, self._inside = self._inside, []
             for turn in inside:
                 self._turns.cancel(turn)
@@ -249,10 +250,10 @@ def _ended() -> TransactionStateError:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Return when a wait of `timeout` seconds from now is over; None: never."""
+    """Return the time at which a wait of `timeout` seconds from now ends. None: never."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 def remaining(deadline: float | None) -> float | None:
-    """Return how many seconds there are left; None: any number."""
+    """Return the number of seconds left. None: no limit."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,7 +1,7 @@
-"""Turns at keys: the threads of one process that write the same key do so one after the other.
+"""Lets threads of one process write the same key only one after another.
 
-A thread that writes a part of a value reads it, changes it and stages it. Another thread's write must not come in
-between. To change it may take long, and call anything: it keeps no thread from other keys.
+A thread that writes a part of a value reads the value, changes it and stages it. No other thread may write the key in
+between. The change may take long, and may call any code. Meanwhile other threads can write other keys.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _LOCKS = 16
 
 
 class KeyTurns:
-    """The turns at the keys of one transaction. In a forked child, it needs others."""
+    """The turns at the keys of one transaction. A forked child needs a new object."""
 
     def __init__(self) -> None:
-        # Keys share locks, which are held for as long as it takes to stage, and no longer.
+        # Several keys share a lock. A thread holds it only while it stages.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._ended: dict[int, threading.Condition] = {}  # of locks at which somebody has waited: they are few
-        self._changing: set[str] = set()  # keys whose values are being changed; each is guarded by its lock
+        self._ended: dict[int, threading.Condition] = {}  # only for the few locks at which a thread has waited
+        self._changing: set[str] = set()  # keys whose values a thread is changing; each is guarded by its lock
 
     def at(self, key: str) -> threading.Lock:
-        """Return the lock of a key. Its holder calls `wait` before anything is staged."""
+        """Return the lock of a key. Its holder calls `wait` before it stages anything."""
         return self._locks[hash(key) % _LOCKS]
 
     def wait(self, key: str) -> None:
-        """Wait until no other thread changes the value; the caller holds the lock of the key."""
+        """Wait until no other thread changes the key's value. The caller holds the lock of the key."""
         while key in self._changing:
             lock = hash(key) % _LOCKS
             ended = self._ended.get(lock)
@@ -37,15 +37,15 @@ class KeyTurns:
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
-        """Keep all other threads from writing the key meanwhile.
+        """Keep all other threads from writing the key during a `with` block.
 
-        The caller holds no lock: what it waits for may stage other keys.
+        The caller holds no lock: a thread that it waits for may stage other keys.
         """
         is_ours = False
         try:
             with self.at(key):
                 self.wait(key)
-                is_ours = True  # first, since an interrupt may come between any two calls
+                is_ours = True  # set this first: an interrupt may come between any two calls
                 self._changing.add(key)
             yield
         finally:
@@ -57,14 +57,14 @@ class KeyTurns:
                         ended.notify_all()
 
     def _one_of(self, keys: Collection[str] | None) -> str | None:
-        """Return one of these keys whose value is being changed."""
+        """Return one of these keys whose value a thread is changing."""
         if not self._changing:
             return None
         return next(iter(self._changing) if keys is None else filter(self._changing.__contains__, keys), None)
 
     @contextmanager
     def at_all(self, keys: Collection[str] | None = None) -> Iterator[None]:
-        """Have the turn at every key. No other thread changes one of `keys` then, by default any."""
+        """Take the turn at every key. During the `with` block no other thread changes one of `keys`, by default any."""
         while True:
             with ExitStack() as stack:
                 for lock in self._locks:

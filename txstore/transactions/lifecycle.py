@@ -1,4 +1,4 @@
-"""Lifecycle: the state of a transaction in this process, and the writes of its threads that are in flight."""
+"""Tracks the state of a transaction in this process, and the running writes of its threads."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Lifecycle:
 
     def __init__(self, staging: Staging) -> None:
         self.state = "open"
-        self.lock = processes.new_lock()  # of the state, and of what becomes of it when a write begins
-        self.writes = 0  # that have begun
-        self.attempt: object = None  # to commit, by a thread that is about it
-        self.cause: BaseException | None = None  # the error of the write that has failed
+        self.lock = processes.new_lock()  # guards the state, and its check at the beginning of a write
+        self.writes = 0  # number of writes that have begun
+        self.attempt: object = None  # the running attempt to commit
+        self.cause: BaseException | None = None  # the error of the failed write
         self._staging = staging
-        self._in_flight: set[object] = set()  # writes
+        self._in_flight: set[object] = set()  # running writes
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
-        self._in_flight = set()  # the threads that write are the parent's
+        self._in_flight = set()  # the writing threads exist only in the parent
 
     @property
     def may_end(self) -> bool:
@@ -41,7 +41,7 @@ class Lifecycle:
         return self.state in ("open", "failed")
 
     def check_open(self) -> None:
-        """Raise `TransactionStateError` if nothing can be staged or committed any more."""
+        """Raise `TransactionStateError` if this process can stage and commit nothing any more."""
         if self.state == "failed" and self._staging.part.has_given_up:
             raise TransactionStateError(
                 f"an earlier write failed here ({self.cause!r}), and what this process had staged since it began that "
@@ -59,9 +59,9 @@ class Lifecycle:
             )
 
     def write(self, stage: Callable[[], T]) -> T:
-        """Stage something, and return what `stage` returns. An error fails the transaction until `rollback`."""
+        """Call `stage`, and return its result. After an error, the transaction has failed until `rollback`."""
         write = object()
-        try:  # before it counts: an interrupt may come between any two calls
+        try:  # begins before the write counts: an interrupt may come between any two calls
             with self.lock:
                 if self.state != "open":
                     self.check_open()
@@ -77,17 +77,17 @@ class Lifecycle:
             self._in_flight.discard(write)
 
     def fail(self, error: BaseException) -> None:
-        """Refuse everything but `rollback` from now on: what is half done must not be committed (I6)."""
+        """Refuse everything except `rollback` from now on: incomplete work must not be committed (I6)."""
         with self.lock:
             if self.state == "open":
                 self.state, self.cause = "failed", error
                 self._staging.let_go()
             self._staging.part.has_failed = True
             if not (isinstance(error, TransactionStateError) and error.state in ("committing", "ended")):
-                self._staging.part.give_up()  # else it came too late: the commit judges what was staged before
+                self._staging.part.give_up()  # else the write came too late: the commit decides on earlier frames
 
     def begin_commit(self, attempt: object) -> None:
-        """Let no more writes begin: an attempt to commit has begun.
+        """Let no more writes begin, because an attempt to commit begins.
 
         Raises `TransactionStateError` if writes are in flight, or the transaction is not open.
         """
@@ -101,7 +101,7 @@ class Lifecycle:
             self.state, self.attempt = "committing", attempt  # in one statement: an interrupt may follow
 
     def leave(self) -> str:
-        """Let no more writes begin here, where others go on with the transaction; return the state before."""
+        """Let no more writes begin here. Other processes continue with the transaction. Return the state before."""
         with self.lock:
             before = self.state
             if self.may_end:
@@ -109,7 +109,7 @@ class Lifecycle:
         return before
 
     def finish_writes(self) -> None:
-        """Wait for writes of other threads that are in flight. No more begin."""
+        """Wait for running writes of other threads. No new writes begin."""
         if self._in_flight and not poll(lambda: not self._in_flight, time.monotonic() + TIMEOUT):
             raise TransactionStateError(
                 f"{len(self._in_flight)} writes of other threads are in flight after {TIMEOUT:.0f} s: wait for these "

@@ -1,4 +1,4 @@
-"""Locking: the chunk-key locks that one transaction takes, and leaves to its siblings."""
+"""Takes the chunk-key locks of one transaction, and parks them for its siblings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstore.transactions.regions import Lock
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import Peek
 
-#: Seconds after which a thread that waits for a lock looks again for siblings that may have left it the lock.
+#: Seconds after which a thread that waits for a lock checks again whether a sibling has parked the lock.
 _LOOK_AGAIN = 0.25
 
 
@@ -35,27 +35,27 @@ class Locking:
         self._snapshots = snapshots
         self._staging = staging
         self._lifecycle = lifecycle
-        self._announced: int | None = None  # under which owner word siblings know that locks are parked
+        self._announced: int | None = None  # the owner word that this process has announced to siblings
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
         if self.locks is not None:
-            self.locks = self.locks.of_child()  # what the parent has locked is the parent's
+            self.locks = self.locks.of_child()  # the parent keeps its locks
         self._announced = None
 
     def share(self) -> None:
-        """Let siblings take turns with what is locked; others still wait. The caller holds the lifecycle's lock."""
+        """Let siblings take turns with the locked keys. Others still wait. The caller holds the lifecycle's lock."""
         if self.locks is not None and self._announced is None and self._staging.members.is_owner:
             with suppress(LocksUnavailableError):
                 self.locks.share()
                 self._announce_locked(self.locks)
 
     def lock(self, turns: list[Turn], lock: Lock, timeout: float | None) -> Sequence[str]:
-        """Lock what `lock` covers, for this thread, until `unlock` or the end of the transaction; return dirty keys.
+        """Lock the keys that `lock` covers for this thread until `unlock`, or the transaction's end. Return dirty keys.
 
-        What is taken is added to `turns` first: whatever is raised, `unlock` gives it up. `timeout` is in seconds, None
-        for ever, 0 to try. Raises `ConflictError` if one of the keys was changed by another commit since the base, and
-        what `keys_to_lock` and `TransactionLocks.acquire` raise.
+        Each turn is added to `turns` before its keys are taken, so that `unlock` can release them after any error.
+        `timeout` is in seconds; None waits without limit, 0 tries once. Raises `ConflictError` if another commit
+        changed one of the keys since the base, and the errors of `keys_to_lock` and `TransactionLocks.acquire`.
         """
         with self._lifecycle.lock:
             self._lifecycle.check_open()
@@ -74,24 +74,24 @@ class Locking:
         return dirty
 
     def unlock(self, turns: list[Turn]) -> None:
-        """Let siblings of this transaction, and other threads, have the locks; others get them only at its end."""
+        """Leave the locks to siblings of this transaction and to other threads. Others get them only at its end."""
         while turns:
-            if turns[-1].locks is self.locks:  # else they are of the process that this one was forked from
+            if turns[-1].locks is self.locks:  # else they belong to the parent process
                 turns[-1].locks.end_turn(turns[-1], self._staging.members.siblings.locks_of(0))
             turns.pop()
 
     def overtaken(self) -> list[str]:
-        """Return the keys staged here that other commits have changed since the base: most of them are conflicts."""
+        """Return the keys staged here that other commits changed since the base. Most of them are conflicts."""
         self._staging.members.follow_others()
         return self._changed_by_commits(key for key, _ in self._staging.staged.items())
 
     def _versioned(self) -> tuple[Peek, Hashable]:
-        """Return what selections are resolved on, with what siblings have staged by now."""
+        """Return the view for `keys_to_lock`, including the new changes of siblings, and its version."""
         self._staging.members.follow_others()
         return Peek(self._staging.view), self._staging.view.version
 
     def _take(self, locks: TransactionLocks, turn: Turn, timeout: float | None) -> Sequence[str]:
-        """Lock keys. What siblings have left may be taken; they may join, and leave locks, while this waits."""
+        """Lock keys, also those that siblings have parked. Siblings may join and park locks while this waits."""
         deadline = deadline_of(timeout)
         locks.take_turn(turn, timeout)
         while True:
@@ -109,7 +109,7 @@ class Locking:
                 return dirty
 
     def _announce(self, locks: TransactionLocks) -> None:
-        """Let siblings know under which owner word this process leaves locks to them."""
+        """Announce to siblings the owner word under which this process parks locks."""
         with self._lifecycle.lock:
             if self._lifecycle.may_end:
                 self._announce_locked(locks)
@@ -117,7 +117,7 @@ class Locking:
     def _announce_locked(self, locks: TransactionLocks) -> None:
         parked = locks.parked
         if self._staging.members.is_shared and parked is not None and parked != self._announced:
-            operation = object()  # of its own: what comes after a seal undoes it
+            operation = object()  # a separate operation: a frame after a seal makes the seal invalid
             try:
                 self._staging.part.seals.begin_operation(operation)
                 self._staging.part.announce(parked)
@@ -136,6 +136,6 @@ class Locking:
         return [key for key, entry in found if entry is not None and entry.seq > since]
 
     def release(self) -> None:
-        """Give up all locks: the transaction has ended here."""
+        """Release all locks, because the transaction has ended here."""
         if self.locks is not None:
             self.locks.close()

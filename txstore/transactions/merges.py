@@ -1,7 +1,7 @@
-"""What a commit makes of chunks that were written in part: by several processes (I7), and beside other commits (I5).
+"""Merges partly written chunks at a commit: those of several processes (I7), and those that other commits changed (I5).
 
-The values that it makes are frames of its own, behind all that was staged: staged values stay what they are, since the
-commit may fail, and the transaction go on.
+Merged values are new frames after all staged frames. Staged values do not change, because the commit may fail and the
+transaction continue.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ class Merges:
         self._view = staging.view
         self._is_serializable = staging.record.isolation == SERIALIZABLE
         self._publisher = publisher
-        #: What stands for a key instead of what was staged; without a length if the key is to be deleted.
+        #: Merged values, which replace the staged values of their keys. Length 0 deletes the key.
         self.values: dict[str, Staged] = {}
-        self.settled: Settled | None = None  # on the head that was met last
-        self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # the values, and where they ended, then
-        self._parts: dict[str, list[Link]] = {}  # what chunks consist of that may be merged with what others commit
+        self.settled: Settled | None = None  # for the last head
+        self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before `settle`
+        self._parts: dict[str, list[Link]] = {}  # the layers of chunks that may be merged with other commits
 
     @property
     def deleted(self) -> Collection[str]:
-        """The keys of chunks that have become all fill value."""
+        """The keys of chunks that have only fill values after the merge."""
         return {key for key, merged in self.values.items() if not merged.length}
 
     def allow(self, key: str, link: Link) -> None:
-        """Let what was written of a chunk be merged with what others commit. `link` is a partial frame."""
+        """Allow merging a partly written chunk with changes of other commits. `link` is a partial frame."""
         if not self._is_serializable and not self._view.staged.is_below_deleted(key):
             layers = self._view.staged.layers(key) or [link]
             if not any(layer.region.is_whole for layer in layers):
                 self._parts[key] = layers
 
     def settle(self, settled: Settled) -> None:
-        """Let values stand for keys that others have changed, too."""
+        """Use these values for keys that other commits have changed, too."""
         self.settled = settled
         self._before = dict(self.values), self._publisher.place
         for key, value in settled.items():
             self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
     def unsettle(self) -> None:
-        """Forget what was settled: it was so on another head."""
+        """Drop the settled values: they were for another head."""
         if self.settled is not None:
             self.values, place = self._before
             self._publisher.go_back(place)
             self.settled = None
 
     def put_together(self) -> None:
-        """Merge what several processes have written of one chunk. Raises `ConflictError` where that can't be."""
+        """Merge the parts of chunks that several processes wrote. Raises `ConflictError` if that is not possible."""
         for key in sorted(self._view.staged.layered):
             try:
                 self._put(key, self._view.below(key), self._view.staged.layers(key))
@@ -73,9 +73,9 @@ class Merges:
                 ) from error
 
     def are_apart(self, key: str, base: Snapshot, head: Snapshot) -> bool:
-        """Tell whether of a chunk that was written in part others have changed only what was not written.
+        """Tell whether other commits changed only those elements of a chunk that this transaction did not write.
 
-        Of any key, too, once all was settled.
+        After `settle`, this is true for every key.
         """
         if self.settled is not None:
             return True
@@ -89,9 +89,9 @@ class Merges:
             return False
 
     def merge(self, head: Snapshot, since: int) -> bool:
-        """Lay what was written of chunks over what they are at the head, if that is newer than seq `since`.
+        """Merge the written elements of chunks into the head's chunks, where these are newer than seq `since`.
 
-        It was found that they are apart. Return whether there are such chunks. Raises `ConflictError`.
+        `are_apart` was true for all of them. Return whether there are such chunks. Raises `ConflictError`.
         """
         if not self._parts:
             return False

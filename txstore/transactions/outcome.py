@@ -1,7 +1,7 @@
-"""What the head will hold once a transaction's writes are on top of it: what constraints are asked about.
+"""Shows the repository as it will be after a commit, so that constraints can check it.
 
-The transaction's own view lies over its base; this one lies over the head, after it was found that what others have
-committed since is no conflict.
+The transaction's own view is its writes over its base. This view is its writes over the head, after the committer found
+that the newer commits do not conflict.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from txstore.transactions.view import View
 
 
 class CommitOutcome(Outcome):
-    """The head with a transaction on top. `unchanged` are staged keys that the commit leaves out.
+    """The head with a transaction's writes over it. `unchanged` are staged keys that the commit omits.
 
-    `merged_away` are chunks that are all fill value once they are merged, `settled` is what becomes of keys that others
-    have changed, too.
+    `merged_away` are chunks that have only fill values after the merge. `settled` are the values of keys that other
+    commits have changed, too.
     """
 
     def __init__(

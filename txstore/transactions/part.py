@@ -1,6 +1,6 @@
-"""Part: what this process stages into a transaction, in packs of its own, and the seals by which it vouches for that.
+"""Stages this process's part of a transaction in its own packs, and seals the part when it is complete.
 
-A process that only reads has none. Other processes find the part in its files.
+A process that only reads has no part. Other processes find the part in its files.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from txstore.transactions.participants.shared import append_about
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: The parts of this process in transactions of others: it has to seal them when it ends.
+#: This process's parts in transactions of other processes. It has to seal them when it ends.
 _parts: weakref.WeakSet[Part] = weakref.WeakSet()
 
 
 class Part:
     """The part of one process. Safe in threads, and after a fork.
 
-    `counts_by_operation`: what this process stages is whole at the end of each operation (I8).
+    `counts_by_operation`: the part is complete at the end of each operation (I8).
     """
 
     def __init__(self, commits: Commits, members: Membership, *, counts_by_operation: bool) -> None:
         self.members = members
         self.seals = Seals(by_operation=counts_by_operation)
-        self.attached: set[object] = set()  # transactions of this process that use this
-        self.has_failed = False  # a write of this process: its part must not look complete
-        self.has_given_up = False  # and says so to the others
+        self.attached: set[object] = set()  # `Transaction` objects of this process that use this part
+        self.has_failed = False  # a write of this process failed: its part must not look complete
+        self.has_given_up = False  # this process has aborted its part, and other processes can see that
         self._commits = commits
-        self._lock = processes.new_lock()  # of the writer
+        self._lock = processes.new_lock()  # guards the writer
         self._writer: Writer | None = None
         self._commit_writer: Writer | None = None
-        self._thread = ""  # the name of the one that became a participant
-        self._blocks: set[object] = set()  # of what is attached, the transactions that are in a `with` block
+        self._thread = ""  # the name of the thread that became a participant
+        self._blocks: set[object] = set()  # the attached transactions that are in a `with` block
         self._enders: set[object] = set()  # calls that are about to end the transaction
-        #: Siblings know under which word this process leaves locks: it has taken some.
+        #: The lock word that this process has announced to its siblings. Empty: it has taken no locks.
         self.announced: dict[str, int] = {}
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
-        # The parent's files are its own; this process becomes a participant when it first uses the transaction.
+        # The files belong to the parent. This process becomes a participant when it first uses the transaction.
         self._blocks, self._enders = set(), set()
         self._writer = self._commit_writer = None
         self.announced = {}
@@ -68,7 +68,7 @@ class Part:
     # --- staging
 
     def begin(self) -> Writer:
-        """Return the pack that this process stages into, and become a participant if it is none.
+        """Return the pack that this process stages into. Become a participant first if necessary.
 
         Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
         """
@@ -108,18 +108,18 @@ class Part:
 
     @property
     def writer(self) -> Writer:
-        """The pack that this process stages into. There is one as soon as it has staged anything."""
+        """The pack that this process stages into. It exists as soon as the process has staged anything."""
         if self._writer is None:
             raise _given_up() if self.has_given_up else LookupError("nothing is staged")
         return self._writer
 
     @property
     def is_empty(self) -> bool:
-        """Whether this process has no pack: it has staged nothing."""
+        """Whether this process has no pack, because it has staged nothing."""
         return self._writer is None
 
     def append(self, kind: int, encoded: bytes, value: Buffer, *, seen: Seen, region: bytes | None = None) -> Staged:
-        """Append a frame, and return where it is. Raises what `begin` raises."""
+        """Append a frame, and return its location. Raises the errors of `begin`."""
         writer = self._writer or self._begin()
         if region is None:
             staged = writer.append(kind, encoded, value, seen=seen)
@@ -129,19 +129,19 @@ class Part:
         return staged
 
     def append_chunks(self, batch: chunks.Batch, encoded: tuple[bytes, ...], seen: bytearray, threads: int) -> bool:
-        """Append the frames of many chunks; return False if they have to be appended one by one."""
+        """Append the frames of many chunks; return False if the caller has to append them one by one."""
         return (self._writer or self._begin()).append_chunks(batch, encoded, seen, threads)
 
     def check_open(self) -> None:
-        """Raise `TransactionStateError` if the transaction that this process has joined has ended.
+        """Raise `TransactionStateError` if the transaction that this process joined has ended.
 
-        I8: called when frames are appended; what was there when this was tested will be found by the commit.
+        I8: called after frames are appended. The commit will find all frames that existed at the time of this check.
         """
         if self.members.shared is not None and not self.members.is_owner:
             self.members.shared.check_open()
 
     def publish(self) -> None:
-        """Let other processes find what this process, which began the transaction, has staged."""
+        """Let other processes find the changes that this process, which began the transaction, has staged."""
         with self._lock:
             if not self.members.is_shared:
                 if self._writer is not None:
@@ -149,7 +149,7 @@ class Part:
                 self.members.publish()
 
     def seen(self) -> dict[int, int]:
-        """Return how far this process sees what is staged: by participant, the last frame. Others can find all of that.
+        """Return the last frame of each participant that this process sees. Other processes can find all these frames.
 
         Raises `OSError`.
         """
@@ -160,15 +160,15 @@ class Part:
         return seen
 
     def announce(self, parked_locks: int) -> None:
-        """Tell siblings under which owner word this process leaves locks to them."""
+        """Announce to siblings the owner word under which this process parks locks for them."""
         if self.members.is_shared:
             self.announced = {"locks": parked_locks}
             self.seals.count(append_about(self.begin(), **self.announced).sequence)
 
-    # --- who is at work in this process
+    # --- activity in this process
 
     def others_alive(self) -> list[str]:
-        """Return which other processes are attached to the transaction and live."""
+        """Return the other living processes that are attached to the transaction."""
         members = self.members
         if members.shared is None:
             return []
@@ -177,10 +177,10 @@ class Part:
         return members.siblings.attached(members.shared, here)
 
     def others_at_work(self) -> list[str]:
-        """Return which other participants in this process may be half-way.
+        """Return the other participants in this process that may have unfinished work.
 
-        A process is at work as long as it lives. In this process more is known: a store that is in no `with` block, and
-        has staged nothing since its last seal, holds up no commit; a notebook keeps such stores for ever.
+        Another process counts as at work as long as it lives. In this process more is known: a store that is in no
+        `with` block, and has staged nothing since its last seal, delays no commit. A notebook may keep such stores.
         """
         others = [other for other in self.all_in_this_process() if other is not self and other._is_at_work]
         return [f"thread {other._thread!r} of this process" for other in others]
@@ -190,18 +190,19 @@ class Part:
         return not self.members.is_over and (bool(self._blocks) or not self.seals.is_sealed)
 
     def all_in_this_process(self) -> list[Part]:
-        """Return the parts in this transaction that are of this process."""
+        """Return the parts of this process in this transaction."""
         mine, here = self.members.record.id, os.getpid()
         found = [(other, other.members) for other in processes.all_of(_parts)]
         return [other for other, members in found if members.record.id == mine and members.process == here]
 
     def enter(self, attached: object) -> None:
-        """Count as at work from now on, until `leave`, in a transaction with a name.
+        """Count as at work in a named transaction from now on, until `leave`.
 
-        Raises `OSError`, and `TransactionStateError` if it has ended, or is being ended.
+        Raises `OSError`, and `TransactionStateError` if the transaction has ended, or a thread is ending it.
         """
         try:
-            # I8, in one process: this is added, then is looked who ends it; `ending`, then is looked who is at work.
+            # I8, in one process: this first adds itself, then checks for enders. `ending` first adds itself, then the
+            # caller checks for work.
             self._blocks.add(attached)
             if any(other._enders for other in self.all_in_this_process() if other is not self):
                 raise TransactionStateError(
@@ -217,7 +218,7 @@ class Part:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Keep all other threads out while a `with` block looks who is at work, and ends the transaction."""
+        """Keep all other threads out while a `with` block checks for work, and ends the transaction."""
         call = object()
         try:
             self._enders.add(call)
@@ -229,16 +230,16 @@ class Part:
 
     @property
     def counts_by_operation(self) -> bool:
-        """Whether what this process stages is whole at the end of each operation; in a `with` block, at its end."""
+        """Whether this part is complete at the end of each operation. In a `with` block, only at the block's end."""
         return (self.seals.by_operation or self.members.is_inherited) and not self._blocks
 
     def end_operation(self, operation: object, *, has_failed: bool) -> None:
-        """Note that an operation has ended. What this process has staged is whole then, if no other is under way.
+        """Record the end of an operation. If no other operation runs, this part is complete, and is sealed.
 
         Raises `OSError`.
         """
         seals = self.seals
-        with seals.sealing:  # no other begins before the seal is there
+        with seals.sealing:  # no other operation begins before the seal is written
             seals.end_operation(operation)
             if seals.is_sealed:
                 return
@@ -247,9 +248,9 @@ class Part:
                 self._seal(packfile.SEEN_BASE)
 
     def seal(self) -> None:
-        """Say that this process has done all that it meant to do (I8). It may go on all the same.
+        """State that this process has finished all its work (I8). It may still continue later.
 
-        In a transaction with a name, what it has staged survives power loss from then on. Raises `OSError`.
+        In a named transaction, its staged changes survive a loss of power from then on. Raises `OSError`.
         """
         with self.seals.sealing:
             if self.seals.is_done or not self._may_seal:
@@ -259,7 +260,7 @@ class Part:
             self.seals.note_done(self._seal(packfile.SEEN_NOTHING))
 
     def rest(self) -> None:
-        """Note that no object of this process uses the transaction: what it has staged holds, whatever fails later.
+        """Keep the staged changes valid even after a later failure: no object of this process uses the transaction.
 
         Raises `OSError`.
         """
@@ -277,10 +278,10 @@ class Part:
 
     @step("seal part")
     def _seal(self, seen: Seen) -> int:
-        """Say that what this process has staged is whole; return where. The caller holds the lock."""
+        """Append a seal, which states that this part is complete; return its sequence. The caller holds the lock."""
         writer = self.writer
         durable = self.members.is_named and self.members.record.durability == "fsync"
-        if durable:  # I1: a seal is no proof of frames that may be lost
+        if durable:  # I1: the frames are durable before the seal that vouches for them
             try:
                 writer.finish(writer.size)
                 writer.sync()
@@ -296,7 +297,7 @@ class Part:
         return seal.sequence
 
     def break_off(self) -> None:
-        """Say that this process ends before it has done what it meant to do: the seals of operations do not hold.
+        """State that this process ends before it has finished its work: seals of its operations become invalid.
 
         Raises `OSError`.
         """
@@ -305,10 +306,10 @@ class Part:
             append_about(self._writer, **self.announced)
 
     def give_up(self) -> None:
-        """Say that what this process has staged since it last was done does not count, in a transaction without a name.
+        """Abort the changes that this process staged since it last finished its work, in a transaction without a name.
 
-        It is half done. Where not even that can be said, this process looks dead to the others. Nothing more is staged
-        or read here: a process that joins again is another participant.
+        They are incomplete. If this process can't even state that, it looks dead to the others. It stages and reads
+        nothing more here. If the process joins again, it becomes another participant.
         """
         self.has_failed = True
         members = self.members
@@ -338,7 +339,7 @@ class Part:
         return self._commit_writer
 
     def ends(self) -> dict[int, int]:
-        """Return where the frames end, by the numbers of the packs but for the commit file itself."""
+        """Return the offsets at which the frames end, by the numbers of the packs, without the commit file itself."""
         ends = self.members.siblings.ends()
         if self._writer is not None:
             ends |= self._writer.ends()
@@ -346,27 +347,27 @@ class Part:
         return ends
 
     def number_of(self, link: Link) -> int:
-        """Return the number in the transaction of the pack that a staged value lies in."""
+        """Return the number in the transaction of the pack that has a staged value."""
         number = packfile.pack_number(link.participant, packfile.split_offset(link.offset)[0])
         return number or (self._writer.aside if self.members.is_owner and self._writer is not None else 0)
 
     def settle(self, *, is_unpublished: bool) -> None:
-        """Close the files while others may be reading them. Of a commit that changed nothing none is left."""
+        """Close the files while other processes may read them. Delete them after a commit that changed nothing."""
         for writer in self._writers():
             with contextlib.suppress(OSError):
                 writer.close_between_reads()
-                if is_unpublished:  # there is no version that the file has taken
+                if is_unpublished:  # the file has taken no version
                     self._commits.storage.delete(writer.path)
 
     def drop(self) -> None:
-        """Delete what this process has staged."""
+        """Delete the changes that this process has staged."""
         for writer in self._writers():
             with contextlib.suppress(OSError):
                 writer.drop()
         self._writer = self._commit_writer = None
 
     def close(self) -> None:
-        """Close the files, which stay where they are."""
+        """Close the files without deleting them."""
         self.members.is_over = True
         for writer in self._writers():
             writer.close()
@@ -377,9 +378,9 @@ class Part:
         return [writer for writer in (self._writer, self._commit_writer) if writer is not None]
 
     def leave(self, attached: object) -> None:
-        """Leave a transaction with a name: the others see at once that this process is done.
+        """Leave a named transaction: the others see at once that this process has finished.
 
-        It may be called again: an interrupt may come at any point.
+        After an interrupt at any point, the caller may call this again.
         """
         self.attached.discard(attached)
         if not self.members.is_used_here or self.members.is_over:
@@ -401,7 +402,7 @@ def _given_up() -> TransactionStateError:
 
 
 def _seal_all() -> None:
-    """Seal when the process ends, if it has done its part."""
+    """Seal the parts when the process ends, if it has finished its work."""
     broken_off = was_broken_off()
     for part in list(_parts):
         if part.members.process == os.getpid():
@@ -411,4 +412,4 @@ def _seal_all() -> None:
                 else:
                     part.seal()
             if part._commits.storage.is_remote:
-                part.close()  # on an object store no other process tells that it has ended
+                part.close()  # on an object store, other processes can't see that this one has ended

@@ -1,9 +1,9 @@
-"""What a transaction reads of its base (I5): of a serializable one all that it reads, of any what it wrote afterwards.
+"""Records a transaction's reads of its base (I5): all reads if it is serializable, else those of keys it then writes.
 
-A serializable transaction notes its reads, and checks them when it commits. Four kinds are told apart, by the kind of
-frame that says so to other processes: a key (its value, a part of it, its size, or that it is not there), the names
-right below a path, the keys below a path, and whether there are any. What the transaction has staged itself is not of
-the base, so reading it is not noted. No I/O.
+A serializable transaction records its reads, and checks them when it commits. There are four kinds, and a kind of frame
+for each, which tells other processes: a key (its value, a part of it, its size, or its absence), the names directly
+below a path, the keys below a path, and whether there are any keys below it. A read of the transaction's own staged
+data is not a read of the base, and is not recorded. No I/O.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_isolation(isolation: str) -> None:
 
 
 class Reads(NamedTuple):
-    """What must be at the head as it was at the base. Paths are directory prefixes: they end in `/`, or are empty."""
+    """The reads that must give the same at the head and at the base. Paths are prefixes that end in `/`, or empty."""
 
     keys: Collection[str] = ()
     names_below: Collection[str] = ()
@@ -38,7 +38,7 @@ NOTHING_READ = Reads()
 
 
 class ReadLog:
-    """What was read so far: one entry for each key and for each path, however often. Safe in threads."""
+    """The reads so far: one entry for each key or path, however often it was read. Safe in threads."""
 
     def __init__(self) -> None:
         self._noted: dict[int, set[str]] = {kind: set() for kind in packfile.FRAMES_READ}
@@ -53,7 +53,7 @@ class ReadLog:
         self._noted[kind].add(key)
 
     def reads(self, more: Iterable[str] = ()) -> Reads:
-        """Return what was read, and `more` keys. Other threads may read on."""
+        """Return the reads so far, and `more` keys. Other threads may continue to read."""
         noted = {kind: tuple(keys) for kind, keys in self._noted.items()}
         return Reads(
             (*noted[packfile.FRAME_READ], *more),
@@ -64,9 +64,9 @@ class ReadLog:
 
 
 class NotingView(Hierarchy):
-    """The view of a serializable transaction: each read is noted before anything of it is handed out.
+    """The view of a serializable transaction. It records each read before it returns the result.
 
-    `note(kind, key)` is told the key, or the prefix of a path. `note` may raise, and then nothing is read.
+    It calls `note(kind, key)` with the key, or with the prefix of a path. If `note` raises, the view reads nothing.
     """
 
     def __init__(self, view: Hierarchy, note: Callable[[int, str], None]) -> None:
@@ -74,7 +74,7 @@ class NotingView(Hierarchy):
         self._note = note
 
     def _note_key(self, key: str) -> None:
-        encode_key(key)  # raises for an impossible one, as the look-up does
+        encode_key(key)  # raises for an invalid key, as the look-up does
         self._note(packfile.FRAME_READ, key)
 
     def get_view(self, key: str) -> memoryview | None:
@@ -90,7 +90,7 @@ class NotingView(Hierarchy):
         return self._view.size_of(key)
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
-        # Any other range than that of a path counts as a walk through everything.
+        # A range that is not exactly a path counts as a listing of all keys.
         self._note(packfile.FRAME_KEYS_BELOW, start if _is_prefix(start) and stop == after_prefix(start) else "")
         yield from self._view.keys_between(start, stop, batch=batch)
 
@@ -104,9 +104,9 @@ class NotingView(Hierarchy):
 
 
 class ReadMarks:
-    """Which keys a transaction has read before it wrote them: such a write relies on what was there (I5).
+    """The keys that a transaction read before it wrote them: such a write relies on the value that was read (I5).
 
-    The set seems to hold others too unless all were added exactly: I5 is stricter for it, not laxer.
+    Unless all keys were added exactly, the set may seem to have further keys. That makes I5 stricter, never laxer.
     """
 
     def __init__(self) -> None:

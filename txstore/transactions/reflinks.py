@@ -1,10 +1,10 @@
-"""Reflinks: what a transaction has moved or copied without copying values: paths whose keys are those of a snapshot.
+"""Keeps reflinks: nodes that a transaction moved, copied or restored by reference, with their keys in a snapshot.
 
-A reflink is a few words in memory, however many keys it has. Single keys can be taken from a snapshot, too. All of them
-become refs when the transaction commits.
+A reflink takes little memory, however many keys it covers. A transaction can also take single keys from a snapshot. The
+commit turns all of them into refs.
 
-Until then, a vacuum may not know of them: where it does not see the readers, or where a branch or a tag is deleted. So
-the committer writes a record of what they are taken from, as there is one of what a transaction is based on.
+Until then, a vacuum may not know that the transaction needs the snapshot's values: if it can't see readers, or if a
+branch or a tag is deleted. So the committer writes a record of the snapshots, like the record of a transaction's base.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txstore.storage.leases import Lease
 
 
 class Taken(NamedTuple):
-    """A key is what another one is in a snapshot."""
+    """A key whose value is that of another key in a snapshot."""
 
     source: Snapshot
     key: str
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Reflink:
-    """All keys below a prefix are those of a snapshot below another one, but for what was hidden since."""
+    """The keys below one prefix are those of a snapshot below another prefix, except for keys hidden since."""
 
     to: str
     source: Snapshot
@@ -47,7 +47,7 @@ class Reflink:
     hidden: frozenset[str] = frozenset()  # prefixes below `to`
 
     def key(self, key: str) -> str | None:
-        """Return the name of a key in the source; None if the reflink does not have it."""
+        """Return the name of a key in the source. None if the reflink does not have the key."""
         if not key.startswith(self.to) or any(map(key.startswith, self.hidden)):
             return None
         return self.start + key[len(self.to) :]
@@ -66,7 +66,7 @@ class Reflink:
                 yield key
 
     def section(self, storage: Storage) -> Mapped:
-        """Return its refs as an own run, and the prefixes that are hidden; what is large is in a file of `storage`."""
+        """Return its refs and hidden prefixes as the commit's run. A large run goes to a file of `storage`."""
         stop = after_prefix(self.start)
         reflinked = self.source.runs.reflink(
             self.start.encode(), None if stop is None else stop.encode(), self.to.encode(), storage
@@ -77,15 +77,15 @@ class Reflink:
 
 
 class Reflinks:
-    """The reflinks of one transaction, in the order in which they were made, and the keys that it has taken.
+    """The reflinks of one transaction in the order of their creation, and the single keys that it took.
 
-    Replaced as a whole: safe in threads.
+    Each change replaces the whole content, so this is safe in threads.
     """
 
     def __init__(self) -> None:
         self._all: tuple[Reflink, ...] = ()
         self._taken: dict[str, Taken] = {}
-        self.any = False  # whether there is any of either: an attribute, which is all that most transactions pay
+        self.any = False  # whether there are any reflinks or taken keys; an attribute, because it is read often
 
     def __len__(self) -> int:
         return len(self._all) + len(self._taken)
@@ -95,7 +95,7 @@ class Reflinks:
 
     @property
     def taken(self) -> list[str]:
-        """The single keys that were taken, in the order of their bytes."""
+        """The single taken keys, in the order of their bytes."""
         return sorted(self._taken)
 
     @property
@@ -107,7 +107,7 @@ class Reflinks:
         yield from (taken.source for taken in self._taken.values())
 
     def find(self, key: str) -> tuple[Snapshot, str] | None:
-        """Return where a key is read from, and its name there; None if it is below no reflink, and was not taken."""
+        """Return the snapshot of a key, and its name there. None if no reflink covers the key and it was not taken."""
         if not self.any:
             return None
         if (taken := self._taken.get(key)) is not None:
@@ -118,7 +118,7 @@ class Reflinks:
         return None
 
     def covers(self, key: str) -> bool:
-        """Tell whether a key is below a reflink: its node is made anew."""
+        """Tell whether a reflink covers a key: the transaction then created its node anew."""
         return any(reflink.key(key) is not None for reflink in self._all)
 
     def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
@@ -130,7 +130,7 @@ class Reflinks:
                 yield key
 
     def below(self, prefix: str, to: str) -> tuple[list[Reflink], dict[str, Taken]]:
-        """Return what stands below a prefix by these reflinks, and was taken there, as if below another one."""
+        """Return the reflinks and taken keys below a prefix, moved to another prefix."""
         found = []
         for reflink in self._all:
             hidden = frozenset(to + each[len(prefix) :] for each in reflink.hidden if each.startswith(prefix))
@@ -147,7 +147,7 @@ class Reflinks:
         self.any = len(self) > 0
 
     def hide(self, prefix: str) -> None:
-        """Forget what is below a prefix, which was deleted."""
+        """Remove the reflinks and keys below a deleted prefix."""
         if not self.any:
             return
         self._all = tuple(
@@ -162,7 +162,7 @@ class Reflinks:
         self._all, self._taken, self.any = (), {}, False
 
     def sections(self, storage: Storage) -> Iterator[Mapped]:
-        """Yield all refs as own runs, the newest first."""
+        """Yield all refs as runs of the commit, newest first."""
         if self._taken:
             yield self._taken_section()
         yield from (reflink.section(storage) for reflink in reversed(self._all))
@@ -177,15 +177,16 @@ class Reflinks:
 
 
 class HeldSources:
-    """Commits that a vacuum leaves alone while refs to what they have become those of another commit (I10).
+    """Commits that a vacuum keeps while another commit takes over their refs (I10).
 
-    Their holder looks afterwards whether they are kept: then a vacuum either was seen, or sees this.
+    After creating this, the holder checks that the commits are still kept. So either the holder sees an earlier vacuum,
+    or a later vacuum sees this record.
     """
 
     def __init__(self, commits: Commits, sources: Iterable[Stored]) -> None:
         self._storage = commits.storage
         self._held: dict[str, Held] = {}
-        lowest: dict[str, Stored] = {}  # of each branch: from there on, all is kept
+        lowest: dict[str, Stored] = {}  # by branch: a vacuum keeps all commits from this one on
         for stored in sources:
             known = lowest.setdefault(stored.header.branch, stored)
             lowest[stored.header.branch] = min(known, stored, key=lambda each: each.header.version)
@@ -199,7 +200,7 @@ class HeldSources:
             raise
 
     def check(self) -> None:
-        """Raise `OSError` if others may have taken this process for dead."""
+        """Raise `OSError` if other processes may consider this one dead."""
         for held in self._held.values():
             if isinstance(held, Lease):
                 held.check_term()
@@ -207,6 +208,6 @@ class HeldSources:
     def release(self) -> None:
         while self._held:
             path, held = self._held.popitem()
-            with contextlib.suppress(OSError):  # then it has no owner, and the next vacuum deletes it
+            with contextlib.suppress(OSError):  # without an owner, the next vacuum deletes the record
                 self._storage.delete(path)
             held.close()

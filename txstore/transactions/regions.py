@@ -1,15 +1,15 @@
-"""Which keys a transaction locks for what it means to change. Computed from a view of the repository; locks nothing.
+"""Computes the keys to lock for the regions that a transaction will change, from a view of the repository.
 
 | a region                  | keys                                                                           |
 |---------------------------|--------------------------------------------------------------------------------|
 | a numpy selection         | the chunks that it touches                                                     |
 | `Points`, `Blocks`        | the same for `vindex` and `blocks`                                             |
 | `APPEND`, `Append(axis)`  | the documents, and the partly filled chunks at the present end                 |
-| `Resize(shape)`           | the documents, and the chunks that lie outside of the shape, wholly or in part |
+| `Resize(shape)`           | the documents, and the chunks that are outside the shape, wholly or in part    |
 | `METADATA`                | the documents                                                                  |
-| `Whole`                   | the documents and every chunk; of a group: also of all that is below it        |
+| `Whole`                   | the documents and every chunk; for a group, also those of all nodes below it   |
 
-A process that changes an array's shape holds its documents, so chunks beyond the present end need no lock of their own.
+A process that changes an array's shape locks its documents, so chunks beyond the present end need no own lock.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from txstore.format.mapping import Hierarchy
 if TYPE_CHECKING:
     from txstore.format.grids import Grid
 
-#: Keys that one call locks at most. An array has as many chunks as its document says.
+#: Number of keys that one call locks, at most: a document may declare any number of chunks.
 MAX_KEYS = 1 << 18
 
-#: What `lock=` takes: paths, each locked with all that is below it, or a dictionary from path to region.
+#: The type of `lock=`: paths, each locked with everything below it, or a dictionary from path to region.
 Lock = str | Collection[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Append:
-    """In `lock=`: what appending along an axis changes. A negative axis counts from the last.
+    """In `lock=`: the keys that an append along an axis changes. A negative axis counts from the last one.
 
     Examples
     --------
@@ -56,7 +56,7 @@ APPEND = Append()
 
 @dataclass(frozen=True)
 class Metadata:
-    """In `lock=`: the documents of an array or group alone, which is what writing attributes changes."""
+    """In `lock=`: only the documents of an array or group, which a change of attributes writes."""
 
 
 METADATA = Metadata()
@@ -64,40 +64,40 @@ METADATA = Metadata()
 
 @dataclass(frozen=True)
 class Whole:
-    """An array or group with all that is below it. Nothing, if it `may_be_missing` and is."""
+    """An array or group with everything below it. If it `may_be_missing` and is missing, no keys."""
 
     may_be_missing: bool = False
 
 
 @dataclass(frozen=True)
 class Resize:
-    """What giving an array this shape changes."""
+    """The keys that a resize to this shape changes."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Points:
-    """A selection of points, as `vindex` takes it: one integer array for each axis, or a boolean mask."""
+    """A selection of points for `vindex`: one integer array for each axis, or a boolean mask."""
 
     selection: Any
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A selection of chunks by their place in the grid, as `blocks` takes it."""
+    """A selection of chunks by their position in the grid, for `blocks`."""
 
     selection: Any
 
 
 def keys_to_lock(view: Hierarchy, lock: Lock) -> list[str]:
-    """Return the keys that `lock` covers in the repository as `view` shows it, each once.
+    """Return the keys that `lock` covers in `view`, each once.
 
-    A list of regions covers what each of them does. A slice that lies beyond the end covers nothing.
+    A list of regions covers the keys of all of them. A slice beyond the end covers no keys.
 
-    Raises `NodeNotFoundError` for a path where there is no node, or a group where an array is needed; `IndexError` for
-    a selection that is outside of the array; `TypeError` for what is no selection; `LockRegionError` for a document
-    that can't be understood, and for more than `MAX_KEYS` keys.
+    Raises `NodeNotFoundError` if there is no node at a path, or a group where an array is needed; `IndexError` for a
+    selection outside the array; `TypeError` for an object that is no selection; `LockRegionError` for an invalid
+    document, and for more than `MAX_KEYS` keys.
     """
     if isinstance(lock, str):
         lock = [lock]
@@ -149,7 +149,7 @@ def _covered(view: Hierarchy, node: _Node, region: Any) -> Iterator[str]:
 
 
 def _below(view: Hierarchy, top: _Node) -> Iterator[str]:
-    nodes = [iter([top])]  # nodes left at each depth: there may be thousands
+    nodes = [iter([top])]  # the remaining nodes at each depth, of which there may be thousands
     while nodes:
         node = next(nodes[-1], None)
         if node is None:
@@ -173,13 +173,13 @@ def _is_index_array(items: list[Any]) -> bool:
     return is_index_array(items)
 
 
-#: The document that says what a node is, with the one beside it that belongs to it.
+#: The document that defines a node, with its attributes document if that is separate.
 _DOCUMENTS = (("zarr.json",), (".zarray", ".zattrs"), (".zgroup", ".zattrs"))
 
 
 @dataclass(frozen=True)
 class _Node:
-    """What is at a path: an array, a group, or nothing."""
+    """The node at a path: an array, a group, or nothing."""
 
     path: str
     kind: str  # "array", "group" or "absent"
@@ -197,7 +197,7 @@ class _Node:
 
     @classmethod
     def _described(cls, path: str, name: str, content: bytes, documents: tuple[str, ...]) -> _Node:
-        from txstore.format.grids import Grid  # late: it imports numpy, and most transactions lock nothing
+        from txstore.format.grids import Grid  # late: this imports numpy, and most transactions lock nothing
 
         try:
             document = json_value(content)
@@ -215,7 +215,7 @@ class _Node:
 
     @property
     def chunks(self) -> Grid:
-        """The grid of the array that has to be here."""
+        """The grid of the array. Raises `NodeNotFoundError` if the node is no array."""
         if self.grid is None:
             raise NodeNotFoundError(self.path, wanted="array", found=self.kind)
         return self.grid

@@ -1,10 +1,10 @@
-"""Staged keys that have become too many for a dictionary: sorted runs, as commits have them, in files without names.
+"""Stores staged keys that are too many for a dictionary, in sorted runs like those of commits, in files without names.
 
-An entry says in which frame a key was staged: the seq is the number of the frame and one more, and the pack stands for
-the rest of what is short, who staged it, which kind of frame it is and what was seen. Newer runs come first; the newest
-are merged so that there are few, as those of a branch are.
+An entry names the frame that staged a key. Its seq is the frame's number plus one. Its pack number stands for the
+remaining small fields: the participant, the kind of frame, and what the frame's writer had seen. Newer runs come first.
+The newest runs are merged, as on a branch, so that there are few.
 
-Only what one process alone has done to a key is here, if it knew of no other process's frame and wrote the whole value.
+It has only keys that a single process wrote, as whole values, without knowing of another process's frame.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from txstore.storage.spool import spooled
 REF = struct.Struct("<IIBBQQI")
 
 _PAGE = 4096  # keys
-_SEQ = 1  # what a stored seq of 0 stands for, which only deleted prefixes have
+_SEQ = 1  # the meaning of a stored seq of 0, which only deleted prefixes have
 _EVERYTHING = (1 << 64) - 1
 
 _Table: TypeAlias = Sequence[tuple[int, int, int]]  # participant, seen, kind of frame
 
 
 class SealedKeys:
-    """Staged keys and, as far as they hide others of them, deleted prefixes. Immutable."""
+    """Staged keys, and the deleted prefixes that hide some of them. Immutable."""
 
     def __init__(self, runs: tuple[index.Run, ...] = (), tables: tuple[_Table, ...] = ()) -> None:
         self._runs = runs
         self._tables = tables
 
     def get(self, key: str) -> bytes | None:
-        """Return what is packed of a key, as `REF` does."""
+        """Return the packed `REF` of a key."""
         try:
             found = index.lookup(self._runs, key.encode(errors="surrogatepass"))
         except ValueError as error:
@@ -50,7 +50,7 @@ class SealedKeys:
         return REF.pack(participant, seq - 1, seen, kind, offset, length, checksum)
 
     def between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys from `start` on, below `stop`, in the order of their bytes, with what is packed of each."""
+        """Yield the keys from `start` on, below `stop`, in the order of their bytes, each with its packed `REF`."""
         position, end = start.encode(), None if stop is None else stop.encode()
         pack, tables = REF.pack, self._tables
         while True:
@@ -69,7 +69,7 @@ class SealedKeys:
         return self.between(prefix, after_prefix(prefix))
 
     def adding(self, keys: Sequence[str], refs: Mapping[str, bytes], storage: Storage | None) -> SealedKeys:
-        """Return these keys and others, ascending, that are newer. What is large goes to a file of `storage`."""
+        """Return these keys with newer, ascending `keys` added. A large run goes to a file of `storage`."""
         kinds = {
             (participant, seen, kind) for participant, _, seen, kind, *_ in map(REF.unpack, map(refs.__getitem__, keys))
         }
@@ -84,20 +84,20 @@ class SealedKeys:
         return self._with(spooled(storage, lambda sink: index.build(map(entry, keys), (), packs, sink)), storage)
 
     def hiding(self, prefix: str, storage: Storage | None) -> SealedKeys:
-        """Return these keys but for those below a prefix."""
+        """Return these keys without those below a prefix."""
         return self._with(index.build((), [prefix.encode()]), storage)
 
     def _with(self, section: Mapped, storage: Storage | None) -> SealedKeys:
         runs = (index.Run(section, _SEQ), *self._runs)
         count, total = 0, 0
-        for run in runs:  # as `segments.runs.plan_merge` does, and for its reasons
+        for run in runs:  # the same rule, for the same reasons, as `segments.runs.plan_merge`
             weight = run.entries + len(run.prefixes)
             if count and weight > 2 * total:
                 break
             total += weight
             count += 1
         if count > 1:
-            forgotten = _EVERYTHING if count == len(runs) else 0  # nothing is left for a deleted prefix to hide
+            forgotten = _EVERYTHING if count == len(runs) else 0  # if all runs merge, a deleted prefix hides nothing
             newest = runs[:count]
             tables = [[b"", *run.packs] for run in newest]
             try:

@@ -1,9 +1,9 @@
-"""The keys that are staged in one transaction: which frame counts for each, and in which order they lie.
+"""Stores the staged keys of one transaction: the frame that counts for each key, and the order of the keys.
 
-Frames come from this process and, in a transaction of several, from the packs of the others. As long as one process
-alone writes a key, a ref of 30 or 42 bytes is all that is kept of it, since there may be millions; where several do,
-the links of the chain are (I7). What is more than a dictionary should hold is sealed in sorted runs, which lie in files
-(`sealed_keys`): memory does not grow with the number of keys. Safe in threads.
+Frames come from this process and, if several processes share the transaction, from the packs of the others. There may
+be millions of keys. While only one process writes a key, this stores a ref of 30 or 42 bytes for it. If several do, it
+stores the links of the chain (I7). When the dictionary gets too large, its keys are sealed in sorted runs in files
+(`sealed_keys`), so memory does not grow with the number of keys. Safe in threads.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from txstore.transactions.participants.chains import (
 )
 from txstore.transactions.sealed_keys import REF, SealedKeys
 
-#: Refs in memory from which on the plain ones are sealed. To look up a sealed one in Python takes longer than to stage
-#: it.
+#: Number of refs in memory at which plain refs are sealed. Without C it is larger, because a look-up of a sealed ref in
+#: Python takes longer than staging it.
 SEALED_FROM = 1 << 15 if index.IMPLEMENTATION == "c" else 1 << 20
 
 
 class StagedKeys:
-    """`me` is the participant that this process is. Sealed refs are in files of `storage`, if it is given."""
+    """The staged keys. `me` is this process's participant number. Sealed refs go to files of `storage`, if given."""
 
     def __init__(self, me: int, storage: Storage | None = None) -> None:
         self.me = me
         self._storage = storage
         self._lock = processes.new_lock()
-        #: The fields of a link; if it has seen a frame, that follows, then its region, if any.
+        #: Each ref has the fields of a link, then the frame that its writer had seen, if any, then its region, if any.
         self._refs: dict[str, bytes] = {}
-        self._sealed: SealedKeys | None = None  # refs of other keys, and older ones of these; of none with links
-        self._sealed_count = 0  # of keys that are in there alone
+        self._sealed: SealedKeys | None = None  # refs of other keys, or older refs of these; none of keys with links
+        self._sealed_count = 0  # number of keys that are only in `_sealed`
         self._seal_at = SEALED_FROM
         self._links: dict[str, list[Link]] = {}
-        #: Of chunks that several have written in part: what is laid over one another, if there is no chain.
+        #: By key of a chunk that several processes wrote in part, without a chain: the layers to merge in order.
         self.layered: dict[str, list[Link]] = {}
         self._unarranged: set[str] = set()  # keys with links that do not count yet
         self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
-        self._outdated: dict[str, Seen] = {}  # what was seen of a key that another has written since
-        self._read_since: set[str] = set()  # documents below deleted prefixes, read since they were deleted
-        self._order: list[str] = []  # the keys of _refs; sorted, but for those added since the last listing
+        self._outdated: dict[str, Seen] = {}  # the older state that this process saw, if another wrote the key since
+        self._read_since: set[str] = set()  # documents below deleted prefixes, read again since the deletion
+        self._order: list[str] = []  # the keys of _refs; sorted, except for those added since the last listing
         self._sorted = 0
-        self._newest: dict[int, int] = {}  # participant -> sequence of the last frame that was added
-        self.may_be_foreign = False  # whether a value may lie outside of the repository
-        #: Documents that were written, and prefixes that were deleted, in the order in which it was learned; in the
-        #: process that began the transaction, by others.
+        self._newest: dict[int, int] = {}  # participant -> sequence of its last added frame
+        self.may_be_foreign = False  # whether there may be a foreign value
+        #: Written documents and deleted prefixes, in the order in which this process learned of them. In the process
+        #: that began the transaction, only those of other processes.
         self.news: list[str] = []
 
-    # --- looking
+    # --- reading
 
     def __len__(self) -> int:
-        """How many keys and prefixes are set or deleted."""
+        """The number of keys and prefixes that are set or deleted."""
         return len(self._refs) + self._sealed_count + len(self._prefixes)
 
     def __contains__(self, key: str) -> bool:
@@ -74,7 +74,7 @@ class StagedKeys:
 
     @property
     def version(self) -> tuple[tuple[int, int], ...]:
-        """Which frames there are, by participant and sequence: equal only where all keys are as they were."""
+        """The last sequence of each participant: equal only if no staged key has changed."""
         with self._lock:
             return tuple(sorted(self._newest.items()))
 
@@ -88,8 +88,8 @@ class StagedKeys:
     def _ref(self, key: str) -> bytes | None:
         """Return the ref of a key, sealed or not, without the lock.
 
-        Its holder adds to `_sealed` what it will remove from `_refs`, before it removes it, and hides there what was
-        below.
+        A holder of the lock adds refs to `_sealed`, or hides keys there, before it removes them from `_refs`. So this
+        finds each key.
         """
         while True:
             sealed = self._sealed
@@ -101,11 +101,11 @@ class StagedKeys:
                 return ref
 
     def layers(self, key: str) -> list[Link]:
-        """Return the frames that count for a key, if several do: each with its region, to be laid over those before."""
+        """Return the frames of a key if several count, each with its region. Each goes over the ones before."""
         return self.layered.get(key, [])
 
     def own_region(self, key: str, seen: Seen) -> Region:
-        """Return what was written of a key by those frames of this process that one which has `seen` this adds to."""
+        """Return the region of this process's frames on a key to which a new frame with this `seen` adds."""
         link = self.get(key)
         if link is None or isinstance(seen, Predecessor):
             return _NOTHING
@@ -113,7 +113,7 @@ class StagedKeys:
         return next((link.region for link in reversed(links) if link.participant == self.me), _NOTHING)
 
     def ends(self, key: str) -> list[Link]:
-        """Return the frames of others on a key that no later writer of it has seen, if there are layers."""
+        """If a key has layers, return the frames of other participants that no later writer of the key has seen."""
         if not self.layers(key) or key in self._outdated:
             return []
         with self._lock:
@@ -122,13 +122,13 @@ class StagedKeys:
             return [link for link in links if link.participant != self.me and link.place not in seen]
 
     def know_of_deletions(self, key: str) -> bool:
-        """Tell whether the writers of what is left of a key knew of all deletions of prefixes above it."""
+        """Tell whether the writers of the remaining frames of a key knew of all deletions of prefixes above it."""
         with self._lock:
             prefixes = self._prefixes_above(key)
             return not prefixes or know_of(self._links.get(key, []), prefixes)
 
     def present(self, key: str) -> Link | None:
-        """Return the frame that counts for a key, be it the deletion of a prefix above; None if the base's counts."""
+        """Return the frame that counts for a key, which may be a deleted prefix above it. None if the base counts."""
         link = self.get(key)
         if link is None and (above := self._prefixes_above(key)):
             link = tombstone(max(above))
@@ -143,7 +143,7 @@ class StagedKeys:
         return sorted(self._prefixes)
 
     def is_below_deleted(self, key: str) -> bool:
-        """Tell whether the base's value of a key is hidden by a deleted prefix."""
+        """Tell whether a deleted prefix hides the base's value of a key."""
         return bool(self._prefixes) and any(prefix in self._prefixes for prefix in covering_prefixes(key))
 
     def hiding_prefix(self, key: str) -> str | None:
@@ -154,7 +154,7 @@ class StagedKeys:
 
     def between(self, start: str, stop: str | None) -> Iterator[str]:
         """Yield the keys from `start` on, below `stop`, in the order of their bytes."""
-        with self._lock:  # what others stage meanwhile is added behind the sorted part
+        with self._lock:  # other threads add newly staged keys after the sorted part
             order, low, high = self._range(start, stop)
             is_sealed = self._sealed is not None
         if is_sealed:
@@ -165,7 +165,7 @@ class StagedKeys:
         with self._lock:
             order, low, high = self._range(start, stop)
             refs, sealed = self._refs, self._sealed
-        # Where one is gone by then, another thread has just deleted all below a path.
+        # If a key is gone, another thread has just deleted a prefix.
         in_memory = ((key, ref) for i in range(low, high) if (ref := refs.get(key := order[i])) is not None)
         if sealed is None:
             yield from in_memory
@@ -182,32 +182,33 @@ class StagedKeys:
             newer = next(in_memory, None)
 
     def items(self) -> Iterator[tuple[str, Link]]:
-        """Yield the keys that are set or deleted, in the order of their bytes."""
+        """Yield all set or deleted keys, in the order of their bytes."""
         for key, ref in self._refs_between("", None):
             yield key, _unpack(ref)
 
     def _range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
         if self._sorted < len(self._order):
-            self._order = sorted(self._order)  # a new list: others may be walking the old one. Nearly sorted: linear
+            # A new list, because others may iterate over the old one. Sorting a nearly sorted list takes linear time.
+            self._order = sorted(self._order)
             self._sorted = len(self._order)
         order, end = self._order, self._sorted
         low = bisect_left(order, start, 0, end)
         return order, low, end if stop is None else bisect_left(order, stop, low, end)
 
-    # --- what a frame that is written now has seen
+    # --- the `seen` of a new frame
 
     @property
     def knows_anything(self) -> bool:
-        """Whether `seen` may return anything else than what was read says."""
+        """Whether `seen` may depend on anything else than `was_read`."""
         return bool(self._refs or self._sealed is not None or self._prefixes or self._outdated)
 
     def seen(self, key: str, *, was_read: bool) -> Seen:
-        """Return what this process knows of a key that it writes."""
+        """Return the state of a key that this process knows when it writes the key."""
         if (outdated := self._outdated.get(key)) is not None:
             return outdated
         ref = self._refs.get(key)
         if ref is None and self._sealed is not None and (len(self._newest) > 1 or self.me not in self._newest):
-            ref = self._ref(key)  # else all is this process's own
+            ref = self._ref(key)  # else all frames are from this process
         if ref is not None:
             participant, sequence = _place(ref)
             if participant != self.me:
@@ -216,7 +217,7 @@ class StagedKeys:
             above = self._prefixes_above(key)
             others = {place.participant for place in above} - {self.me}
             if others and was_read and is_document(key) and key not in self._read_since:
-                return packfile.SEEN_BASE  # an array object may hold what was deleted
+                return packfile.SEEN_BASE  # an array object may still hold the deleted document
             if others:
                 return newest(above, others)
         return packfile.SEEN_BASE if was_read else packfile.SEEN_NOTHING
@@ -227,7 +228,7 @@ class StagedKeys:
             self._read_since.add(key)
 
     def outdate(self, key: str, seen: Seen) -> None:
-        """Note that an object of this process knows an older version of a key than is staged."""
+        """Record that an object of this process knows an older state of a key than the staged one."""
         self._outdated.setdefault(key, seen)
 
     def _prefixes_above(self, key: str) -> Prefixes:
@@ -242,9 +243,9 @@ class StagedKeys:
     # --- adding frames
 
     def add(self, key: str, link: Link, *, was_read: bool = False, later: bool = False) -> None:
-        """Add a frame on a key. `was_read`: by this process, which matters if the frame is another's.
+        """Add a frame on a key. `was_read`: this process has read the key, which matters for another process's frame.
 
-        `later`: `arrange` is called when more frames were added, of which there may be hundreds on one chunk.
+        `later`: the caller adds more frames, perhaps hundreds on one chunk, and then calls `arrange`.
         """
         with self._lock:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
@@ -253,7 +254,7 @@ class StagedKeys:
             if ref is None and self._sealed is not None:
                 ref = self._recalled(key)
             if link.participant != self.me:
-                # An array object of this process may hold what it has written itself, too.
+                # An array object of this process may also hold a document that this process wrote.
                 was_read = was_read or (ref is not None and _place(ref)[0] == self.me and is_document(key))
                 if was_read:
                     self._outdated.setdefault(key, self.seen(key, was_read=True))
@@ -269,7 +270,7 @@ class StagedKeys:
             links = self._links.get(key)
             if links is None:
                 if participant == link.participant and not _is_foreign(link):
-                    if link.sequence > sequence:  # else a thread of this process was overtaken by another
+                    if link.sequence > sequence:  # else another thread of this process overtook this one
                         self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
                     return
                 links = self._links[key] = [_unpack(ref)]
@@ -280,7 +281,7 @@ class StagedKeys:
                 self._extend(key, links, link)
 
     def arrange(self) -> None:
-        """Let the frames count that were added to be arranged later."""
+        """Arrange the frames that were added with `later`, so that they count."""
         if self._unarranged:
             with self._lock:
                 for key in self._unarranged:
@@ -288,9 +289,9 @@ class StagedKeys:
                 self._unarranged.clear()
 
     def add_values(self, values: Iterable[tuple[str, int, list[int]]]) -> None:
-        """Add values that this process has written: the key, what was seen, and (offset, length, checksum, sequence).
+        """Add values that this process wrote: the key, its `seen`, and (offset, length, checksum, sequence).
 
-        The same as `add` for each, in a tenth of the time where a key is new.
+        This does the same as `add` for each. For new keys it takes a tenth of the time.
         """
         late: list[tuple[str, Link]] = []
         with self._lock:
@@ -310,7 +311,7 @@ class StagedKeys:
             self.add(key, link)
 
     def _recalled(self, key: str) -> bytes | None:
-        """Return the ref of a key, which is not sealed any more; the caller holds the lock."""
+        """Return the ref of a key, and move it from `_sealed` back to `_refs`. The caller holds the lock."""
         ref = self._refs.get(key)
         if ref is None and self._sealed is not None and (ref := self._sealed.get(key)) is not None:
             self._order.append(key)
@@ -319,7 +320,7 @@ class StagedKeys:
         return ref
 
     def _seal(self) -> None:
-        """Seal the refs of which nothing else is known; the caller holds the lock."""
+        """Seal the plain refs: those without links, seen frames or regions. The caller holds the lock."""
         keys, refs = self._range("", None)[0], self._refs
         kept = {key: refs[key] for key in keys if len(refs[key]) != REF.size or key in self._links}
         sealed = [key for key in keys if key not in kept] if kept else keys
@@ -335,7 +336,7 @@ class StagedKeys:
     def _arrange(self, key: str, links: list[Link]) -> None:
         found = arrange(links, self._prefixes_above(key))
         self.layered.pop(key, None)
-        if found is None:  # the commit will refuse; until then, one sees one's own
+        if found is None:  # the commit will refuse this key; until then, each process sees its own frame
             own = [link for link in links if link.participant == self.me] or links
             self._refs[key] = _pack(own[-1])
         else:
@@ -344,14 +345,14 @@ class StagedKeys:
                 self.layered[key] = found.layers
 
     def _is_overtaken(self, key: str, link: Link) -> bool:
-        """Tell whether its own process has deleted a prefix above the key since: threads may come in another order."""
+        """Tell whether the frame's process has since deleted a prefix above the key: threads may add out of order."""
         return any(
             place.participant == link.participant and place.sequence > link.sequence
             for place in self._prefixes_above(key)
         )
 
     def hide(self, prefix: str, participant: int, sequence: int, seen: Seen = packfile.SEEN_NOTHING) -> None:
-        """Add the deletion of a prefix: what the same process has staged below it before is gone."""
+        """Add the deletion of a prefix. This removes earlier staged keys of the same process below it."""
         with self._lock:
             self._newest[participant] = max(sequence, self._newest.get(participant, 0))
             places = self._prefixes.setdefault(prefix, {})
@@ -372,7 +373,7 @@ class StagedKeys:
                     links = self._links[key] = [link]
                 kept.append(key)
                 if links is not None and any(link.participant == participant for link in links):
-                    # Others have seen its frames, or it theirs, which may have been read first.
+                    # Other processes have seen its frames, or it has seen theirs, which may have been read first.
                     self._extend(key, links, tombstone(Predecessor(participant, sequence)))
             self._order = order[:low] + kept + order[high:]
             self._sorted = len(self._order)
@@ -380,7 +381,7 @@ class StagedKeys:
                 self.news.append(prefix)
 
     def _hide_sealed(self, sealed: SealedKeys, prefix: str, participant: int, sequence: int) -> None:
-        """Hide what is sealed below a prefix, but for what a participant had not staged by then; that is recalled."""
+        """Hide a participant's earlier sealed keys below a prefix. Move the other keys there back to `_refs`."""
         gone, kept, found = 0, [], False
         for key, ref in sealed.below(prefix):
             found = True
@@ -397,12 +398,12 @@ class StagedKeys:
             self._sealed_count -= gone + len(kept)
 
     def written_by_others(self, prefix: str) -> list[str]:
-        """Return the keys below a prefix whose value is of another participant."""
+        """Return the keys below a prefix whose value another participant wrote."""
         with self._lock:
             return [key for key, ref in self._below(prefix) if _place(ref)[0] != self.me]
 
     def _below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """Yield what there is below a prefix, in no order; the caller holds the lock."""
+        """Yield the keys and refs below a prefix, in any order. The caller holds the lock."""
         order, low, high = self._range(prefix, after_prefix(prefix))
         refs = self._refs
         yield from ((key, refs[key]) for key in order[low:high])
@@ -424,15 +425,15 @@ class StagedKeys:
         given_up: Mapping[int, int] | None = None,
         among: Sequence[str] | None = None,
     ) -> list[str]:
-        """Choose for each key the frame that counts, for good; return the keys whose frames form no chain (I7).
+        """Choose the final frame for each key. Return the keys whose frames form no chain (I7).
 
-        `lost` are participants whose part is whole up to a frame only. The ones in `given_up` live, and may do it
-        again: the work of no other participant may build on what they gave up. `among` are keys that broke before, with
-        fewer lost.
+        `lost` are participants whose part is complete only up to a frame. Those in `given_up` live, and may repeat
+        their work: no other participant's work may build on their aborted frames. `among` are the keys that an earlier
+        call returned, with fewer lost participants.
         """
         broken = []
         with self._lock:
-            self._unarranged.clear()  # each is settled here
+            self._unarranged.clear()  # the loop below settles each key
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()) if among is None else among:
                 ref = self._recalled(key)
                 if ref is None:
@@ -440,7 +441,7 @@ class StagedKeys:
                 links = self._links.get(key) or [_unpack(ref)]
                 prefixes = self._prefixes_above(key)
                 if among is not None and (prefixes or any(link.seen == packfile.SEEN_BASE for link in links)):
-                    broken.append(key)  # a deletion is not done again
+                    broken.append(key)  # no participant repeats a deletion
                     continue
                 places = [*(link.place for link in links), *prefixes]
                 lost_here = {place.participant for place in places if _is_lost(place, lost)}
@@ -461,13 +462,13 @@ class StagedKeys:
         return broken
 
     def links(self, key: str) -> list[Link]:
-        """Return what participants have staged on a key."""
+        """Return the links of all participants on a key."""
         with self._lock:
             ref = self._ref(key)
             return list(self._links.get(key) or ([] if ref is None else [_unpack(ref)]))
 
     def writers(self, key: str) -> set[int]:
-        """Return which participants have staged something on a key."""
+        """Return the participants that have staged something on a key."""
         return {link.participant for link in self.links(key)}
 
     def _below_foreign_prefixes(self) -> set[str]:
@@ -477,7 +478,7 @@ class StagedKeys:
         return found
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
-        """Return the keys, and prefixes, that count as participants have staged them whose part is not whole."""
+        """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part."""
         keys = [
             key for key, link in self.items() if any(_is_lost(each.place, lost) for each in self.layers(key) or [link])
         ]

@@ -1,4 +1,4 @@
-"""View: what a reader of a transaction sees in this process: what is staged, by any process, over the base."""
+"""Reads a transaction in this process: shows the staged changes of all its processes over the base."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from txstore.transactions.reflinks import Reflinks
 
 
 class Known(NamedTuple):
-    """What is about to be changed in part, and what its writer has seen of the key then."""
+    """The value that a partial write is about to change, and what its writer has seen of the key."""
 
     value: memoryview | None
     seen: Seen
-    own: Region  # what the writer has written of it before
+    own: Region  # the elements that the writer wrote before
 
 
 class View(Hierarchy):
@@ -48,8 +48,8 @@ class View(Hierarchy):
     ) -> None:
         self.base = base
         self.staged = members.staged
-        self.reflinks = Reflinks()  # what was moved or copied without copying values
-        self.committed: Snapshot | None = None  # the commit that the transaction has become
+        self.reflinks = Reflinks()  # nodes that were moved or copied by reference
+        self.committed: Snapshot | None = None  # the commit that the transaction made
         self.marks = marks
         self._members = members
         self._part = part
@@ -62,7 +62,7 @@ class View(Hierarchy):
         link = self.staged.get(key)
         if link is not None:
             if self._members.is_shared or link.kind == packfile.FRAME_PARTIAL:
-                self._mark_read(key)  # it may be another's; what is all one's own says nothing of the base
+                self._mark_read(key)  # another process may have written it; an own whole value says nothing of the base
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
         view = self.below(key)
         if view is None and self._learns_of(key):
@@ -72,7 +72,7 @@ class View(Hierarchy):
         return view
 
     def locate(self, keys: Sequence[str]) -> Located:
-        """Return where the base has many values, as `Snapshot.locate` does; what is staged is elsewhere."""
+        """Locate many values in the base, as `Snapshot.locate` does. Staged keys are marked `ELSEWHERE`."""
         self._members.look_at_others()
         located = self.base.locate(keys)
         staged, is_shared = self.staged, self._members.is_shared
@@ -89,7 +89,7 @@ class View(Hierarchy):
         return located
 
     def peek(self, key: str) -> memoryview | None:
-        """Return a value without noting the read: as it is by now, and no write relies on it."""
+        """Return the present value without recording the read: no write relies on it."""
         self._members.look_at_others()
         link = self.staged.get(key)
         if link is not None:
@@ -97,16 +97,16 @@ class View(Hierarchy):
         return self.below(key)
 
     def known(self, key: str) -> Known:
-        """Return what is to be changed in part. It counts as no read (I5)."""
+        """Return the value that a partial write changes. This does not count as a read (I5)."""
         self._members.look_at_others()
-        # First: of what others stage from now on, it is not claimed that it was seen.
+        # Get `seen` first, so that it does not include frames that others stage from now on.
         seen = self.staged.seen(key, was_read=key in self.marks)
         own = self.staged.own_region(key, seen)
         return Known(self.peek(key), seen, own)
 
     def _staged_view(self, key: str, link: Link) -> memoryview | None:
         if self.staged.layered and (layers := self.staged.layers(key)) and self.committed is None:
-            with contextlib.suppress(NotMergeableError):  # the commit will refuse; until then, one sees one
+            with contextlib.suppress(NotMergeableError):  # the commit will refuse; until then, show one of the values
                 merged = self.merged(key, self.below(key), layers)
                 return None if merged is None else memoryview(merged)
         stored = self._stored(link)
@@ -115,18 +115,18 @@ class View(Hierarchy):
         return self._read_outside(stored) if link.kind == packfile.FRAME_FOREIGN else memoryview(stored)
 
     def below(self, key: str) -> memoryview | None:
-        """Return what is staged over."""
+        """Return the value below the staged frames: of the base, or of a reflink."""
         found = self.under(key)
         return None if found is None else found[0].get_view(found[1])
 
     def under(self, key: str) -> tuple[Snapshot, str] | None:
-        """Return where a key is read from that is not staged, and its name there: the base, or what was moved here."""
+        """Return the snapshot of a key that is not staged, and its name there: the base, or a reflink's source."""
         if self.reflinks.any and (found := self.reflinks.find(key)) is not None:
             return found
         return None if self.staged.is_below_deleted(key) else (self.base, key)
 
     def merged(self, key: str, below: memoryview | None, layers: Sequence[Link]) -> bytes | None:
-        """Return a chunk with what was written of it in part laid over what is there; None if it is to be deleted.
+        """Return a chunk with partial writes merged over the value below. None if the chunk is to be deleted.
 
         Raises `NotMergeableError`.
         """
@@ -138,7 +138,7 @@ class View(Hierarchy):
         return self._read_outside(self.read(link)) if link.kind == packfile.FRAME_FOREIGN else self.read(link)
 
     def merger(self, key: str) -> ChunkMerger:
-        """Return what merges versions of a chunk. Raises `NotMergeableError` if the key is none of an array."""
+        """Return the merger for a chunk. Raises `NotMergeableError` if the key belongs to no array."""
         for path in ancestors(key):
             for name in NODE_DOCUMENTS:
                 document = document_key(path, name)
@@ -161,12 +161,12 @@ class View(Hierarchy):
         return stored.size_of(key) if isinstance(stored, Snapshot) else _decode_record(stored).length
 
     def _stored(self, link: Link) -> bytes | Snapshot:
-        """Return what is staged, as `read` does; once that is committed, the snapshot that has it."""
+        """Return a staged value, as `read` does. After the commit, return the snapshot that has the value."""
         if self.committed is None:
             try:
                 return self.read(link)
             except (OSError, LookupError, TransactionStateError) as error:
-                if self.committed is None:  # else it was committed just now
+                if self.committed is None:  # else another thread has just committed it
                     if self._members.is_over and not isinstance(error, TransactionStateError):
                         raise TransactionStateError(
                             "this transaction was rolled back while it was read: read again", state="rolled back"
@@ -175,7 +175,7 @@ class View(Hierarchy):
         return self.committed
 
     def is_foreign(self, key: str) -> bool:
-        """Tell whether a value is known to lie outside, be it staged or the base's."""
+        """Tell whether a value, staged or of the base, is foreign."""
         if not (self.may_be_foreign or self.base.may_be_foreign):
             return False
         link = self.staged.get(key)
@@ -186,15 +186,15 @@ class View(Hierarchy):
 
     @property
     def may_be_foreign(self) -> bool:
-        """Whether a value that this sets may lie outside of the repository."""
+        """Whether this transaction may set a foreign value."""
         return self.staged.may_be_foreign or (
             self.reflinks.any and any(source.may_be_foreign for source in self.reflinks.sources)
         )
 
     def read(self, link: Link) -> bytes:
-        """Return what is staged, of a value that lies outside the record.
+        """Return a staged value. For a foreign value, return its record.
 
-        Raises `CorruptionError` if it is no longer what was written.
+        Raises `CorruptionError` if the bytes differ from the written bytes.
         """
         if link.participant == self.staged.me:
             return self._part.writer.read(Staged(link.offset, link.length, link.checksum, link.sequence))
@@ -204,7 +204,7 @@ class View(Hierarchy):
         return shared.read(link)
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
-        """Return a part of a value; of a base value without comparing the checksum, which covers the whole."""
+        """Return a part of a value. For a base value, this skips the checksum, which covers the whole value."""
         may_be_staged = self._members.is_shared or self._members.is_inherited or key in self.staged
         if may_be_staged or self.staged.is_below_deleted(key):
             view = self.get_view(key)
@@ -223,9 +223,9 @@ class View(Hierarchy):
         return self.size_of(key) if size is None and self._learns_of(key) else size
 
     def _learns_of(self, document: str) -> bool:
-        """Look at what others have staged by now if a document of a node is missing, of which there is none at all.
+        """If a node has no documents at all, look at new changes of others. Return whether they staged `document`.
 
-        Another may have created the node since this process has joined. Returns whether it has staged the document.
+        Another process may have created the node since this process joined.
         """
         if not self._members.stages_for_another or not is_document(document):
             return False
@@ -247,7 +247,7 @@ class View(Hierarchy):
         under = self._base_keys_between(start, stop, batch)
         if self.reflinks.any:
             reflinked = self.reflinks.keys_between(start, stop, batch)
-            under = (key for key, _ in groupby(heapq.merge(under, reflinked)))  # of the base there may be the same
+            under = (key for key, _ in groupby(heapq.merge(under, reflinked)))  # the base may have the same keys
         for theirs in under:
             while mine is not None and mine < theirs:
                 if self.staged.is_set(mine):
@@ -263,7 +263,7 @@ class View(Hierarchy):
             mine = next(staged, None)
 
     def _base_keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
-        """Yield the base's keys but for those below deleted prefixes, which are skipped, not walked."""
+        """Yield the base's keys, except those below deleted prefixes, which this skips without reading them."""
         position: str | None = start
         while position is not None:
             for key in self.base.keys_between(position, stop, batch=batch):
@@ -280,7 +280,7 @@ class View(Hierarchy):
         self.marks.add(key, exactly=self._members.is_shared)
 
     def is_unchanged(self, key: str, link: Link) -> bool:
-        """Tell whether a staged value is just what the base holds, and so is no write (I5)."""
+        """Tell whether a staged value equals the base's value, and so is no write (I5)."""
         if self.staged.is_below_deleted(key) or self.staged.layers(key):
             return False
         if self.reflinks.any and self.reflinks.find(key) is not None:
@@ -295,13 +295,13 @@ class View(Hierarchy):
             return False
         return bytes(self.base.runs.stored(key, found)) == self.read(link)
 
-    # --- what a serializable transaction has read
+    # --- the reads of a serializable transaction
 
     def note_read(self, kind: int, key: str) -> None:
-        """Note that a key, or what is below a prefix, is about to be read, unless what is staged hides the base's.
+        """Record that a caller is about to read a key, or below a prefix, unless staged changes hide the base there.
 
-        Of another process's transaction that is in the pack before anything is handed out, as what is staged is (I8).
-        Raises `OSError`, and `TransactionStateError` if the transaction is being committed.
+        In another process's transaction, this writes the read into the pack before the caller gets a value (I8). Raises
+        `OSError`, and `TransactionStateError` if a process is committing the transaction.
         """
         log = self._read_log
         if log is None or log.has(kind, key):
@@ -315,14 +315,14 @@ class View(Hierarchy):
                 self._part.begin()
             except TransactionStateError as error:
                 if error.state == "ended":
-                    return  # nothing that is read now can have a part in it
+                    return  # the transaction can't depend on this read any more
                 raise
             self._part.append(kind, key.encode(), b"", seen=packfile.SEEN_NOTHING)
-        log.add(kind, key)  # last: another thread that finds it there may rely on it
+        log.add(kind, key)  # last: another thread that finds the entry relies on the frame
 
     def _hides_base(self, kind: int, key: str) -> bool:
         if kind == packfile.FRAME_READ and (link := self.staged.get(key)) is not None:
-            return link.kind != packfile.FRAME_PARTIAL  # of which the rest is the base's
+            return link.kind != packfile.FRAME_PARTIAL  # a partial frame does not hide the rest of the base's value
         if kind == packfile.FRAME_ANY_BELOW and any(
             map(self.staged.is_set, self.staged.between(key, after_prefix(key)))
         ):
@@ -330,29 +330,29 @@ class View(Hierarchy):
         return self.staged.is_below_deleted(key)
 
     def reads(self, unchanged: Iterable[str]) -> Reads:
-        """Return what the transaction relies on, by all its participants once `close_parts` was called.
+        """Return the reads that the transaction relies on. After `close_parts`, these include all participants' reads.
 
-        What was staged just as it is in the base is not written (I5), so it has to be so at the head.
+        A staged value that equals the base's is not written (I5), so the head must have the same value.
         """
         return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
 
     def content(self, key: str, link: Link | None) -> bytes | None:
-        """Return what a key is by a frame that may not count any more; by the base, if that is None."""
+        """Return the value of a frame that may not count any more. If the frame is None, return the base's value."""
         if link is None:
             view = self.base.get_view(key)
             return None if view is None else bytes(view)
         return None if link.kind == packfile.FRAME_TOMBSTONE else self.read(link)
 
-    # --- what is staged
+    # --- staged changes
 
     @property
     def version(self) -> Hashable:
-        """What tells this view from what it was before anything was staged, or learned of others."""
+        """A value that changes when this process stages anything, or learns of others' changes."""
         self._members.look_at_others()
         return self._members.record.id, self.staged.version, tuple(self.reflinks), tuple(self.reflinks.taken)
 
     def key_changes(self) -> Iterator[KeyChange]:
-        """Yield the keys that differ from the base once this is committed, in the order of their bytes."""
+        """Yield the keys that will differ from the base after the commit, in the order of their bytes."""
         self._members.look_at_others()
         gone = [self.base.keys_below(prefix) for prefix in self.staged.prefixes]
         last = None
@@ -370,7 +370,7 @@ class View(Hierarchy):
                 yield KeyChange(key, before, after)
 
     def _ref(self, link: Link) -> Ref:
-        """Return where a staged value lies, in the words of a commit."""
+        """Return the location of a staged value, as a ref of the coming commit."""
         pack = PackName(packfile.participants_pack(self._members.record.id, self._part.number_of(link)))
         offset = packfile.split_offset(link.offset)[1]
         return Ref(packfile.REF_OF_FRAME[link.kind], self.base.seq + 1, pack, offset, link.length, link.checksum)
@@ -391,7 +391,7 @@ class View(Hierarchy):
 
 
 class Peek(Hierarchy):
-    """The view of a transaction for what locks are resolved on: it is read for that alone (`View.peek`)."""
+    """A view of a transaction that records no reads (`View.peek`), to compute the keys to lock."""
 
     def __init__(self, view: View) -> None:
         self._view = view

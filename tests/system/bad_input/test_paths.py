@@ -58,7 +58,7 @@ def test_a_directory_that_holds_something_else(tmp_path):
     (path / "cat.jpg").write_bytes(b"meow")
     refused(path, "something else.*cat.jpg")
     for write in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(txstore.RepositoryNotFoundError, match="choose an empty or a new one"):
+        with pytest.raises(txstore.RepositoryNotFoundError, match="choose an empty or a new directory"):
             write(path)
     for read in (
         lambda: txstore.Repository(path, create=False),

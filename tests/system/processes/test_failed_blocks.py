@@ -68,7 +68,7 @@ def test_half_of_a_block_is_not_committed(repo, store, looks):
         worker.do(fill_in_block, 6, 8, 3)
         if looks:
             store.changes()
-        with pytest.raises(txstore.ParticipantLostError, match="gave it up") as lost:
+        with pytest.raises(txstore.ParticipantLostError, match="a block or a write of it failed") as lost:
             store.commit()
         assert lost.value.keys == ("x/c/2", "x/c/3")
         other.do(fill_in_block, 2, 6, 4)  # anybody may do it

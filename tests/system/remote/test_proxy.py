@@ -226,7 +226,7 @@ def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine
         commit(alone, f"{number}")
     assert [each.message for each in alone.log()] == ["2", "1", "0"]
     assert alone.verify().faults == []
-    with pytest.raises(PermissionError, match="single_writer=True: open it so"):
+    with pytest.raises(PermissionError, match="single_writer=True: open it with the same option"):
         commit(txstore.Repository(url, storage_options=options), "refused")
 
 

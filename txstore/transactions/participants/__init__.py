@@ -1,1 +1,1 @@
-"""Several processes in one transaction: what each has staged, whether it lives, and how their writes to a key join."""
+"""Lets several processes share one transaction: reads their frames, checks that they live, joins their writes."""

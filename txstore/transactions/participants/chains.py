@@ -1,12 +1,13 @@
-"""I7: what several processes of one transaction did to a key must form a chain. No I/O.
+"""Checks that the writes of several processes to one key form a chain (I7). No I/O.
 
-Each frame says what its writer had seen of the key: nothing, the base, or another frame. The frames of a chain follow
-one another, each having seen the one before, so the last holds the work of all. Where two frames have seen the same,
-one of them does not know the other's work, and the commit names the key. A process that has seen a frame knows what
-its writer knew then, though the writer may have written the key once more since. Three exceptions: of chunks that were
-written in part, frames whose regions have no element in common are laid over one another; what a process wrote that
-died before it was done is dropped where somebody else wrote the same afresh; and equal values that were written without
-having seen anything count as one.
+Each frame records what its writer had seen of the key: nothing, the base, or another frame. In a chain, each frame has
+seen the one before it, so the last frame includes the work of all. If two frames have seen the same, neither writer
+knew the other's work, and the commit reports the key. A process that has seen a frame knows what the frame's writer
+knew then, even if that writer has written the key again since. There are three exceptions:
+
+- Partial frames of a chunk, whose regions have no common element, are merged.
+- The work of a process that died before it finished is dropped if another process wrote the same again.
+- Equal values whose writers had seen nothing count as one value.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from txstore.format import packfile
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
 
-#: Deletions of prefixes above a key, and which other deletion above it each had seen.
+#: Deletions of prefixes above a key, each with the other deletion above the key that it had seen.
 Prefixes = Mapping[Predecessor, Seen]
 
 
 class Link(NamedTuple):
-    """The frames of one process on a key that follow one another; `sequence` and what comes after are of the last."""
+    """Consecutive frames of one process on a key. `sequence`, and `kind` to `checksum`, are of the last frame."""
 
     participant: int
     sequence: int
-    seen: Seen  # by the first of them
+    seen: Seen  # of the first frame
     kind: int
     offset: int
     length: int
     checksum: int
-    region: Region = WHOLE  # which elements of a chunk the process has written in these frames
+    region: Region = WHOLE  # the elements of a chunk that the process wrote in these frames
 
     @property
     def place(self) -> Predecessor:
@@ -43,13 +44,13 @@ class Link(NamedTuple):
 
 
 def extend(links: list[Link], link: Link) -> None:
-    """Add a frame, which comes after all others of its process."""
+    """Add a frame that comes after all others of its process."""
     for i in range(len(links) - 1, -1, -1):
         own = links[i]
         if own.participant == link.participant:
             if link.sequence < own.sequence:
-                return  # a thread of the process was overtaken by another
-            # Of its own frames a process knows the one before, though the frame may not say so.
+                return  # another thread of the process overtook this one
+            # A process knows its own previous frame, even if the frame does not record that.
             if not isinstance(link.seen, Predecessor) or link.seen == own.place:
                 links[i] = link._replace(seen=own.seen)
                 return
@@ -63,10 +64,10 @@ def resolve(
     lost: Collection[int] = (),
     equal: Callable[[Link, Link], bool] | None = None,
 ) -> list[Link] | None:
-    """Return the link that counts, or the links that count laid over one another; None if they don't fit together.
+    """Return the link that counts, or several links to merge in order. None if the links do not form a chain.
 
-    Where a deleted prefix hides the key, it counts, as a tombstone. `lost` are participants that died before they were
-    done. `equal` compares the bytes of two values of one length and checksum.
+    If a deleted prefix hides the key, the result is its tombstone. `lost` are participants that died before they
+    finished. `equal` compares the bytes of two values with equal length and checksum.
     """
     prefixes = prefixes or {}
     found = arrange(links, prefixes)
@@ -87,38 +88,38 @@ def resolve(
             continue
         is_last = len(found.layers) == 1 and last.participant == prefix.participant and last.place not in knowing
         if not is_last and not all(link.participant in lost for link in found.links):
-            return None  # who deleted and who wrote did not know of one another
+            return None  # neither the deleting nor the writing process knew of the other
         layers = [tombstone(prefix)]
     return layers
 
 
 def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
-    """Tell whether the writers of what is left of a key knew of all deletions of prefixes above it."""
+    """Tell whether the writers of the remaining frames of a key knew of all deletions of prefixes above it."""
     found = arrange(links, prefixes)
     return found is not None and all(_is_known(found, _knowing(links, prefix, prefixes)) for prefix in prefixes)
 
 
 def _is_known(found: Arranged, knowing: Collection[Predecessor]) -> bool:
-    """Tell whether the writers of all that is left of a key are among the ones that know something."""
-    # What was written in part leaves something of what is below it; what came before a whole is gone.
+    """Tell whether the writers of all remaining frames of a key are in `knowing`."""
+    # A partial frame keeps elements of the frames below it. A whole frame replaces all frames before it.
     whole = max((at for at, link in enumerate(found.links) if link.region.is_whole), default=0)
     return all(link.place in knowing for link in found.links[whole:])
 
 
 def tombstone(prefix: Predecessor) -> Link:
-    """Return the deletion of a prefix as a frame on one of the keys below it."""
+    """Return the deletion of a prefix as a frame on a key below it."""
     return Link(prefix.participant, prefix.sequence, packfile.SEEN_NOTHING, packfile.FRAME_TOMBSTONE, 0, 0, 0)
 
 
 class Arranged(NamedTuple):
-    """The links of a key, each behind the ones that its process had seen, and which of them overlay one another."""
+    """The links of a key, each after the links that its process had seen, and the layers to merge."""
 
     links: list[Link]
-    layers: list[Link]  # if there is one, it has the work of all, and all that was written is its region
+    layers: list[Link]  # a single layer has the work of all, and its region is everything that was written
 
 
 def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged | None:
-    """Arrange the links of a key. Return None if two have written the same element without knowing of one another."""
+    """Arrange the links of a key. None if two processes wrote the same element without knowing of each other."""
     chain = order(links, prefixes)
     if chain is not None:
         return Arranged(chain, [chain[-1]._replace(region=_united(chain))])
@@ -128,7 +129,7 @@ def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged
     if known is None:
         return None
     places = sorted(range(len(links)), key=lambda at: known[at].bit_count())
-    # What came before a link that wrote the whole is contained in it, whatever it was.
+    # A link that wrote the whole value includes all links before it.
     whole = next((at for at in reversed(places) if links[at].region.is_whole), None)
     above = places if whole is None else [at for at in places if at == whole or known[at] >> whole & 1]
     if whole is not None and any(not known[whole] >> before & 1 for before in set(places) - set(above)):
@@ -143,7 +144,7 @@ def arrange(links: Sequence[Link], prefixes: Prefixes | None = None) -> Arranged
 
 
 def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
-    """Return for each link which others its process had seen, a bit for each; None if that is not known."""
+    """Return for each link a bit mask of the links that its process had seen. None if that is unknown."""
     learned = _learned(links, prefixes)
     if learned is None:
         return None
@@ -154,7 +155,7 @@ def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
         for at in TopologicalSorter(parents).static_order():
             for parent in parents[at]:
                 known[at] |= known[parent]
-                # Else what was seen was written over: what its process has written by now was not seen.
+                # Otherwise the seen frame was overwritten, and the newer frame of that process was not seen.
                 if links[at].participant == links[parent].participant or links[at].seen == links[parent].place:
                     known[at] |= 1 << parent
     except CycleError:
@@ -163,10 +164,10 @@ def _knowledge(links: Sequence[Link], prefixes: Prefixes) -> list[int] | None:
 
 
 def _learned(links: Iterable[Link], prefixes: Prefixes) -> dict[Predecessor, list[Link]] | None:
-    """Return from which others the writer of each link has learned: it knew what the first frames of these had seen.
+    """Return for each link the links that its writer learned from: it knew what the first frames of these had seen.
 
-    These are the one that its process has written before, and the one that has the frame which it had seen, or had it
-    until its process wrote over that. Return None if a frame that was seen is not there.
+    These are the previous link of its own process, and the link with the frame that it had seen, or that replaced that
+    frame. Return None if a seen frame does not exist.
     """
     written: dict[int, list[Link]] = {}
     for link in sorted(links, key=lambda link: link.sequence):
@@ -191,18 +192,18 @@ def _united(links: Iterable[Link]) -> Region:
 
 
 def _is_done_again(links: Sequence[Link], kept: Sequence[Link], found: Arranged, lost: Collection[int]) -> bool:
-    """Tell whether all was done again that those wrote who died, and are left out."""
+    """Tell whether living participants repeated all work of the dead participants whose links are omitted."""
     if any(link.seen == found.links[-1].place and link.participant in lost for link in links):
-        return False  # the participants that died had gone on from there
+        return False  # a dead participant had built on the last link
     places = {link.place for link in links}
     if len(found.layers) > 1 and not all(link.place in places for link in kept):
-        return False  # of what was built on, there is only what came later
+        return False  # a later frame has replaced the frame that a living participant built on
     left_out = [link for link in links if all(link.participant != other.participant for other in kept)]
     return all(_united(kept).contains(link.region) for link in left_out)
 
 
 def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:
-    """Return the links in the order of the chain; None if they form none."""
+    """Return the links in the order of the chain. None if they form no chain."""
     first: Link | None = None
     followers: dict[Seen, Link] = {}
     places = {link.place for link in links}
@@ -211,20 +212,20 @@ def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link]
         if before is None and first is None:
             first = link
         elif before is None or before in followers:
-            return None  # two begin anew, or have seen the same
+            return None  # two links have seen nothing, or have seen the same
         else:
             followers[before] = link
     chain = []
     while first is not None:
         chain.append(first)
         first = followers.pop(first.place, None)
-    return None if followers else chain  # what is left follows a frame that was written over
+    return None if followers else chain  # a remaining link follows a frame that was overwritten
 
 
 def _before(
     link: Link, links: Sequence[Link], places: Collection[Predecessor], prefixes: Prefixes
 ) -> Predecessor | None:
-    """Return the frame on the key that a link follows; None if it begins a chain."""
+    """Return the frame on the key that a link follows. None if the link begins a chain."""
     seen = link.seen
     if isinstance(seen, Predecessor) and (seen in places or not _is_prefix(seen, prefixes)):
         return seen
@@ -233,18 +234,18 @@ def _before(
 
 
 def _is_prefix(seen: Predecessor, prefixes: Prefixes) -> bool:
-    """Tell whether a frame that is not on the key may be the deletion of a prefix, or of one that was repeated."""
+    """Tell whether a frame that is not on the key may be the deletion of a prefix, which may have been repeated."""
     return any(place.participant == seen.participant and place.sequence >= seen.sequence for place in prefixes)
 
 
 def newest(prefixes: Prefixes, participants: Collection[int]) -> Predecessor:
-    """Return the deletion, by one of `participants`, that knew of all others by them, if one did."""
+    """Return the deletion by one of `participants` that knew of all their other deletions. If none did, the last."""
     places = [place for place in prefixes if place.participant in participants]
     return next((place for place in places if all(_knows(place, other, prefixes) for other in places)), places[-1])
 
 
 def _knowing(links: Sequence[Link], prefix: Predecessor, prefixes: Prefixes) -> set[Predecessor]:
-    """Return the places of the links whose writers knew, be it from others on the key, that a prefix was deleted."""
+    """Return the places of links whose writers knew that a prefix was deleted, also from other writers of the key."""
     followers: dict[Predecessor, list[Link]] = {}
     learned = _learned(links, prefixes) or {}
     for link in links:
@@ -266,11 +267,11 @@ def _is_after(link: Link, prefix: Predecessor, prefixes: Prefixes) -> bool:
 
 
 def _knows(seen: Seen, prefix: Predecessor, prefixes: Prefixes) -> bool:
-    """Tell whether it was known that a prefix was deleted when a frame was written."""
+    """Tell whether the writer of a frame knew that a prefix was deleted."""
     if not isinstance(seen, Predecessor):
         return False
     if seen.participant == prefix.participant:
-        return seen.sequence >= prefix.sequence  # frames of a process are learned in their order
+        return seen.sequence >= prefix.sequence  # other processes learn a process's frames in order
     return any(
         own.participant == seen.participant and own.sequence <= seen.sequence and _knows(before, prefix, prefixes)
         for own, before in prefixes.items()
@@ -278,7 +279,7 @@ def _knows(seen: Seen, prefix: Predecessor, prefixes: Prefixes) -> bool:
 
 
 def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link]:
-    """Leave out what was lost, but for what somebody who was not has built on."""
+    """Omit the links of lost participants, except links that a living participant built on."""
     kept = [link for link in links if link.participant not in lost]
     if not kept:
         return links
@@ -287,7 +288,7 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
         seen = needed.pop()
         if not isinstance(seen, Predecessor) or seen.participant not in lost:
             continue
-        # The process may have written the key once more, before it died: that is not needed.
+        # The process may have written the key again before it died. That frame is not needed.
         own = (link for link in links if link.participant == seen.participant and link.sequence >= seen.sequence)
         base = min(own, key=lambda link: link.sequence, default=None)
         if base is not None:
@@ -298,7 +299,7 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
 
 
 def _is_gone(seen: Seen, lost: Collection[int], present: Collection[int]) -> bool:
-    """Tell whether a power loss has taken what was seen.
+    """Tell whether a loss of power destroyed the seen frame.
 
     A participant that built on it has all of that work in its own frame.
     """

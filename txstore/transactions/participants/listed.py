@@ -1,7 +1,7 @@
-"""Open transactions, for people who look: who stages what. Nothing is joined, and nothing written.
+"""Lists open transactions and their staged changes for users. It joins no transaction, and writes nothing.
 
-What a process has staged is seen when it is in its file. What only one process stages is buffered, up to a mebibyte, so
-a small transaction of one process is not seen at all.
+It sees a staged change when the change is in the process's file. A transaction of a single process buffers up to 1 MiB,
+so a small one is not visible at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
 from txstore.transactions.participants.tails import Tail, tail_of
 
-#: What the key of a chunk ends in.
+#: The end of a chunk's key.
 _CHUNK = re.compile(r"(?:^|/)(?:c(?:[/.]\d+)*|\d+(?:[/.]\d+)*)$")
 
 
 @dataclass
 class Stager:
-    """What one process has staged."""
+    """A process, and a summary of its staged changes."""
 
     number: int
     host: str | None = None
@@ -43,7 +43,7 @@ class Stager:
 class OpenTransaction:
     id: str
     name: str | None
-    branch: str | None  # None: it is not known, as of what has no record
+    branch: str | None  # None: the transaction has no record, so its branch is unknown
     base: str | None  # the id of a commit
     owner: str | None
     time: datetime | None
@@ -52,14 +52,14 @@ class OpenTransaction:
 
 
 class Watch:
-    """Reads what is staged as it grows: each frame once, however often it is asked. Not safe in threads."""
+    """Reads staged changes as they grow: each frame once, even over many calls. Not safe in threads."""
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._tails: dict[tuple[bytes, int], tuple[Tail, Stager]] = {}
 
     def transactions(self) -> Iterator[OpenTransaction]:
-        """Yield the open transactions. Raises `PermissionError` for a user who may not see what is staged."""
+        """Yield the open transactions. Raises `PermissionError` if the user may not read staged files."""
         staged = sorted(filter(None, map(names.parse_staging, self._commits.storage.list(names.STAGING))))
         records = {record.id: record for record in self._commits.recorded()}
         self._tails = {place: self._tails[place] for place in staged if place in self._tails}
@@ -78,7 +78,7 @@ class Watch:
                 stager.keys += 1
                 stager.bytes += frame.length if frame.kind in REF_OF_FRAME else 0
                 stager.nodes[_node_of(frame.key.decode(errors="replace"))] += 1
-        except (OSError, CorruptionError):  # it has just ended; whether it is damaged is not for who looks on to say
+        except (OSError, CorruptionError):  # it has just ended, or is damaged, which this listing need not report
             self._tails.pop((transaction, number))
         stager.alive, stager.sealed = tail.is_alive(), tail.is_sealed
         stager.host, stager.pid = tail.about.get("host"), tail.about.get("pid")

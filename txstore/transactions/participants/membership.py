@@ -1,4 +1,4 @@
-"""Membership: which participant of a transaction this process is, and what it knows of the others."""
+"""Makes this process a participant of a transaction, and tracks what it knows of the other participants."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from txstore.transactions.staged_keys import StagedKeys
 
 NOT_STAGING = -1  # the number of a process that has not staged anything in another process's transaction
 
-#: Documents that array objects hold, of each the frame that they know; None: the base's.
+#: Documents that array objects hold, each with the frame that they know. None: they know the base's document.
 Held = dict[str, Link | None]
 
 
 class Membership:
     """One process in one transaction. Safe in threads, and after a fork.
 
-    The process that began the transaction is participant 0, and its pack becomes the commit file. Others join: children
-    that inherit the transaction or are sent it, and, if it has a name, processes that give that name; there, no process
-    is participant 0. A process that joins sees what was staged when it joined, and, when `follow_others` is called,
-    what its siblings have staged since; the one that began the transaction sees all of it at any time.
+    The process that began the transaction is participant 0, and its pack becomes the commit file. Other processes join:
+    forked children, and processes that unpickle a store. Any process can join a named transaction by its name; there,
+    no process is participant 0. A joining process sees the changes staged before it joined. `follow_others` shows it
+    the changes that its siblings staged since. The process that began the transaction always sees all changes.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Membership:
     ) -> None:
         self.record = record
         self.process = os.getpid()
-        self.is_owner = shared is None  # began the transaction, which has no name
+        self.is_owner = shared is None  # this process began the transaction, which has no name
         self.shared = shared
         self.staged = StagedKeys(0 if shared is None else NOT_STAGING, commits.storage)
-        self.is_inherited = False  # by a fork, and not used in this process so far
+        self.is_inherited = False  # True: inherited by a fork, and not used in this process so far
         self.is_over = False  # this process has left the transaction, or the transaction has ended here
         self.siblings = Siblings(self.staged, marks, reads)
         self._commits = commits
@@ -74,16 +74,16 @@ class Membership:
 
     @property
     def is_used_here(self) -> bool:
-        """Whether this process uses it, and has not just inherited it by a fork."""
+        """Whether this process uses the transaction, and has not only inherited it by a fork."""
         return not self.is_inherited and self.process == os.getpid()
 
     @property
     def stages_for_another(self) -> bool:
-        """Whether this process takes part in a transaction that it has not begun."""
+        """Whether this process takes part in a transaction that it did not begin."""
         return self.shared is not None and not self.is_owner and not self.is_over
 
     def is_open(self) -> bool:
-        """Tell whether the transaction that this process has joined still goes on."""
+        """Tell whether the transaction that this process joined is still open."""
         try:
             if self.shared is not None:
                 self.shared.check_open()
@@ -101,20 +101,20 @@ class Membership:
             )
 
     def publish(self) -> None:
-        """Let other processes join: write the record of the transaction for them to find."""
+        """Write the record of the transaction, so that other processes can find and join it."""
         self.shared = SharedTransaction.publish(self._commits, self.record)
 
     # --- becoming a participant
 
     def adopt(self) -> None:
-        """Make this process a participant of the transaction that it has inherited."""
+        """Make this process a participant of the transaction that it inherited."""
         with self._following:
             if not self.is_inherited:
                 return
             if not self.is_over and self.shared is None:
                 if self.staged:
                     raise not_shared()
-                self.is_owner = False  # what there is can be read; `Part.begin` says that nothing can be staged
+                self.is_owner = False  # this process can read the transaction, but `Part.begin` refuses to stage
             elif not self.is_over:
                 known: Held = {key: link for key, link in self.staged.items() if is_document(key)}
                 self.shared = SharedTransaction.find(self._commits, self.record.id)
@@ -127,7 +127,7 @@ class Membership:
             self.is_inherited = False
 
     def rely_on(self, held: Held) -> None:
-        """Note what array objects hold that come from another process, or from before a fork."""
+        """Record the documents of array objects that come from another process, or from before a fork."""
         for key, known in held.items():
             self._marks.add(key, exactly=True)
             if known is None:
@@ -136,17 +136,17 @@ class Membership:
             elif (present := self.staged.present(key)) is None or present.place != known.place:
                 self.staged.outdate(key, known.place)
             else:
-                self.staged.was_read_again(key)  # older objects are of other sessions, which refuse them
+                self.staged.was_read_again(key)  # older objects belong to other sessions, which refuse them
 
     # --- following the others
 
     def join_others(self) -> None:
-        """See what others have staged by now, as one does when joining."""
+        """See the changes that others have staged so far, as a joining process sees them."""
         with self._following:
             self._follow(joining=True)
 
     def follow_others(self) -> None:
-        """See what others have staged by now, as one does when a lock was taken."""
+        """See the changes that others have staged so far, as after taking a lock."""
         if self.is_inherited:
             self.adopt()
         if self.shared is not None and not self.is_over:
@@ -154,7 +154,10 @@ class Membership:
                 self._follow()
 
     def look_at_others(self) -> None:
-        """See what a reader has to see by now: all in the process that began the transaction, else nothing new."""
+        """See the changes that a reader has to see: all of them in the process that began the transaction.
+
+        Other processes see nothing new.
+        """
         if self.is_inherited:
             self.adopt()
         elif self.is_owner and self.shared is not None:
@@ -165,18 +168,16 @@ class Membership:
             self.siblings.follow(self.shared, joining=joining)
 
     def close_siblings(self, shared: SharedTransaction, living: set[int], failed: set[int]) -> dict[int, int]:
-        """See the last of what others have staged, and return whose part is not whole: `Siblings.close`."""
+        """See the last changes of others; return the participants with incomplete parts: `Siblings.close`."""
         with self._following:
             return self.siblings.close(shared, living, failed)
 
     def has_seen(self, seen: Mapping[int, int]) -> bool:
-        """Tell whether this process sees at least what another does, as far as that counts for a process that joins
-        now.
-        """
+        """Tell whether this process has seen all frames in `seen` that count for a process that joins now."""
         return not self.is_inherited and (self.is_owner or not self.siblings.behind(seen))
 
     def see(self, seen: Mapping[int, int]) -> None:
-        """See at least what another process has seen. Raises `TransactionStateError` if that is not there."""
+        """See at least the frames that another process has seen. Raises `TransactionStateError` if some are missing."""
         self.look_at_others()
         if not self.has_seen(seen):
             self.join_others()
@@ -190,27 +191,27 @@ class Membership:
     # --- the end
 
     def close_to_all(self) -> None:
-        """Stop all staging into a transaction with a name. Raises `TransactionStateError` if it has ended."""
+        """Stop all staging into a named transaction. Raises `TransactionStateError` if it has ended."""
         if self.shared is not None:
             self.shared.seal()
 
     def reopen(self) -> None:
-        """Let others go on staging: no commit was made."""
+        """Let others stage again, because no commit was made."""
         self.siblings.reopen()
         if self.shared is not None:
             self.shared.unseal()
 
     def check_held(self) -> None:
-        """Raise `OSError` if another process may be ending a transaction with a name, which this one was about to."""
+        """Raise `OSError` if another process may be ending the named transaction that this process is about to end."""
         if self.shared is not None:
             self.shared.check_held()
 
     def is_own(self, link: Link | None) -> bool:
-        """Tell whether this process has staged a frame."""
+        """Tell whether this process staged a frame."""
         return link is not None and link.participant == self.staged.me
 
     def label(self, participant: int) -> str:
-        """Return who a participant is."""
+        """Return the process of a participant, for messages."""
         if participant == self.staged.me:
             return f"process {os.getpid()} (this one)"
         return self.siblings.label(participant)

@@ -1,7 +1,8 @@
-"""Transactions with a name, which processes join that share nothing but the disk, and which outlive them all.
+"""Begins, finds and lists named transactions. Processes that share only the disk can join one. It outlives them all.
 
-The file `.staging/named-<name>` says which transaction has a name. It is made and deleted under a lock. On an object
-store, where there is none, one process creates it, and it is deleted by the one that holds the transaction's lease.
+The file `.staging/named-<name>` has the id of the transaction with a name. Processes create and delete it under a lock.
+An object store has no lock: there one process creates it exclusively, and the holder of the transaction's lease deletes
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _PAUSE = 0.05  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A process that has staged into a transaction, or may be about to."""
+    """A process that has joined a transaction."""
 
     host: str
     pid: int
     alive: bool
-    sealed: bool  # it has done all that it meant to do
+    sealed: bool  # it has finished its work
     bytes: int
 
     def __str__(self) -> str:
@@ -43,12 +44,12 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class NamedTransaction:
-    """A transaction with a name that was neither committed nor rolled back."""
+    """A named transaction that no process has committed or rolled back."""
 
     name: str
     id: str
     branch: str
-    owner: str  # who began it
+    owner: str  # the user and process that began it
     time: datetime
     message: str
     properties: Mapping[str, Any]
@@ -57,36 +58,36 @@ class NamedTransaction:
 
 @step("begin with a name")
 def find_or_begin(commits: Commits, name: str, new_record: Callable[[], TransactionRecord]) -> SharedTransaction:
-    """Return the transaction that has a name; if there is none, begin that of a new record.
+    """Return the transaction with a name. If there is none, begin one with a new record.
 
-    The record is made when the name is free: so its base has what the last transaction of this name has committed.
-    Raises `TransactionStateError` while another process ends it.
+    `new_record` is called when the name is free. So its base includes the commit of the last transaction with this
+    name. Raises `TransactionStateError` while another process ends the transaction.
     """
     with commits.storage.lock(names.STAGING_LOCK):
         while True:
             found = _find(commits, name)
             if found is not None:
                 return found
-            with contextlib.suppress(FileExistsError):  # another has just given the name to its own, where no lock is
+            with contextlib.suppress(FileExistsError):  # without a lock, another process just began one with this name
                 return _begin(commits, new_record(), name)
 
 
 def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTransaction:
     durable = record.durability == "fsync"
     if durable:
-        # I1: a record that is durable refers to its base. Both may have been made without.
+        # I1: a durable record refers to its base, so the base has to be durable, too.
         commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))
     shared = SharedTransaction.publish(commits, record)
     try:
         commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)
     except BaseException:
-        commits.storage.delete(names.open_path(record.id))  # no process would find it
+        commits.storage.delete(names.open_path(record.id))  # without a name, no process would find the record
         raise
     return shared
 
 
 def find(commits: Commits, name: str) -> SharedTransaction:
-    """Return the transaction with a name, also while it is being ended.
+    """Return the transaction with a name, even while another process ends it.
 
     Raises `TransactionStateError` if there is none.
     """
@@ -110,7 +111,7 @@ def _none(name: str) -> TransactionStateError:
 
 
 def _read(commits: Commits, name: str) -> bytes:
-    """Return the id of the transaction that has a name, or had it last. Raises `FileNotFoundError`."""
+    """Return the id of the last transaction with a name, which may have ended. Raises `FileNotFoundError`."""
     path = names.named_path(name)
     content = commits.storage.read(path)
     try:
@@ -123,7 +124,7 @@ def _read(commits: Commits, name: str) -> bytes:
 
 
 def _find(commits: Commits, name: str) -> SharedTransaction | None:
-    """Return the transaction with a name, None if there is none; the caller holds the lock."""
+    """Return the transaction with a name, or None. The caller holds the lock."""
     try:
         transaction = _read(commits, name)
     except FileNotFoundError:
@@ -135,16 +136,16 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
     except TransactionStateError as error:
         if error.state != "ended":
             raise
-    _free(commits, name, transaction)  # the process that ended it has died, or waits for the lock to do so
+    _free(commits, name, transaction)  # the process that ended it has died, or waits for the lock to free the name
     return None
 
 
 def _free(commits: Commits, name: str, ended: bytes) -> None:
-    """Delete the name of a transaction that has ended; the caller holds the lock.
+    """Delete the name of an ended transaction. The caller holds the lock.
 
-    On an object store the lock excludes no process. Two processes may find the name of one that has ended, and when the
-    second deletes it, the first may have given it to the next. So who deletes it holds the one that has ended, and
-    reads the name once more.
+    On an object store the lock excludes no process. Two processes may find the same ended name. Before the second
+    deletes it, the first may already have begun a new transaction with this name. So a process takes the lease of the
+    ended transaction, reads the name once more, and only then deletes it.
     """
     storage, path = commits.storage, names.named_path(name)
     if not isinstance(storage, RemoteStorage):
@@ -165,12 +166,12 @@ def _free(commits: Commits, name: str, ended: bytes) -> None:
 
 
 def _was_committed(shared: SharedTransaction) -> bool:
-    """Tell whether a process has committed a transaction and died before it had deleted its files."""
+    """Tell whether a process committed a transaction, but died before it deleted the transaction's files."""
     return shared.is_sealed() and not shared.is_ending() and shared.find_commit() is not None
 
 
 def transactions(commits: Commits) -> Iterator[NamedTransaction]:
-    """Yield the transactions with a name that have not ended, in the order of their names."""
+    """Yield the named transactions that have not ended, sorted by name."""
     found = map(names.parse_named, commits.storage.list(names.STAGING))
     for name in sorted(name for name in found if name is not None):
         try:
@@ -179,11 +180,11 @@ def transactions(commits: Commits) -> Iterator[NamedTransaction]:
             continue
         try:
             described = _describe(commits, name, shared)
-        except FileNotFoundError:  # a pack was listed, and is gone
+        except FileNotFoundError:  # a pack is gone since the listing
             if shared.is_there():
                 raise
             continue
-        if shared.is_there() and not _was_committed(shared):  # else it has ended while it was described
+        if shared.is_there() and not _was_committed(shared):  # else the transaction ended meanwhile
             yield described
 
 

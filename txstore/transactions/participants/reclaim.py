@@ -1,11 +1,11 @@
-"""Deleting what dead processes left below `.staging/`: only its owner can finish a transaction without a name.
+"""Deletes files that dead processes left below `.staging/`.
 
-A staged file is held by its writer for as long as that lives (see `storage`), and the record of a shared transaction by
-its owner. What has a name outlives them all, and stays.
+A writer holds its staged file as long as it lives (see `storage`), and the owner of a shared transaction holds its
+record. Only the owner can finish a transaction without a name. A named transaction outlives its processes, and stays.
 
-On an object store, large transactions are uploaded to `packs/`, where commits refer to them. A vacuum looks through all
-that is kept, and deletes what nothing refers to. Nothing can refer to what was never about to be committed: any process
-deletes that without the lock.
+On an object store, large transactions upload packs to `packs/`, where commits refer to them. A vacuum reads all kept
+commits, and deletes packs that none refers to. But if no process has begun to commit a transaction, no commit can refer
+to its packs: any process may delete them without the lock.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from txstore.storage import leases
 from txstore.storage.interface import Storage
 from txstore.storage.objects.interface import Object
 
-#: Seconds from when a process has opened a repository on an object store until it looks for what the dead have
-#: uploaded, unless it uploads much itself: then it looks at once. And until it looks again.
+#: Seconds after which a process that opened a repository on an object store looks for uploads of dead processes, and
+#: after which it looks again. A process that uploads much looks at once.
 FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 
 
@@ -44,15 +44,15 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
     kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
-    # A record that was renamed while they were listed may be missing from the list: it is looked for once more.
+    # The list may miss a record that was renamed during the listing, so look for these records once more.
     kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(storage, transaction)}
     doomed = {file for file, transaction in staged.items() if transaction not in kept}
     leased = {file.partition(".")[0] for file in files if names.parse_record(file) is not None} | set(files)
     doomed |= {file for file in files if file.endswith(names.LEASE) and file.removesuffix(names.LEASE) not in leased}
-    with contextlib.suppress(OSError):  # this serves tidiness; a later writer tries again
+    with contextlib.suppress(OSError):  # this only frees space; a later writer tries again
         if not dry_run and any(not file.endswith(".0") for file in doomed):
-            # One who died ending a transaction with a name had deleted its record, and perhaps not synced that: after a
-            # power loss the transaction must not be found with half of its packs.
+            # A process that ended a named transaction may have died after it deleted the record, before the sync. After
+            # a loss of power, no process may find the transaction with only some of its packs.
             storage.sync_directory(names.STAGING)
         for file in files:
             if names.is_new(file) or names.parse_staged_run(file) is not None or file in doomed:
@@ -73,7 +73,7 @@ def _is_abandoned(storage: Storage, path: str) -> bool:
 
 
 def _has_name(storage: Storage, transaction: bytes, name: str) -> bool:
-    """Tell whether a transaction can be found by its name: without a lock, that goes before the record does."""
+    """Tell whether a transaction can be found by its name. Without a lock, the name is deleted before the record."""
     try:
         return storage.read(names.named_path(name)) == transaction.hex().encode()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _has_name(storage: Storage, transaction: bytes, name: str) -> bool:
 
 
 def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) -> bool:
-    """Tell from its record whether a shared transaction may still be committed; `if_gone` if there is none."""
+    """Tell from its record whether a shared transaction may still be committed. Return `if_gone` without a record."""
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError):
             if not storage.is_abandoned(path):
@@ -90,17 +90,17 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
                 name = TransactionRecord.decode(storage.read(path)).name
                 return name is not None and (not storage.is_remote or _has_name(storage, transaction, name))
             except MalformedError:
-                return False  # its owner died before it was written
+                return False  # the owner died before it wrote the record
     return if_gone
 
 
-# --- what was uploaded
+# --- uploads
 
 
 def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
-    """Delete what dead processes have uploaded, in the background, now and then: no caller waits for it.
+    """Sometimes delete uploads of dead processes, in the background: no caller waits for it.
 
-    `is_large`: the caller uploads so much itself that one more request is nothing.
+    `is_large`: the caller uploads so much that one more request does not matter.
     """
     if not isinstance(commits, RemoteCommits):
         return
@@ -114,18 +114,18 @@ def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
     commits.looked_at = now
 
     def look() -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # this serves tidiness; a later writer tries again
+        with contextlib.suppress(OSError, RuntimeError):  # this only frees space; a later writer tries again
             reclaim_uploads(commits)
 
-    with contextlib.suppress(RuntimeError):  # the interpreter is ending, or there can be no more threads
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, or the system allows no more threads
         threading.Thread(target=look, name="txstore reclaim", daemon=True).start()
 
 
 def reclaim_uploads(commits: RemoteCommits) -> list[str]:
-    """Delete what dead processes have uploaded that no commit can refer to; return the paths. Raises `OSError`.
+    """Delete uploads of dead processes that no commit can refer to; return the paths. Raises `OSError`.
 
-    All that tells of a transaction was written longer ago than any of its processes goes on for without renewing its
-    lease, by the server's clock; what tells of the commit, which comes first, is not there.
+    All files of the transaction are older, by the server's clock, than the time for which a process continues without
+    renewing its lease. And the file that a process writes before it commits is missing.
     """
     objects = commits.storage.objects
     deleted: list[str] = []
@@ -144,7 +144,7 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
         found = [each for each in objects.list(directory) if _is_pack_of(transaction, directory, each.name)]
         if found and _are_old(found, now):
             paths = [f"{directory}/{each.name}" for each in found]
-            # These first: what is left of them when this is interrupted is found by what is below `.staging/`.
+            # Delete the packs first: after an interruption, the files in `.staging/` lead to the remaining packs.
             for group in (paths, [f"{names.STAGING}/{each.name}" for each in files]):
                 for first in range(0, len(group), commits.storage.capabilities.deleted_together):
                     objects.delete(group[first : first + commits.storage.capabilities.deleted_together])
@@ -153,7 +153,7 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
 
 
 def _transaction_of(file: str) -> bytes | None:
-    """Return the transaction that a file of `.staging/` is of: a staged pack, a record, or a lease on one of them."""
+    """Return the transaction of a file in `.staging/`: a staged pack, a record, or a lease on one of them."""
     leased = file.removesuffix(names.LEASE)
     staged = names.parse_staging(leased)
     return staged[0] if staged is not None else names.parse_record(file) or names.parse_leased_record(leased)
@@ -169,18 +169,18 @@ def _are_old(found: Sequence[Object], now: float) -> bool:
 
 
 def _is_never_committed(commits: RemoteCommits, transaction: bytes, files: Sequence[Object]) -> bool:
-    """Tell whether no process has begun to commit a transaction, or can do so: it has no name, under which to go on."""
+    """Tell whether no process has begun to commit a transaction, and none can begin, because it has no name."""
     storage = commits.storage
     path, record = names.staging_path(transaction, 0), names.open_path(transaction)
     sizes = {f"{names.STAGING}/{each.name}": each.size for each in files}
     if names.sealed_path(transaction) in sizes:
         return False
-    if record not in sizes:  # one process alone: its lease says when it begins to commit
+    if record not in sizes:  # a single process: its lease says when it begins to commit
         is_plain = leases.is_plain(sizes.get(path + names.LEASE, 0))
         return sizes.keys() == {path, path + names.LEASE} and is_plain and not storage.leases.holds(path)
     if storage.leases.holds(f"{names.STAGING}/{transaction.hex()}"):
         return False
-    try:  # it is sealed before it is committed
+    try:  # a process seals the record before it commits
         return TransactionRecord.decode(storage.read(record)).name is None
     except (FileNotFoundError, MalformedError):
         return False

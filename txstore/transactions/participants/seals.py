@@ -1,4 +1,4 @@
-"""Seals: what this process has said of its part of a transaction. A seal says that all before it is whole (I8)."""
+"""Tracks the seals of this process's part of a transaction. A seal says that all frames before it are complete (I8)."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ from txstore import processes
 
 
 class Seals:
-    """Sequences of the last frame, and of the last seals, of one process. Safe in threads. No I/O."""
+    """The sequences of one process's last frame and last seals. Safe in threads. No I/O."""
 
     def __init__(self, *, by_operation: bool) -> None:
-        self._counting = processes.new_lock()  # of `staged_at` and `sealed_at`
-        self.by_operation = by_operation  # what this process stages is whole at the end of each operation
-        #: Held while a seal is made: no operation begins before the seal is there.
+        self._counting = processes.new_lock()  # guards `staged_at` and `sealed_at`
+        self.by_operation = by_operation  # this process's part is complete at the end of each operation
+        #: Held while this process appends a seal: no operation begins before the seal is written.
         self.sealing = processes.new_lock()
-        self._operations: set[object] = set()  # that are under way
+        self._operations: set[object] = set()  # running operations
         self.restart()
 
     def restart(self) -> None:
-        """Forget all: nothing was staged yet."""
+        """Reset everything: this process has staged nothing yet."""
         self.staged_at = self.sealed_at = -1
-        self.kept_at = -1  # of the last seal that holds though this process breaks off what it does
-        self._done_at = -1  # of the last seal by which it has said that it was done, not just with an operation
-        self.is_half = False  # an operation has failed that has staged something: no later one vouches for that
+        self.kept_at = -1  # the last seal that stays valid if this process breaks off its work
+        self._done_at = -1  # the last seal that states the end of all work, not only of an operation
+        self.is_half = False  # an operation failed after it had staged something: later seals would not be true
         self._operations = set()
 
     def count(self, sequence: int) -> None:
-        """Note a frame that this process has appended."""
+        """Record a frame that this process appended."""
         with self._counting:
             self.staged_at = max(self.staged_at, sequence)
 
     def note(self, sequence: int) -> None:
-        """Note a seal that this process has appended."""
+        """Record a seal that this process appended."""
         with self._counting:
             self.sealed_at = max(self.sealed_at, sequence)
 
     def note_done(self, sequence: int) -> None:
-        """Note that this seal says that all work is done, and so holds whatever fails later."""
+        """Record that this seal states the end of all work, and so stays valid even after a later failure."""
         self.kept_at = self._done_at = sequence
         self.is_half = False
 
     def keep(self) -> None:
-        """Let the last seal hold, whatever fails later."""
+        """Make the last seal stay valid even after a later failure."""
         self.kept_at = self.sealed_at
 
     @property
     def is_sealed(self) -> bool:
-        """Whether a seal is the last that this process has staged: another thread may stage while one seals."""
+        """Whether a seal is this process's last frame. Another thread may stage while this one seals."""
         return self.sealed_at >= self.staged_at
 
     @property
     def is_done(self) -> bool:
-        """Whether this process has said that all its work is done, and has staged nothing since."""
+        """Whether this process has stated the end of all its work, and has staged nothing since."""
         return self._done_at >= max(self.staged_at, self.sealed_at)
 
     @property
     def is_in_operation(self) -> bool:
-        """Whether an operation is under way: what is staged may be half of it."""
+        """Whether an operation is running: the staged changes may be only a part of it."""
         return bool(self._operations)
 
     def begin_operation(self, operation: object) -> bool:
-        """Note that an operation is under way that may stage; return False if that is noted already."""
+        """Record a running operation that may stage; return False if it is already recorded."""
         if operation in self._operations:
             return False
         with self.sealing:
@@ -67,5 +67,5 @@ class Seals:
         return True
 
     def end_operation(self, operation: object) -> None:
-        """Note that an operation has ended. The caller holds `sealing`."""
+        """Record that an operation has ended. The caller holds `sealing`."""
         self._operations.discard(operation)

@@ -1,12 +1,12 @@
-"""The files by which several processes stage into one transaction: its record, and what each of them has staged.
+"""Manages the files of a transaction that several processes share: its record, and a pack for each of them.
 
-The record `.staging/<transaction>.open` is there as long as the transaction may be staged into; it is renamed to end
-that, and deleted when the transaction has ended. Each participant has a pack of its own. It holds the file (see
-`storage`), so that the others can tell whether it lives; its last frame is a seal when it has done all that it meant to
-do.
+The record `.staging/<transaction>.open` exists as long as processes may stage into the transaction. A process that ends
+the transaction renames the record, and deletes it at the end. Each participant has its own pack. It holds this file
+(see `storage`), so that the others can tell whether it lives. When it has finished its work, it appends a seal as last
+frame.
 
-The process that ends a transaction with a name locks its record, from before it is renamed. If no process holds a
-sealed record's lock, its owner has died: either the history has the commit, or it is as if nothing had been tried.
+The process that ends a named transaction locks its record before it renames it. If no process holds a sealed record's
+lock, its owner has died. Then either the history has the commit, or nothing was done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from txstore.transactions.participants.tails import Tail, tail_of
 
 
 class SharedTransaction:
-    """One transaction that several processes may stage into, as its files tell."""
+    """One transaction that several processes may stage into, according to its files."""
 
     def __init__(self, commits: Commits, record: TransactionRecord, held: Held | None = None) -> None:
         self.record = record
@@ -51,7 +51,7 @@ class SharedTransaction:
     @classmethod
     @step("publish record")
     def publish(cls, commits: Commits, record: TransactionRecord) -> SharedTransaction:
-        """Write the record, so that others can join. That of a transaction without a name lives with its owner."""
+        """Write the record, so that others can join. Without a name, the record is valid only while its owner lives."""
         if record.name is not None:
             commits.storage.write_once(
                 names.open_path(record.id), record.encode(), durable=record.durability == "fsync"
@@ -61,9 +61,9 @@ class SharedTransaction:
 
     @classmethod
     def find(cls, commits: Commits, transaction: bytes, repository_id: bytes | None = None) -> SharedTransaction:
-        """Return a transaction that was published. Raises `TransactionStateError` if it has ended.
+        """Return a published transaction. Raises `TransactionStateError` if it has ended.
 
-        `repository_id` is what the repository should be: a process without the shared disk may see another, or none.
+        `repository_id` is the expected id of the repository: a process without the shared disk may see another one.
         """
         url = commits.storage.url
         if repository_id is not None:
@@ -87,13 +87,14 @@ class SharedTransaction:
         return self.record.name is not None
 
     def check_open(self) -> None:
-        """Raise `TransactionStateError` unless what was staged by now will be counted at the commit."""
+        """Raise `TransactionStateError` unless the commit will include everything that was staged before this call."""
         path = names.open_path(self.id)
         try:
             exists_is_enough = self.is_named or self._held is not None or time.monotonic() < self._may_trust_owner_until
             if self.storage.exists(path) if exists_is_enough else self.storage.is_held(path):
                 if not exists_is_enough:
-                    # To ask takes time, and nothing is wrong until it is asked again: with the owner all is lost.
+                    # This check takes time, so trust it for a while. If the owner dies, all staged changes are lost
+                    # anyway.
                     trusted = self.storage.capabilities.holders_trusted
                     self._may_trust_owner_until = time.monotonic() + trusted
                 return
@@ -112,7 +113,7 @@ class SharedTransaction:
 
     @step("seal record")
     def seal(self) -> None:
-        """Stop all staging, and be the process that ends the transaction.
+        """Stop all staging, and become the process that ends the transaction.
 
         Raises `TransactionStateError` if it has ended, or another process is ending it.
         """
@@ -121,22 +122,22 @@ class SharedTransaction:
         committed = None
         try:
             is_new = self._rename_record(names.open_path(self.id), names.sealed_path(self.id))
-            if self.is_named and not is_new:  # it is sealed: by this process, or by one that died
+            if self.is_named and not is_new:  # this process, or a dead one, sealed it before
                 committed = self._take_over()
             if self.is_named and committed is None and self.record.durability == "fsync":
-                # Or, after a power loss, a transaction could be open whose commit is there.
+                # Otherwise, after a loss of power, the transaction could be open though its commit exists.
                 self.storage.sync_directory(names.STAGING)
         except BaseException:
             if self.is_named:
-                self.close()  # before it is known whether it was committed, no process may unseal it
+                self.close()  # do not unseal it: it is unknown whether it was committed
             raise
         if committed is not None:
             raise _ended(committed)
 
     def _rename_record(self, old: str, new: str) -> bool:
-        """Give the record its other name; return False if it has that already.
+        """Rename the record; return False if it already has the new name.
 
-        Where a rename is a link and an unlink, one who died between the two has left both.
+        If a rename is a link and an unlink, a process that died between the two leaves both names.
         """
         try:
             self.storage.rename_noreplace(old, new)
@@ -148,7 +149,7 @@ class SharedTransaction:
         return True
 
     def _hold_record(self) -> Held:
-        """Hold the record of a transaction with a name: only who does so renames it.
+        """Hold the record of a named transaction: only its holder may rename it.
 
         Raises `TransactionStateError` if it has ended, or another process is ending it.
         """
@@ -164,7 +165,7 @@ class SharedTransaction:
                     ) from None
                 is_there = False
                 try:
-                    is_there = self.is_there()  # else its last name went while it was opened
+                    is_there = self.is_there()  # else another process deleted it meanwhile
                 finally:
                     if not is_there:
                         held.close()
@@ -173,7 +174,7 @@ class SharedTransaction:
         raise _ended()
 
     def recover(self) -> bool:
-        """Go on where a process died that was ending a transaction with a name; return whether it is open again.
+        """Recover a named transaction whose ending process died; return True if the transaction is open again.
 
         Raises `TransactionStateError` if it has ended, or a living process is ending it.
         """
@@ -189,7 +190,7 @@ class SharedTransaction:
         return True
 
     def _take_over(self) -> Commit | None:
-        """Finish what a dead process has left sealed: return its commit; if it made none, be where it began."""
+        """Finish a transaction that a dead process left sealed: return its commit, or undo its attempt to commit."""
         try:
             committed = self.find_commit()
             if committed is None:
@@ -197,15 +198,15 @@ class SharedTransaction:
                     self.storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
                 return None
             if committed.header.synced:
-                self._commits.make_durable(committed)  # I1: before the packs are deleted that it was made of
+                self._commits.make_durable(committed)  # I1: before the packs that it was made from are deleted
         except BaseException:
-            self.close()  # it stays sealed, for the next one to settle
+            self.close()  # it stays sealed, and the next process recovers it
             raise
         self.end()
         return committed.commit
 
     def find_commit(self) -> Stored | None:
-        """Return the commit that the transaction has become."""
+        """Return the commit that this transaction made, or None."""
         least = -1 if self.record.base is None else self.record.base[0]
         for stored in self._commits.ancestors(self._commits.head(self.record.branch)):
             if stored.header.version <= least:
@@ -215,25 +216,25 @@ class SharedTransaction:
         return None
 
     def is_there(self) -> bool:
-        """Tell whether the transaction has a record: it has not ended."""
+        """Tell whether the transaction has a record: then it has not ended."""
         return any(map(self.storage.exists, self._record_paths()))
 
     def is_sealed(self) -> bool:
         return self.storage.exists(names.sealed_path(self.id))
 
     def is_ending(self) -> bool:
-        """Tell whether a living process ends a transaction with a name."""
+        """Tell whether a living process is ending this named transaction."""
         try:
             return self.storage.is_held(names.sealed_path(self.id))
         except FileNotFoundError:
             return False
 
     def _record_paths(self) -> tuple[str, ...]:
-        # The first again: between two looks, it may have been unsealed.
+        # The first path again: between the two checks, a process may have unsealed it.
         return names.open_path(self.id), names.sealed_path(self.id), names.open_path(self.id)
 
     def unseal(self) -> None:
-        """Let others go on staging: the commit was not made. Nothing happens if it was another who sealed."""
+        """Let others stage again, because no commit was made. If another process sealed the record, do nothing."""
         if self._held is None:
             return
         try:
@@ -244,15 +245,15 @@ class SharedTransaction:
 
     @step("end record")
     def end(self) -> None:
-        """Delete the files of a transaction that is sealed, but for the pack of participant 0, and its name.
+        """Delete the files of a sealed transaction, except the pack of participant 0 and the name.
 
-        On an object store, where no lock protects it, the name too.
+        On an object store, where no lock protects the name, delete the name, too.
         """
         try:
             if isinstance(self.storage, RemoteStorage):
-                # First: as long as this process holds the record, no other one gives the name away.
+                # First: while this process holds the record, no other process reuses the name.
                 self._delete_name()
-            # The record goes first: a transaction that is rolled back must never be found with half of its packs.
+            # Delete the record before the packs: no process may find a rolled back transaction with half of its packs.
             for path in (names.open_path(self.id), names.sealed_path(self.id)):
                 self.storage.delete(path)
             if self.is_named and self.record.durability == "fsync":
@@ -264,9 +265,9 @@ class SharedTransaction:
             self.close()
 
     def free_name(self) -> None:
-        """Delete the name of a transaction that has ended, unless another has it already."""
+        """Delete the name of an ended transaction, unless another transaction already has it."""
         if self.record.name is not None and not isinstance(self.storage, RemoteStorage):
-            # A process that finds the name of one that has ended gives it to the next.
+            # If this times out, the next process that finds the ended name frees it.
             with contextlib.suppress(CommitTimeoutError), self.storage.lock(names.STAGING_LOCK):
                 self._delete_name()
 
@@ -279,7 +280,7 @@ class SharedTransaction:
                 self.storage.delete(path)
 
     def check_held(self) -> None:
-        """Raise `OSError` if the record could not be held for so long that another may be ending the transaction."""
+        """Raise `OSError` if the lease on the record may have expired, so that another process may be ending it."""
         if self.is_named and isinstance(self._held, Lease):
             self._held.check_term()
 
@@ -296,17 +297,17 @@ class SharedTransaction:
         return sorted(item[1] for item in found if item is not None and item[0] == self.id)
 
     def packs(self) -> Collection[str]:
-        """Return the names of what participants have stored beside their own packs, all with one request."""
+        """Return the names of all packs that participants stored besides their own files, with one request."""
         return self._commits.staged_packs(self.id)
 
     def tail(self, participant: int) -> Tail:
         return tail_of(self._commits, self.id, participant)
 
     def join(self) -> tuple[int, Writer]:
-        """Become a participant: return its number, and its pack, which others see. Raises `TransactionStateError`."""
+        """Become a participant: return the number, and the pack, which others see. Raises `TransactionStateError`."""
         number, tries = max(self.participants(), default=0), 0
         while True:
-            number += random.randrange(1, 2 + tries)  # of many that join at once, each must not try what all others try
+            number += random.randrange(1, 2 + tries)  # random: if many join at once, they must not all try one number
             tries += 1
             if number > packfile.MAX_PARTICIPANT:
                 reason = (
@@ -319,32 +320,32 @@ class SharedTransaction:
                 writer.publish()
                 self.check_open()
             except FileExistsError:
-                continue  # another has just taken the number
+                continue  # another process has just taken the number
             except BaseException:
-                with contextlib.suppress(OSError):  # or this process would look attached for as long as it lives
+                with contextlib.suppress(OSError):  # with its file, this process would look attached while it lives
                     writer.drop()
                 raise
             return number, writer
 
     def living(self, participants: Collection[int]) -> set[int]:
-        """Return which of these processes live: for sure, and be it that it takes a while."""
+        """Return the participants that live. The answer is certain, even if that takes a while."""
         paths = {names.staging_path(self.id, number): number for number in participants}
         return {paths[path] for path in self.storage.are_held(paths)} if paths else set()
 
     def delete_packs(self, numbers: Collection[int] | None = None) -> None:
-        """Delete what participants have stored that no commit refers to: packs of these numbers, or all there are.
+        """Delete stored packs that no commit refers to: the packs with these numbers, or all packs.
 
-        Where a participant's pack is the file that it stages into, that goes with `end`.
+        If a participant's pack is the file that it stages into, `end` deletes it.
         """
         self._commits.delete_staged_packs(self.id, numbers)
 
     def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""
-        self.storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
+        self.storage.delete(names.staging_path(self.id, 0))  # a process that died while committing may have left it
         return self._commits.new_pack(self.id, 0)
 
     def read(self, link: Link) -> bytes:
-        """Return a value that another participant has staged. Raises `TransactionStateError` if it is gone."""
+        """Return a value that another participant staged. Raises `TransactionStateError` if the value is gone."""
         nth, offset = packfile.split_offset(link.offset)
         path = self._commits.staged_path(self.id, packfile.pack_number(link.participant, nth))
         try:
@@ -357,7 +358,7 @@ class SharedTransaction:
 
 
 def append_about(writer: Writer, **more: Any) -> Staged:
-    """Say in one's own pack who one is."""
+    """Append a frame to this process's pack that names its host and process id."""
     about = {"host": platform.node(), "pid": os.getpid(), "time": time.time_ns() // 1000, **more}
     return writer.append(packfile.FRAME_PARTICIPANT, b"", json.dumps(about).encode(), seen=packfile.SEEN_NOTHING)
 

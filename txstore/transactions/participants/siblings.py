@@ -1,7 +1,7 @@
-"""The other participants of a transaction: what they stage, whether they live, and whether their part is whole (I8).
+"""Follows a transaction's other participants: reads their staged changes, checks that they live and finished (I8).
 
-What they stage is added to the staged keys as it is found in their packs. Where there are several at the commit, it is
-settled here whose frames count: those of all who have sealed their part, or live.
+It adds the frames in their packs to the staged keys. If there are several participants at the commit, it decides whose
+frames count: those of participants that sealed their part, or that live.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txstore.transactions.staged_keys import StagedKeys
 
 
 class Siblings:
-    """The others, as one process sees them. Not safe in threads."""
+    """The other participants, as one process sees them. Not safe in threads."""
 
     def __init__(self, staged: StagedKeys, marks: ReadMarks, reads: ReadLog | None) -> None:
         self._staged = staged
@@ -27,21 +27,21 @@ class Siblings:
         self._reads = reads
         self._tails: dict[int, Tail] = {}
         self._passed_over: set[int] = set()  # participants that were dead when this process joined
-        self.has_seen_given_up = False  # frames that a process that joins now does not see
-        self._is_closed = False  # all staging has ended, and it is settled whose frames count
+        self.has_seen_given_up = False  # it has seen aborted frames, which a process that joins now does not see
+        self._is_closed = False  # all staging has ended, and it is decided whose frames count
 
-    # --- what they stage
+    # --- their staged changes
 
     def follow(self, shared: SharedTransaction, *, joining: bool = False) -> None:
-        """Add what they have staged by now. Who joins does not build on what was left by one that died half-way.
+        """Add their new staged changes. A joining process omits the frames of participants that died unfinished.
 
         Raises `TransactionStateError` if the transaction ends meanwhile.
         """
-        if self._is_closed:  # what is appended now comes too late, and its writer is told so
+        if self._is_closed:  # newer frames come too late, and their writers get an error
             return
         try:
             self._follow(shared, joining=joining)
-        except FileNotFoundError:  # a pack was listed, and is gone; the record goes first
+        except FileNotFoundError:  # a pack is gone since the listing: the record was deleted before it
             shared.check_open()
             raise
         finally:
@@ -60,9 +60,9 @@ class Siblings:
             self._add(number, frames)
 
     def behind(self, seen: Mapping[int, int]) -> list[int]:
-        """Return of whom less was learned here than up to a frame each that another process has seen.
+        """Return the participants of which another process has seen more frames than this one.
 
-        Frames that do not count for a process that joins now are not missed.
+        `seen` has the last seen frame of each. Frames that do not count for a joining process are not missed.
         """
         others = seen.keys() - self._passed_over - {self._staged.me}
         return sorted(number for number in others if not self._is_seen(number, seen[number]))
@@ -74,7 +74,7 @@ class Siblings:
     def _read_to_join(
         self, shared: SharedTransaction, tails: Mapping[int, Tail], packs: Collection[str]
     ) -> dict[int, Iterable[Frame]]:
-        """Return the frames of those whose work counts for who joins now."""
+        """Return the frames of the participants whose work counts for a process that joins now."""
         seen = {number: tail.last for number, tail in tails.items()}
 
         def read(number: int) -> list[Frame]:
@@ -83,17 +83,17 @@ class Siblings:
         def is_dead(number: int) -> bool:
             return not tails[number].is_alive()
 
-        # Who joins late has many to read: on an object store not one after the other.
+        # A process that joins late has many packs to read: on an object store, read them in parallel.
         each = shared.storage.dispatch.each
         news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
         unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
         dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]
         if dead:
             packs = shared.packs()
-            for number in dead:  # again, after it was asked who lives: of one that is dead, these are all
+            for number in dead:  # read again after the check: a dead participant adds no more frames after this
                 news[number] = [*news[number], *read(number)]
                 if not tails[number].is_sealed:
-                    self._passed_over.add(number)  # its work is to be done again: not on top of what it left
+                    self._passed_over.add(number)  # another process has to repeat its work, without its frames
                     del news[number]
         for number in news.keys() - {0}:
             if (kept := tails[number].kept) is not None:
@@ -119,20 +119,20 @@ class Siblings:
                 self._reads.add(frame.kind, key)
 
     def ends(self) -> dict[int, int]:
-        """Return where their frames end, by the numbers of their packs in the transaction."""
+        """Return the offsets at which their frames end, by the numbers of their packs in the transaction."""
         ends: dict[int, int] = {}
         for tail in self._tails.values():
             ends |= tail.ends()
         return ends
 
-    # --- who they are
+    # --- their processes
 
     def label(self, participant: int) -> str:
         tail = self._tails.get(participant)
         return "the process that began" if tail is None or participant == 0 else str(tail)
 
     def locks_of(self, participant: int) -> int | None:
-        """Return the owner word under which a sibling leaves locks to the others."""
+        """Return the owner word under which a sibling parks locks for the others."""
         tail = self._tails.get(participant)
         return None if tail is None else tail.about.get("locks")
 
@@ -141,15 +141,15 @@ class Siblings:
         return [word for participant in self._tails if (word := self.locks_of(participant)) is not None]
 
     def attached(self, shared: SharedTransaction, here: Collection[int]) -> list[str]:
-        """Return which of them live, but for those in this process."""
+        """Return the living participants outside of this process."""
         others = {number: tail for number, tail in self._tails.items() if number and number not in here}
         living = shared.living(others)
         return [str(tail) for number, tail in others.items() if number in living]
 
     def whole_or_living(self, shared: SharedTransaction, participants: Iterable[int]) -> set[int]:
-        """Return whose part is whole, as far as it was read here, and who lives of the others.
+        """Return the participants that sealed their part, as far as read here, and the others that live.
 
-        Who writes on after that lived then, without being asked.
+        A participant that writes later was alive at this time, so it need not be checked again.
         """
         sealed = {number for number, tail in self._tails.items() if tail.is_sealed}
         return sealed | shared.living(set(participants) - sealed - {0, self._staged.me})
@@ -157,10 +157,11 @@ class Siblings:
     # --- the commit
 
     def close(self, shared: SharedTransaction, living: set[int], failed: Collection[int]) -> dict[int, int]:
-        """Add the last of what they have staged, in a transaction that is sealed; return whose part is not whole.
+        """Add their last staged changes after the transaction is sealed; return the participants with incomplete parts.
 
-        That of a participant is up to the frame that is returned; -1: nothing of it is known to be. `living` are those
-        that lived before it was sealed, or had sealed their part, `failed` those of which a write has failed.
+        The result maps a participant to the last frame up to which its part is complete; -1: no frame is certain.
+        `living` are the participants that lived before the seal, or had sealed their part. `failed` are those with a
+        failed write.
         """
         self._passed_over.clear()
         others = [number for number in shared.participants() if number not in (0, self._staged.me)]
@@ -172,7 +173,7 @@ class Siblings:
         lost = {}
         unsealed = [participant for participant in others if not self._tails[participant].is_sealed]
         packs = shared.packs() if unsealed else ()
-        for participant in unsealed:  # again, after it was asked who lives: of one that is dead, these are all
+        for participant in unsealed:  # read again after the check: a dead participant adds no more frames after this
             self._add(participant, self._tails[participant].new_frames(packs))
         for participant in others:
             tail = self._tails[participant]
@@ -185,7 +186,7 @@ class Siblings:
         return lost
 
     def killed(self, shared: SharedTransaction) -> set[int]:
-        """Return who has died between two operations, and not at the end of all its work."""
+        """Return the participants that died between two operations, before the end of their work."""
         undone = {number for number, tail in self._tails.items() if number and tail.is_sealed and not tail.is_done}
         return undone - shared.living(undone) - {self._staged.me}
 
@@ -194,11 +195,11 @@ class Siblings:
         self._is_closed = False
 
     def given_up(self) -> dict[int, int]:
-        """Return who has given up what he had staged, after which frame of his."""
+        """Return the participants that aborted their work, each with the last frame that still counts."""
         return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
-        """Return the keys that count as the lost have staged them, or that they died staging."""
+        """Return the keys whose counting frame is from a lost participant, or that it was staging when it died."""
         keys = self._staged.lost_keys(lost)
         unfinished = (
             (stored_key(frame.key, self._tails[number].path), frame)
@@ -209,6 +210,6 @@ class Siblings:
         return keys + sorted(undone.difference(keys))
 
     def _is_undone(self, key: str, unfinished: Frame) -> bool:
-        """Tell whether no process has repeated since what a process died doing."""
+        """Tell whether no process has since repeated an unfinished write."""
         link = self._staged.get(key)
         return link is None or link.place == unfinished.seen

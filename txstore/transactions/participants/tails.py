@@ -1,6 +1,6 @@
-"""What others have staged into a transaction, read as it grows: from the pack of each, or from its many packs.
+"""Reads the staged frames of other participants as they grow, from one or several packs of each participant.
 
-Frames of a participant are learned in their order, each when it is complete.
+It yields a participant's frames in their order, each when it is complete.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from txstore.locks.chunk_locks import is_parked
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import in_parallel
 
-_WINDOW = 64 << 10  # what is read at a time of another's frames
+_WINDOW = 64 << 10  # bytes to read at a time
 _ANY_SIZE = 1 << 63
 
 
-#: What a process may say of itself, as far as anybody asks.
+#: The fields that a process may state about itself, with their checks.
 _FIT: Mapping[str, Callable[[Any], bool]] = {
     "host": lambda host: isinstance(host, str),
     "pid": lambda pid: isinstance(pid, int) and 0 <= pid < 1 << 31,
@@ -32,24 +32,24 @@ _FIT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _about(content: bytes) -> dict[str, Any]:
-    """Return what a process says of itself, but for what makes no sense. Raises `MalformedError`."""
+    """Return the valid fields that a process states about itself. Raises `MalformedError`."""
     told = encoding.json_object(content)
     return {name: told[name] for name, is_fit in _FIT.items() if name in told and is_fit(told[name])}
 
 
 class Tail:
-    """What one participant has staged so far, read from its pack as it grows. Not safe in threads."""
+    """Reads the frames of one participant from its pack as the pack grows. Not safe in threads."""
 
     def __init__(self, commits: Commits, transaction: bytes, participant: int) -> None:
         self.participant = participant
         self.pack_id = packfile.participants_pack(transaction, participant)
         self.path = names.staging_path(transaction, participant)
-        self.about: dict[str, Any] = {}  # what it says of itself
+        self.about: dict[str, Any] = {}  # the participant's host, process id and lock word
         self.is_sealed = False
-        self.is_done = False  # it has said so itself: it has not just ended its operations
-        self.kept: int | None = None  # it has given up what it had staged after this frame
-        self.unfinished: Frame | None = None  # what it is writing, or died writing
-        self.end = packfile.HEAD_SIZE  # of the frames that were read
+        self.is_done = False  # the participant has stated that all its work is done, not only an operation
+        self.kept: int | None = None  # the participant has aborted its frames after this one
+        self.unfinished: Frame | None = None  # the frame that it is writing, or died writing
+        self.end = packfile.HEAD_SIZE  # the end of the frames read so far
         self._commits = commits
         self._sequence = 0
         self._head_is_checked = False
@@ -58,12 +58,12 @@ class Tail:
         return f"process {self.about.get('pid', '?')} on {self.about.get('host', '?')}"
 
     def ends(self) -> dict[int, int]:
-        """Return where the frames end, by the number of the pack in the transaction."""
+        """Return the offset at which the frames end, by the number of the pack in the transaction."""
         return {self.participant: self.end}
 
     @property
     def last(self) -> int:
-        """The sequence of the last frame that was read; -1 before the first."""
+        """The sequence of the last frame read. -1 before the first."""
         return self._sequence - 1
 
     def is_alive(self) -> bool:
@@ -73,15 +73,15 @@ class Tail:
             return False
 
     def new_frames(self, packs: Collection[str] | None = None) -> Iterator[Frame]:
-        """Yield the frames that were added since the last call. Raises `CorruptionError` or `OSError`.
+        """Yield the frames added since the last call. Raises `CorruptionError` or `OSError`.
 
-        The names of the packs of all participants, if somebody has just asked for them, save asking again.
+        `packs` are the names of all participants' packs, if the caller has just listed them: this saves a request.
         """
         storage = self._commits.storage
         if not self._head_is_checked and not self._check_head():
             return
         window, begin = memoryview(b""), self.end
-        waiting: Frame | None = None  # it is complete if another follows it
+        waiting: Frame | None = None  # a frame is complete if another frame follows it
         position, sequence = self.end, self._sequence
         while True:
             if position - begin + packfile.FRAME_HEAD_MOST > len(window):
@@ -94,7 +94,7 @@ class Tail:
             except MalformedError:
                 break
             if frame.sequence != sequence or frame.kind == packfile.FRAME_MERGED:
-                break  # a commit has made the rest, no participant has staged it; the commit may fail
+                break  # the rest comes from a commit, which may fail; no participant staged it
             if waiting is not None:
                 yield self._take(waiting)
             waiting = frame
@@ -112,7 +112,7 @@ class Tail:
         except FileNotFoundError:
             return False
         if len(head) < packfile.HEAD_SIZE or not any(head):
-            return False  # it is being created, or a power loss has taken what was never synced
+            return False  # its process is creating it, or a loss of power destroyed unsynced data
         try:
             found = packfile.decode_head(head)
         except encoding.MalformedError as error:
@@ -123,7 +123,7 @@ class Tail:
         return True
 
     def _is_complete(self, frame: Frame) -> bool:
-        """Tell whether the value of the last frame is there: its writer may be writing it, or have died doing so."""
+        """Tell whether the last frame's value is complete: its writer may still write it, or may have died."""
         value = self._read(frame)
         return len(value) == frame.length and crc32c(value) == frame.checksum
 
@@ -142,7 +142,7 @@ class Tail:
         return frame
 
     def _note_seal(self, frame: Frame) -> None:
-        if frame.kind not in packfile.FRAMES_READ:  # who only reads leaves nothing half done
+        if frame.kind not in packfile.FRAMES_READ:  # a process that only reads leaves no unfinished work
             self.is_sealed = frame.kind == packfile.FRAME_SEAL
             self.is_done = self.is_sealed and frame.seen == packfile.SEEN_NOTHING
         if self.is_sealed and isinstance(frame.seen, Predecessor) and self.kept is None:
@@ -150,14 +150,14 @@ class Tail:
 
 
 class RemoteTail(Tail):
-    """What one participant has stored on an object store. Its packs are complete, and each lists its own frames."""
+    """Reads the frames of one participant on an object store. Its packs are complete, and each lists its frames."""
 
     def __init__(self, commits: Commits, storage: RemoteStorage, transaction: bytes, participant: int) -> None:
         super().__init__(commits, transaction, participant)
         self._storage = storage
         self._transaction = transaction
         self._ends: dict[int, int] = {}
-        self._read_own_file = participant > 0  # that of participant 0 becomes the commit's: it may have begun there
+        self._read_own_file = participant > 0  # participant 0 may have begun in the file that becomes the commit
         self._read_about = False
 
     def ends(self) -> dict[int, int]:
@@ -179,7 +179,7 @@ class RemoteTail(Tail):
         while packfile.participants_pack(self._transaction, packfile.pack_number(self.participant, nth)).hex() in there:
             new.append(packfile.pack_number(self.participant, nth))
             nth += 1
-        # There may be as many as there are chunks: to wait for one after the other would take too long.
+        # There may be as many packs as chunks, so read them in parallel.
         for number, (first, frames) in zip(new, in_parallel(self._pack, new), strict=True):
             end = packfile.HEAD_SIZE
             for frame in frames:
@@ -189,7 +189,7 @@ class RemoteTail(Tail):
             self._ends[number] = end
 
     def _frames_in(self, content: bytes) -> Iterator[Frame]:
-        """Yield the frames of a file that was read as a whole."""
+        """Yield the frames in the content of a whole file."""
         view, position = memoryview(content), packfile.HEAD_SIZE
         while position < len(content):
             try:
@@ -214,7 +214,7 @@ class RemoteTail(Tail):
             raise CorruptionError(path, reason=error.reason) from error
 
     def _listed(self, path: str, tail: bytes, size: int) -> Iterator[Frame]:
-        """Return the frames of a pack, from what lists them at its end, if it was stored for others to read it."""
+        """Return the frames of a pack, from the directory at its end, if it has one; otherwise from the whole file."""
         try:
             end, length = packfile.decode_directory(tail[-packfile.DIRECTORY_SIZE :])
         except MalformedError:
@@ -231,7 +231,7 @@ class RemoteTail(Tail):
 
 
 def tail_of(commits: Commits, transaction: bytes, participant: int) -> Tail:
-    """Return the reader of what one participant stages."""
+    """Return the reader of one participant's frames."""
     storage = commits.storage
     if isinstance(storage, RemoteStorage):
         return RemoteTail(commits, storage, transaction, participant)
