@@ -1,6 +1,6 @@
-"""Staging: what a transaction would publish, as it is written: by this process, and by the others that take part.
+"""Stages the writes of a transaction: as frames in the pack of this process, and as keys in memory.
 
-No life cycle here: `Transaction` says when this may be written, `Committer` turns it into a commit.
+`Lifecycle` decides when this may be written. `Committer` makes a commit of it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from txstore.transactions.view import Known, View
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: In place of what was seen of a key, if that does not fit in a byte.
+#: Stands for what was seen of a key where a byte is too small for it.
 _ODD = 255
 
 
 class Contribution(NamedTuple):
-    """What a participant has staged, as a commit counts it."""
+    """The pack of a participant, as far as it is part of the commit."""
 
     pack_id: bytes
-    end: int  # of its frames
+    end: int  # where its frames end, in bytes
 
 
 class Staging:
-    """What one transaction has staged. Safe in threads, and after a fork.
+    """The staged writes of one transaction. Safe in threads, and after a fork.
 
-    `members` says who takes part, `part` is what this process has staged, and `view` is what a reader sees of all.
+    `members` knows the participants, `part` is the pack of this process, and `view` is what a reader sees.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Staging:
         other_parent: Stored | None = None,
         settle_conflicts: Settle | None = None,
     ) -> None:
-        """`other_parent` is that of a commit that is a merge. `settle_conflicts` says what becomes of conflicts.
+        """`other_parent`: the second parent of a merge commit. `settle_conflicts`: resolves conflicts.
 
-        `counts_by_operation`: what this process stages is whole at the end of each operation (I8).
+        `counts_by_operation`: the part of this process is complete at the end of each operation (I8).
         """
         marks, reads = ReadMarks(), ReadLog() if record.isolation == SERIALIZABLE else None
         self.members = Membership(commits, record, shared, marks, reads)
@@ -80,26 +80,26 @@ class Staging:
         self.other_parent = other_parent
         self.settle_conflicts = settle_conflicts
         self.began = time.monotonic()
-        self.constraints: dict[str, Any] = {}  # declared by the owner, as they are written, or (None) dropped
-        self.sources: HeldSources | None = None  # what values are copied from, while it is being committed
-        self.turns = KeyTurns()  # of all transactions of this process that use this
-        self.is_unsettled = False  # it may have been published, or it was: nothing of it is deleted
+        self.constraints: dict[str, Any] = {}  # as they are written; None: to be dropped
+        self.sources: HeldSources | None = None  # sources of copies, during the commit
+        self.turns = KeyTurns()  # shared by all transactions of this process that use this object
+        self.is_unsettled = False  # the writes may have been published: no file may be deleted
         self._commits = commits
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
-        self.turns = KeyTurns()  # the threads that have them are the parent's
+        self.turns = KeyTurns()  # threads of the parent hold the old ones
 
     # --- writing
 
     def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
-        """Append a frame and remember where it is. `key` is a prefix for a prefix tombstone.
+        """Append a frame and remember its place. For a prefix tombstone, `key` is the prefix.
 
-        Raises `OSError`; `TransactionStateError` if the transaction of another process has ended.
+        Raises `OSError`, and `TransactionStateError` if the transaction of another process has ended.
         """
         self.part.begin()
         if kind == packfile.FRAME_PREFIX and self.members.is_shared:
-            # So that it is known which frames of others were seen.
+            # These frames say which frames of other participants this process has seen.
             for other in self.staged.written_by_others(key):
                 self._append_all_seen(other)
                 self._append(packfile.FRAME_TOMBSTONE, other, other.encode(), b"")
@@ -111,16 +111,18 @@ class Staging:
         self.part.check_open()
 
     def stage_part(self, key: str, encoded: bytes, value: Buffer, known: Known, region: Region) -> None:
-        """Append a chunk of which a region was written, and remember where it is. Raises what `stage` raises.
+        """Append a chunk of which a region was written, and remember its place. Raises the errors of `stage`.
 
-        `known` is what was known of it when `value` was made.
+        `known` is the state of the chunk from which `value` was made.
         """
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-        is_reflinked = self.view.reflinks.any and self.view.reflinks.find(key) is not None  # the rest is not the base's
+        is_reflinked = (
+            self.view.reflinks.any and self.view.reflinks.find(key) is not None
+        )  # the rest of the chunk is not the base's
         overlaps = any(end.region.intersects(region) for end in apart)
-        # A frame of the whole vouches for a deletion above (I7). Below a part may be what was to be deleted: then the
-        # frame doesn't say that the others were seen, and the commit refuses it.
+        # A frame of the whole chunk vouches for a deletion above it (I7). A part may lie over values that should have
+        # been deleted: then the frame doesn't say that the others were seen, and the commit refuses it.
         if is_reflinked or not region.encode() or (overlaps and self.staged.know_of_deletions(key)):
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
@@ -129,7 +131,7 @@ class Staging:
         self.part.check_open()
 
     def _append_all_seen(self, key: str) -> None:
-        """Say that all frames of a key were seen which had not seen one another: what is written next replaces them."""
+        """Append frames which say that all concurrent frames of a key were seen: the next write replaces them."""
         for end in self.staged.ends(key):
             self._append(packfile.FRAME_TOMBSTONE, key, key.encode(), b"", end.place)
 
@@ -162,9 +164,9 @@ class Staging:
     def stage_chunks(
         self, keys: Sequence[str], encoded: tuple[bytes, ...], batch: chunks.Batch, threads: int
     ) -> list[int]:
-        """Append the frames of many chunks, as a batch encodes them; return which rows have to be staged one by one.
+        """Append the frames of many chunks that a batch encodes. Return the rows that have to be staged one by one.
 
-        Raises what `stage` does.
+        Raises the errors of `stage`.
         """
         self.part.begin()
         seen = bytearray(len(keys))
@@ -192,10 +194,10 @@ class Staging:
         return left
 
     def reflink(self, source: str, to: str, snapshot: Snapshot | None, *, drops: str | None, only_drops: bool) -> None:
-        """Let the keys below a prefix be those below another one, of a snapshot or of this view, as they are now.
+        """Replace the keys below `to` by those below `source`, of a snapshot or of this view.
 
-        What is below `drops` is deleted, then; `only_drops`: nothing else happens. Below `to` nothing is left. Of what
-        is committed no value is read; what was staged is staged again. Raises `OSError`, `TransactionStateError`.
+        Afterwards the keys below `drops` are deleted; `only_drops` does nothing else. Committed values are not read;
+        staged values are staged again. Raises `OSError`, `TransactionStateError`.
         """
         self.part.begin()
         self.members.check_alone()
@@ -211,7 +213,7 @@ class Staging:
             if not self.staged.is_below_deleted(source) and self.view.base.has_keys_below(source):
                 hidden = (to + each[len(source) :] for each in self.staged.prefixes if each.startswith(source))
                 reflinks.insert(0, Reflink(to, self.view.base, source, frozenset(hidden)))
-        if next(self.staged.between(to, after_prefix(to)), None) is not None:  # what was deleted there, key by key
+        if next(self.staged.between(to, after_prefix(to)), None) is not None:  # keys that were deleted there one by one
             self._append(packfile.FRAME_PREFIX, to, to.encode(), b"")
         for key, link in staged:
             self._stage_again(key, to + key[len(source) :], link)
@@ -220,10 +222,10 @@ class Staging:
         self.view.reflinks.add(reflinks, taken)
 
     def take(self, keys: Mapping[str, str], snapshot: Snapshot) -> None:
-        """Let keys be what others are in a snapshot: refs to the same values. Raises what `reflink` does."""
+        """Set keys by reference to values of a snapshot. Raises the errors of `reflink`."""
         self.part.begin()
         self.members.check_alone()
-        for key in filter(self.staged.__contains__, keys):  # what is staged would hide it
+        for key in filter(self.staged.__contains__, keys):  # a staged frame would hide the reference
             name = keys[key]
             found = snapshot.lookup(name)
             if found is not None:
@@ -248,9 +250,9 @@ class Staging:
     # --- several processes
 
     def share(self) -> None:
-        """Let other processes join: what is staged, and the record of the transaction, are there for them to find.
+        """Let other processes join: publish the staged frames and the record of the transaction.
 
-        Nothing happens if the repository does not exist and nothing is staged.
+        This does nothing if the repository does not exist and nothing is staged.
         """
         if self.members.is_inherited:
             self.members.adopt()
@@ -271,18 +273,18 @@ class Staging:
 
     @property
     def count(self) -> int:
-        """How many keys and prefixes are set or deleted, and constraints declared or dropped."""
+        """Number of keys and prefixes that are set or deleted, and of constraints that are declared or dropped."""
         if not self.members.is_over:
             self.members.look_at_others()
         return self.known_count
 
     @property
     def known_count(self) -> int:
-        """The same, without looking at what others have staged since."""
+        """The same, without reading the frames that other participants have added since."""
         return len(self.staged) + len(self.view.reflinks) + len(self.constraints)
 
     def parts(self) -> list[Contribution]:
-        """Return the packs, but for the commit file itself, that hold a value that counts."""
+        """Return the packs, without the commit file, that hold a value of the commit."""
         ends = self.part.ends()
         if not ends:
             return []
@@ -292,27 +294,27 @@ class Staging:
         ]
 
     def _that_count(self) -> set[int]:
-        """Return the numbers of the packs, but for the commit file itself, that hold a value that counts."""
+        """Return the numbers of the packs, without the commit file, that hold a value of the commit."""
         return {
             self.part.number_of(link)
             for key, link in self.staged.items()
-            if link.kind in packfile.REF_OF_FRAME and not self.staged.layers(key)  # of these the commit makes its own
+            if link.kind in packfile.REF_OF_FRAME and not self.staged.layers(key)  # the commit writes these anew
         } - {0}
 
     def path_of(self, pack_id: bytes) -> str:
-        """Return where a part lies until the commit is made."""
+        """Return the path of a part before the commit."""
         return self._commits.staged_path(self.record.id, packfile.number_of(self.record.id, pack_id))
 
     # --- the end
 
     @step("settle transaction")
     def settle(self, committed: Snapshot) -> None:
-        """Read what was staged from the commit that it became: others may be reading, and go on doing so."""
+        """Read the staged values from the commit from now on. Other threads may be reading meanwhile."""
         self.view.committed = committed
         self.members.is_over = True
         if committed is not self.view.base:
             self.let_go()
-        with contextlib.suppress(OSError):  # the commit is made; what is left, the next one to look for it deletes
+        with contextlib.suppress(OSError):  # the commit is made; a later process deletes what is left
             if (shared := self.members.shared) is not None:
                 shared.end()
                 shared.free_name()
@@ -321,17 +323,17 @@ class Staging:
         self.part.settle(is_unpublished=committed is self.view.base)
 
     def let_go(self) -> None:
-        """Pin nothing any more: what is staged is committed, or never will be."""
+        """Stop pinning commits: the writes are committed, or never will be."""
         for snapshot in (self.view.base, *self.view.reflinks.sources):
             snapshot.let_go()
 
     @step("discard")
     def discard(self) -> None:
-        """Drop what is staged, by all who have staged."""
+        """Drop the staged writes of all participants."""
         self.members.is_over = True
         if (shared := self.members.shared) is not None:
             with contextlib.suppress(OSError, TransactionStateError):
-                shared.seal()  # so that no later writer believes that its work counts
+                shared.seal()  # so that no later write appears to count
                 shared.end()
                 shared.free_name()
                 shared.delete_packs()

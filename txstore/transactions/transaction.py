@@ -1,4 +1,4 @@
-"""Transaction: a base snapshot plus staged writes, ending in commit or rollback."""
+"""Stages the writes of one transaction over a base snapshot, and ends it by a commit or a rollback."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ class Changes(TypedDict):
 
     set: list[str]
     deleted: list[str]
-    deleted_below: list[str]  # paths that were cleared as a whole
-    participants: dict[str, list[str]]  # which process has staged which of the keys
-    reflinked: list[str]  # paths that something was moved, copied or restored to
+    deleted_below: list[str]  # paths below which everything is deleted
+    participants: dict[str, list[str]]  # the keys that each process has staged
+    reflinked: list[str]  # destinations of moves, copies and restores
     constraints: list[str]  # that were declared or dropped
 
 
 class Transaction(Hierarchy, MutableMapping[str, bytes]):
     """Staged writes over a base snapshot, as a `MutableMapping[str, bytes]`.
 
-    Nothing is seen by others before `commit` returns; then everything is. Reading sees what was staged. Staged values
-    are in files below `.staging/`, never in memory. Any number of threads may read and write.
+    Before `commit` returns, other readers see none of the writes; afterwards they see all of them. This mapping reads
+    its own writes. Staged values lie in files below `.staging/`, never in memory. Any number of threads may use it.
 
     As a context manager it commits on a clean exit and rolls back on an exception.
 
-    The states: "open", then "failed" by a failed write, "committed", "rolled back", or "of unknown outcome".
+    States: "open"; "failed" after a failed write; "committed"; "rolled back"; "of unknown outcome".
     """
 
     def __init__(
@@ -91,25 +91,25 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._staging = staging
         self.members = staging.members
         self.part = staging.part
-        self.staged = staging.view  # what is staged over the base: reading it is not noted
+        self.staged = staging.view  # the staged writes over the base, for reads that are not noted
         self.is_serializable = staging.record.isolation == SERIALIZABLE
-        # What is read passes through here; `Committer` looks at `staging` itself.
+        # Reads of the user go through this view, which notes them in a serializable transaction.
         self._view = NotingView(staging.view, staging.view.note_read) if self.is_serializable else staging.view
         staging.storage.dispatch.expect_cleanup()  # of the finalizer
-        self._attached = object()  # what this counts as there
+        self._attached = object()  # the name of this object in `Part.attached`
         self._finalizer = weakref.finalize(self, dropping.drop, staging, self._attached)
         self.lifecycle = Lifecycle(staging)
         self.locking = Locking(commits, snapshots, staging, self.lifecycle, locks)
         self.ending = Ending(commits, snapshots, staging, self.lifecycle, self.locking, self._finalizer.detach)
-        self._sources: dict[bytes | None, Snapshot] = {}  # that something was copied from, by the ids of their commits
-        self._looked_at: dict[str, FileVersion] = {}  # files that references are to, each as it was the first time
-        self._entered_in = 0  # the process that a `with` block was entered in
+        self._sources: dict[bytes | None, Snapshot] = {}  # sources of copies, by commit id
+        self._looked_at: dict[str, FileVersion] = {}  # referenced files, each as first seen
+        self._entered_in = 0  # the process that entered the `with` block
         staging.part.attached.add(self._attached)
         processes.watch_before(self)
 
     def before_fork(self) -> None:
         if self.state == "open" and not self.members.is_named:
-            with suppress(OSError, TxStoreError):  # the child is told if it writes
+            with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
                 self.share()
 
     @property
@@ -119,17 +119,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     @property
     def unchanged(self) -> bool:
-        """Whether the commit has changed nothing, be it that one was made for its message."""
+        """Whether the commit changed no value. It may exist all the same, for its message."""
         return self.ending.unchanged
 
     @property
     def base(self) -> Snapshot:
-        """The snapshot that the transaction began at."""
+        """The snapshot that the transaction started from."""
         return self.staged.base
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits; the id of the commit that the transaction becomes."""
+        """The id of the transaction, and of the commit that it becomes: 32 hexadecimal digits."""
         return self._staging.record.id.hex()
 
     @property
@@ -143,19 +143,19 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     @property
     def staged_count(self) -> int:
-        """How many keys and prefixes are set or deleted here, and constraints declared, and not committed."""
+        """Number of staged keys, prefixes and constraints, as long as they are not committed."""
         return 0 if self.state == "committed" else self._staging.count
 
     @property
     def version(self) -> Hashable:
-        """What tells what is staged from what was staged before; None if nothing is."""
+        """A value that changes whenever the staged writes change. None if nothing is staged."""
         return self.staged.version if self.staged_count else None
 
     @property
     def constraints(self) -> Constraints:
-        """What has to be so at every commit, by name: see `Repository.constraints`.
+        """The conditions that every commit keeps, by name: see `Repository.constraints`.
 
-        What is set or deleted is declared, or dropped, by the commit that this transaction becomes.
+        The commit of this transaction declares the constraints that are set here, and drops those that are deleted.
         """
         return Constraints(self._declared, self.declare)
 
@@ -176,7 +176,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             )
         written = None if constraint is None else declarations.encode(constraint.settled(self.staged))
         changes = {**self._staging.constraints, name: written}
-        declarations.changed(changes, self.base.written_constraints)  # says now if it is too much
+        declarations.changed(
+            changes, self.base.written_constraints
+        )  # raises an error now, not at the commit, if they are too large
         with self.lifecycle.lock:
             self.lifecycle.check_open()
             self._staging.constraints[name] = written
@@ -195,7 +197,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._view.get_part(key, part)
 
     def locate(self, keys: Sequence[str]) -> Located | None:
-        """Return where the base has many values, as `Snapshot.locate` does; None to a serializable transaction."""
+        """Return where many values of the base lie, as `Snapshot.locate` does. None in a serializable transaction."""
         return None if self.is_serializable else self.staged.locate(keys)
 
     def size_of(self, key: str) -> int | None:
@@ -211,19 +213,19 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._view.list_dir(path)
 
     def fetch(self, keys: Sequence[str]) -> None:
-        """Have the values of keys that the base has at hand, as `Snapshot.fetch` does. Counts as no read."""
+        """Fetch values of the base, as `Snapshot.fetch` does. This does not count as reading them."""
         self.base.fetch(keys)
 
     def rely_on_base(self, key: str) -> None:
-        """Count a key as read: an array object holds what it was in an earlier transaction."""
+        """Count a key as read: an array object holds its value from an earlier transaction."""
         self.staged.note_read(packfile.FRAME_READ, key)
 
     # --- writing
 
     def set(self, key: str, value: Buffer) -> None:
-        """Stage a value. It is copied before this returns. Of consolidated metadata, a mark is staged.
+        """Stage a value. The caller may change its buffer afterwards. For consolidated metadata, stage only a mark.
 
-        Raises `KeyFormatError` for an impossible key; any `OSError` fails the transaction until `rollback`.
+        Raises `KeyFormatError` for an impossible key. Any `OSError` fails the transaction until `rollback`.
         """
         encoded, content = encode_key(key), _contiguous(value)
         if may_be_consolidated(key):
@@ -240,11 +242,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         size: int | None = None,
         version: str | None = None,
     ) -> None:
-        """Stage a value that stays where it is: `length` bytes at `offset` of a file, by default all from there on.
+        """Stage a reference to a value in a file outside: `length` bytes at `offset`, by default up to the file's end.
 
-        The file has to lie below one of the repository's `sources`. What it is now is noted, or what is known of it:
-        its `size` in bytes, and its `version`: what its file system calls an etag, or the time of its last change.
-        When the value is read, both must be the same still.
+        The file must lie below one of the repository's `sources`. The reference records the file's `size` in bytes and
+        its `version` (the etag of its file system, or the time of its last change). Without both, the present ones are
+        looked up. A read raises `SourceError` if either has changed.
 
         Raises `SourceError` if the file may not be read here, or does not hold the range, `FileNotFoundError`,
         `OSError`, `ValueError` for a metadata document, and what `set` raises.
@@ -271,11 +273,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     ) -> None:
         """Change a part of a value. No other thread of this process writes the key meanwhile.
 
-        `change` gets the value, None if there is none, and returns the new one, None to delete it, which counts as
-        writing the whole. It must not use the transaction. What it raises goes to the caller, and nothing is staged.
+        `change` gets the value, or None if there is none. It returns the new value, or None to delete the key, which
+        counts as writing the whole value. It must not use the transaction. If it raises an error, nothing is staged and
+        the caller gets the error.
 
-        `region` is what is written of a chunk, in the chunk's own coordinates. Then the commit merges the chunk with
-        what others have written of it elsewhere, and what `change` gets does not count as read (I5).
+        `region` is the written part of a chunk, in the chunk's own coordinates. With a region, the commit merges the
+        chunk with the parts that other transactions have written, and the value that `change` gets does not count as
+        read (I5).
         """
         encoded = encode_key(key)
         with self._staging.turns.changing(key):
@@ -290,24 +294,25 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.lifecycle.write(lambda: self._staging.stage_part(key, encoded, part, known, region))
 
     def delete_dir(self, path: str) -> None:
-        """Stage the deletion of everything below a path: one entry, however many keys there are."""
+        """Stage the deletion of everything below a path, as one entry for any number of keys."""
         prefix = directory_prefix(path)
         self._stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
 
     def move(self, source: str, destination: str) -> None:
-        """Move an array or group, with all below it: refs are written at the commit, no value is read or copied.
+        """Move an array or group with everything below it. The commit writes refs; no value is read or copied.
 
-        To others it is a deletion and a creation: a transaction that writes below either path meanwhile is in conflict.
+        For other transactions, a move is a deletion and a creation: one that writes below either path conflicts.
 
-        Raises `NodeNotFoundError` if there is nothing, or no group to move it to; `ValueError` for the root, for a
-        destination that exists or lies inside; `TransactionStateError` in a transaction of several processes.
+        Raises `NodeNotFoundError` if the source, or the group of the destination, does not exist; `ValueError` for the
+        root, and for a destination that exists or lies inside the source; `TransactionStateError` in a transaction of
+        several processes.
         """
         start, to = self._places(source, destination)
         self._check_node(self, source)
         self._reflink(start, to, None, drops=start)
 
     def copy(self, source: str, destination: str, at: Snapshot | None = None) -> None:
-        """Copy an array or group, as it is here or in a snapshot, as `move` moves it. Raises what `move` does."""
+        """Copy an array or group by reference, from here or from a snapshot. Raises the errors of `move`."""
         start, to = self._places(source, destination, may_be_inside=at is not None)
         if at is not None:
             at.check_not_erased(source)
@@ -318,9 +323,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self._reflink(start, to, at)
 
     def restore(self, path: str, at: Snapshot) -> None:
-        """Make all below a path as it was in a snapshot, or delete it, if it was not there, as `move` moves it.
+        """Restore everything below a path from a snapshot, by reference. If it did not exist there, delete it.
 
-        Raises `NodeNotFoundError` if there is nothing then and now, and what `move` does. The root is restored, too.
+        The path may be the root. Raises `NodeNotFoundError` if the path exists neither here nor in the snapshot, and
+        the errors of `move`.
         """
         prefix = directory_prefix(path)
         at.check_not_erased(path)
@@ -332,7 +338,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         )
 
     def take(self, keys: Mapping[str, str], source: Snapshot) -> None:
-        """Let each key be what another, or the same, is in a snapshot: refs are written, as `move` writes them."""
+        """Set keys by reference: each key gets the value that the named key has in a snapshot."""
         if not keys:
             return
         for key in keys:
@@ -343,10 +349,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.lifecycle.write(lambda: self._staging.take(keys, own))
 
     def move_all(self, moves: Mapping[str, str]) -> None:
-        """Move nodes, with all below them, all at once, as they are in what the transaction is based on.
+        """Move several nodes of the base at once, with everything below them.
 
-        Groups above them may be made later. Of two paths that are one inside the other, the inner one is moved from
-        there to where it is to be.
+        The groups of the destinations may be created later. If one path lies inside another, the inner node goes to its
+        own destination.
         """
         for source in moves:
             self.delete_dir(source)
@@ -381,17 +387,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _reflink(
         self, start: str, to: str, at: Snapshot | None, *, drops: str | None = None, only_drops: bool = False
     ) -> None:
-        """Stage what is below one prefix below another, `drops` deleted after it was looked at."""
+        """Stage the keys below one prefix as those below another; then delete everything below `drops`."""
         self._check_may_reflink()
         at = None if at is None else self._own(at)
         with self._staging.turns.at_all():
             self.lifecycle.write(lambda: self._staging.reflink(start, to, at, drops=drops, only_drops=only_drops))
 
     def _own(self, source: Snapshot) -> Snapshot:
-        """Return the transaction's own snapshot of a commit that something is copied from."""
+        """Return the transaction's own snapshot of a commit, to copy from."""
         name = None if source.stored is None else source.stored.header.id
         found = self._sources.get(name)
-        if found is None:  # another thread may be about to open it, too
+        if found is None:  # another thread may open it at the same time
             found = self._sources.setdefault(name, self.base if source is self.base else self._snapshots.own(source))
         return found
 
@@ -405,7 +411,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         turns = self._staging.turns
-        if self._staging.storage.is_remote:  # it may take as long as an upload, for which no other key has to wait
+        if self._staging.storage.is_remote:  # this may take as long as an upload: other keys need not wait
             with turns.changing(key):
                 self._stage_in_turn(kind, key, encoded, value)
             return
@@ -414,9 +420,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self._stage_in_turn(kind, key, encoded, value)
 
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
-        """Stage many values, as a batch encodes them; return which rows have to be set one by one.
+        """Stage many values that a batch encodes. Return the rows that the caller has to set one by one.
 
-        Raises what `set` does.
+        Raises the errors of `set`.
         """
         encoded = tuple([encode_key(key) for key in keys])
         with self._staging.turns.at_all(keys):
@@ -455,16 +461,16 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self
 
     def enter(self) -> None:
-        """Keep other threads from ending a transaction with a name before this one ends or leaves it.
+        """Keep other threads from ending a named transaction before this thread ends or leaves it.
 
-        Raises `TransactionStateError` if it has ended, or is being ended.
+        Raises `TransactionStateError` if it has ended, or if another thread is ending it.
         """
         if self.members.is_named and self.state == "open":
             self.part.enter(self._attached)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._entered_in != os.getpid():
-            return  # the block was entered before a fork: it is the parent's to end
+            return  # the block was entered before a fork: the parent ends it
         if self.members.is_participant:
             if kind is None:
                 self.seal()
@@ -476,7 +482,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.rollback()
 
     def changes(self) -> Changes:
-        """Return what is staged, and by whom."""
+        """Return the staged keys, and the process that staged each."""
         found: Changes = {
             "set": [], "deleted": [], "deleted_below": [], "participants": {}, "reflinked": [], "constraints": [],
         }  # fmt: skip
@@ -492,17 +498,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return found
 
     def key_changes(self) -> Iterator[KeyChange]:
-        """Yield the keys that are staged and differ from the base, in the order of their bytes."""
+        """Yield the staged keys that differ from the base, in the order of their bytes."""
         return iter(()) if self.state == "committed" else self.staged.key_changes()
 
     # --- several processes
 
     def share(self) -> bytes | None:
-        """Let other processes stage into this transaction; return its id, None if there is nothing to share yet."""
+        """Let other processes stage into this transaction. Return its id, or None if there is nothing to share yet."""
         with self.lifecycle.lock:
             if not self.lifecycle.may_end:
                 return None
-            # Under the lock: who joins now must be found by the commit.
+            # Under the lock: the commit must find every process that joins.
             self._staging.share()
             if not self.members.is_shared:
                 return None
@@ -510,10 +516,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             return self._staging.record.id
 
     def end_operation(self, operation: object, has_failed: bool) -> None:
-        """Note that an operation has ended: unless it has failed, what it has staged counts, even if its process dies
-        then.
+        """Note that an operation has ended. Unless it failed, its writes count, even if this process dies afterwards.
 
-        Raises `OSError`, which fails the transaction.
+        An `OSError` fails the transaction.
         """
         try:
             self.part.end_operation(operation, has_failed=has_failed)
@@ -522,25 +527,25 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             raise
 
     def seal(self) -> None:
-        """Say that this process has done its part of a transaction that another process will commit (I8)."""
+        """Declare the part of this process complete, in a transaction that another process will commit (I8)."""
         if self.state == "open":
             self.part.seal()
 
     def leave(self) -> None:
-        """Leave a transaction with a name, which goes on without this process."""
+        """Leave a named transaction, which goes on without this process."""
         if self.lifecycle.leave() not in ("open", "failed"):
             return
         self.lifecycle.finish_writes()
         try:
             self.part.leave(self._attached)
-            self._finalizer.detach()  # not before: an interrupt may have come
+            self._finalizer.detach()  # last: an interrupt may come before
         finally:
             self.locking.release()
 
     def leave_block(self, *, complete: bool) -> None:
-        """End the part of a `with` block of a participant: seal it, or give it up.
+        """End the part that a participant staged in a `with` block: seal it, or give it up.
 
-        Raises `TransactionStateError` if it was to be complete, and a write has failed in it, and `OSError`.
+        Raises `OSError`, and `TransactionStateError` if it should be complete but a write in it has failed.
         """
         if not complete:
             self.lifecycle.fail(TransactionStateError("a `with` block was left by an exception", state="failed"))
@@ -548,7 +553,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.lifecycle.finish_writes()
         try:
             if has_failed:
-                self.part.give_up()  # also what was in flight
+                self.part.give_up()  # again: writes were in flight
                 self.part.close()
             else:
                 self.part.seal()
@@ -566,39 +571,39 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     # --- the end
 
     def rollback(self) -> None:
-        """Drop what is staged. Late writes of other threads, and processes, raise `TransactionStateError` from now on.
+        """Drop all staged writes. From now on, writes of other threads and processes raise `TransactionStateError`.
 
-        Raises `TransactionStateError` if the transaction is another process's to end, or, if it has a name, while other
-        processes are attached to it, or others of this process at work.
+        Raises `TransactionStateError` if another process has begun the transaction and will end it, or while other
+        processes or threads still use a named one.
         """
         with self.part.ending():
             self.ending.roll_back()
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
-        """Publish everything staged, in one step; with `durability="fsync"` it survives power loss from then on.
+        """Publish all staged writes in one step. With `durability="fsync"`, they survive a power loss afterwards.
 
-        Returns a snapshot of the new commit. A transaction that has a message or properties makes one even if it
-        changes nothing. Another one that changes nothing makes none: this returns None. Either way `unchanged` is True
-        then.
+        Returns a snapshot of the new commit. If the writes change nothing, there is a commit only if the transaction
+        has a message or properties; otherwise this returns None. Either way `unchanged` is then True.
 
         Raises
         ------
         ConflictError
-            Somebody else committed what this transaction relies on, or several of its processes wrote the same keys
-            without knowing of each other; what is staged is still there.
+            Another commit changed data that this transaction relies on, or several of its processes wrote the same
+            keys without knowing of each other. The writes are still staged.
         ConstraintError
-            What is staged would break a constraint; it is still there.
+            The writes would break a constraint. They are still staged.
         CommitTimeoutError
-            Others were committing for longer than the repository's `commit_timeout`; it is still there.
+            Other processes were committing for longer than the repository's `commit_timeout`. The writes are still
+            staged.
         ParticipantLostError
-            A process that staged into it died before it was done; `allow_lost` takes what it has staged.
+            A process that staged into the transaction died before it was done. `allow_lost` commits its writes anyway.
         CommitUnknownError
-            It can't be told whether the commit was made.
+            It is unknown whether the commit was made.
         TransactionStateError
-            Writes are in flight, an earlier write failed, the transaction has ended, or it is another process's to
-            commit.
+            Writes are in flight, an earlier write failed, the transaction has ended, or another process has to commit
+            it.
         OSError
-            The medium failed; nothing was published.
+            The medium failed. Nothing was published.
         """
         check_description(message, None)
         with self.part.ending():
