@@ -235,8 +235,8 @@ EDITS = [
     Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.write_oldest_kept(head)", "pass", "late reader"),
     Edit(
         "maintenance.vacuum:_Vacuum._raise",
-        "self._make_durable(head)  # one that was",
-        "pass  # one that was",
+        "self._make_durable(head)  # an interrupted vacuum may not have done this",
+        "pass",
         "late tag",
         "sweep",
         "rename commits/main/N < take version < publish < vacuum",

@@ -540,8 +540,9 @@ def simulated() -> Iterator[System]:
 def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
-    for thing in processes.all_of(processes._forked):
+    for thing in processes.all_of(processes._forking):
         if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
             thing._finalizer.detach()
+    for thing in processes.all_of(processes._forked):
         if isinstance(thing, CompactionOutputs) and thing._storage.url == URL:
             thing.after_fork_in_child()
