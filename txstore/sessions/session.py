@@ -1,4 +1,4 @@
-"""Session: a series of successive transactions that array objects outlive.
+"""Runs the transactions of one store, one after the other. Array objects outlive them.
 
 Each call of zarr is of one transaction. What array objects may rely on from one to the next: `held_documents` (I6).
 """
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 
 def _call(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Make a method a call through the session's gate. No such method calls another."""
+    """Let a method pass the session's gate. No such method calls another one."""
     return _through_the_gate(method, stages=False)
 
 
 def _write(method: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Make a method that stages a call through the session's gate."""
+    """Let a method that stages pass the session's gate."""
     return _through_the_gate(method, stages=True)
 
 
@@ -74,17 +74,17 @@ def _through_the_gate(
 
 
 class Joining(NamedTuple):
-    """What a pickle says of the transaction that it was made in."""
+    """The transaction that a pickle was made in."""
 
     transaction: bytes
     repository_id: bytes
-    seen: Mapping[int, int]  # by participant, the last frame that its sender has seen
+    seen: Mapping[int, int]  # for each participant, the last frame that the sender saw
 
 
 class Session:
-    """What a writable `TxStore` and its read-only copies share.
+    """The state that a writable `TxStore` and its read-only copies share.
 
-    Safe in threads: each operation is of one transaction, and a commit publishes whole operations (`gate`).
+    Safe in threads: each operation belongs to one transaction, and a commit publishes whole operations (`gate`).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Session:
         isolation: str = SNAPSHOT,
         settle_conflicts: Settle | None = None,
     ) -> None:
-        """`first`: the transaction that is already open; `joining`: that of another process, to be joined.
+        """`first`: a transaction that is already open. `joining`: another process's transaction, which this one joins.
 
         `beside`: a session that has joined it here, for other array objects.
         """
@@ -116,41 +116,41 @@ class Session:
         self.isolation = isolation if first is None else first.isolation
         self._is_serializable = self.isolation == SERIALIZABLE
         self.position = position
-        self.token = token or os.urandom(16).hex()  # by which a pickle finds it again
-        self.depth = 0  # of nested `with` blocks of this process
-        self.is_block = False  # it is for one `with` block of a participant
+        self.token = token or os.urandom(16).hex()  # identifies this session in pickles
+        self.depth = 0  # nesting of this process's `with` blocks
+        self.is_block = False  # this session serves one `with` block of a participant
         self._may_count_by_operation = joining is not None  # see `Part.counts_by_operation`
-        self.may_fork = first is not None  # children that it forks stage into its transaction, used by then or not
+        self.may_fork = first is not None  # forked children stage into its transaction, even one without writes so far
         self._process = os.getpid()
         self._joining = joining
         self._beside: Session | None = beside if beside is None else beside._beside or beside
         self._transaction = first
         self.ended: str | None = None
-        self.unchanged = False  # whether the last commit has changed nothing
-        self._has_ended_one = False  # a transaction, within a block
+        self.unchanged = False  # the last commit changed no value
+        self._has_ended_one = False  # a transaction has ended within this block
         self.held = HeldDocuments(is_serializable=self._is_serializable)
         self.gate = Gate(self._writes)
-        self._lock = processes.new_rlock()  # of the transaction that is open. No thread waits for zarr's loop with it
+        self._lock = processes.new_rlock()  # guards the open transaction. No thread that holds it waits for zarr's loop
         operations.expect()
         processes.watch(self)
         processes.watch_before(self)
 
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.ended is None and self._joining is None:
-            with suppress(OSError, TxStoreError):  # the child is told if it writes
+            with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
                 self.transaction.share()
 
     def after_fork_in_child(self) -> None:
-        self.depth = 0  # the `with` blocks are the parent's
+        self.depth = 0  # the `with` blocks belong to the parent
         self._may_count_by_operation = True
-        self.gate = Gate(self._writes)  # and so are the threads inside
+        self.gate = Gate(self._writes)  # and so do the threads inside
         self.held.look_at_all()
 
     # --- the present transaction
 
     @property
     def transaction(self) -> Transaction:
-        """The transaction that is open. It begins at the first use."""
+        """The open transaction. It begins at the first use."""
         transaction = self._transaction
         return transaction if transaction is not None else self._begin()
 
@@ -170,7 +170,9 @@ class Session:
                     isolation=self.isolation,
                     settle_conflicts=self.settle_conflicts,
                 )
-                self.position = self.position.held_by(self._transaction.base)  # which it lets go of when it fails
+                self.position = self.position.held_by(
+                    self._transaction.base
+                )  # the transaction releases its base when it fails
             return self._transaction
 
     def _join(self, joining: Joining) -> Transaction:
@@ -185,7 +187,7 @@ class Session:
 
     @_call
     def share(self) -> Joining | None:
-        """Let processes that unpickle this stage into its transaction; None if there is no repository yet."""
+        """Let processes that unpickle this store stage into its transaction. None if there is no repository yet."""
         if self.ended is not None:
             return None
         if self._joining is not None and self._transaction is None:
@@ -197,19 +199,19 @@ class Session:
             return Joining(shared, self.engine.commits.identity.id, self.transaction.part.seen())
 
     def stages_into(self, joining: Joining | None) -> bool:
-        """Tell whether a pickle that says `joining` is of this session, and of the transaction that it has here."""
+        """Tell whether a pickle with `joining` was made by this session in its present transaction."""
         if joining is None or (self._joining is None and self._process == os.getpid()):
             return True
         transaction = self._transaction
         if transaction is not None and transaction.state == "failed" and transaction.members.is_participant:
-            return False  # what it has staged is given up: who is sent the store again begins anew
+            return False  # its part is aborted: a store that is sent again joins anew
         here = transaction.shared_id if transaction is not None else self._joining and self._joining.transaction
         return here == joining.transaction
 
     def knows(self, joining: Joining | None, reliance: Reliance) -> bool:
-        """Tell whether a pickle of the same transaction says nothing that this session does not know.
+        """Tell whether this session knows everything that a pickle of the same transaction says.
 
-        Array objects that come with it may know more, or hold other documents, than those of this session.
+        The pickle's array objects may know more, or hold other documents, than those of this session.
         """
         if joining is None or (self._joining is None and self._process == os.getpid() and not self.is_named):
             return True
@@ -222,7 +224,7 @@ class Session:
 
     @property
     def is_participant(self) -> bool:
-        """Whether the transaction is one that another process has begun, and will end."""
+        """Whether another process has begun the transaction, and will end it."""
         if self._transaction is None:
             return self._joining is not None
         return self._transaction.members.is_participant
@@ -232,9 +234,9 @@ class Session:
         return self._transaction is not None and self._transaction.members.is_named
 
     def for_block(self) -> Session:
-        """Return the session that a `with` block is to use: in a participant one for that block alone.
+        """Return the session for a `with` block: in a participant, a new one for that block alone.
 
-        What fails in it is given up with it, and with nothing else, so that it can be tried again.
+        If something fails in the block, only the block's writes are given up, so that it can be tried again.
         """
         if not self.is_participant or (self.is_block and self.depth) or not self.transaction.members.is_participant:
             return self
@@ -253,7 +255,7 @@ class Session:
         return block
 
     def leave_block(self, *, complete: bool) -> None:
-        """Leave a block of a participant: its part is sealed, or given up. Then this session is used no more."""
+        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again."""
         with self.gate.shut():
             try:
                 if complete and not self.gate.close():
@@ -266,13 +268,13 @@ class Session:
                     self._transaction.leave_block(complete=complete)
 
     def enter(self) -> None:
-        """Enter a `with` block. Raises `TransactionStateError` if a transaction with a name has ended by now."""
+        """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""
         if self.depth == 0 and self.is_named and self._transaction is not None:
             self._transaction.enter()
         self.depth += 1
 
     def leave(self, *, complete: bool) -> None:
-        """Leave a `with` block of a transaction that goes on without this process."""
+        """Leave a `with` block. The transaction goes on without this process."""
         transaction = self._transaction
         if transaction is None:
             return
@@ -287,7 +289,7 @@ class Session:
                 self.fail("a `with` block was left by an exception")
 
     def fail(self, reason: str) -> None:
-        """Let nothing be committed before a rollback."""
+        """Fail the transaction: it can't be committed before a rollback."""
         if self._transaction is not None:
             self._transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
 
@@ -297,11 +299,11 @@ class Session:
 
     @property
     def version(self) -> Hashable:
-        """What tells what is staged from what was staged before, also where the keys are the same; None: nothing is."""
+        """A value that changes whenever the staged writes change, even for the same keys. None if nothing is staged."""
         return None if self._transaction is None else self._transaction.version
 
     def rely_on(self, reliance: Reliance) -> None:
-        """Check array objects that come with a pickle as its session would."""
+        """Check the array objects of a pickle as the session that made it would."""
         self.held.rely_on(reliance, knows_frames=self._joining is not None)
 
     @property
@@ -312,7 +314,7 @@ class Session:
     # --- operations
 
     def _in_operation(self, call: Callable[[], T]) -> T:
-        """Make a call as a part of its operation; as an operation of its own if it belongs to none.
+        """Make a call as a part of its operation, or as an operation of its own if it belongs to none.
 
         At the end of each, what this process has staged is whole, if it stages into the transaction of another (I8).
         """
@@ -326,7 +328,7 @@ class Session:
             if transaction.part.seals.begin_operation(each):
                 finish = Finish(partial(transaction.end_operation, each), self.engine.storage.dispatch)
                 if not each.finish_with(finish):
-                    transaction.end_operation(each, True)  # it has ended, and this is what is left of it
+                    transaction.end_operation(each, True)  # the operation has ended already: this call came late
         if of:
             return call()
         own, has_failed = object(), True
@@ -338,19 +340,19 @@ class Session:
             transaction.end_operation(own, has_failed)
         return result
 
-    # --- reading. The transaction is taken first: what is checked, and what is then read or written, must be of one
-    # transaction, also while another thread commits.
+    # --- reading. Each method takes the transaction first: the check, and the read or write after it, must use the same
+    # transaction, even while another thread commits.
 
     @_call
     def get_view(self, key: str) -> memoryview | None:
-        """Return a value; remember that a document was handed out. Raises `StaleArrayError`."""
+        """Return a value. Record a document as handed out. Raises `StaleArrayError`."""
         transaction = self.transaction
         if is_document(key):
             return self.held.read(key, transaction)
         if self._is_serializable:
             self.held.count_as_read(key, transaction)
         view = transaction.get_view(key)
-        self.held.check_readable(key, transaction)  # only now: reading may learn what others have staged
+        self.held.check_readable(key, transaction)  # only now: a read may learn of frames of other participants
         return view
 
     @_call
@@ -367,7 +369,7 @@ class Session:
 
     @_call
     def locate(self, keys: Sequence[str]) -> Located | None:
-        """Return where the base has the chunks of many keys, as `Snapshot.locate` does. Raises `StaleArrayError`."""
+        """Return where many chunks of the base lie, as `Snapshot.locate` does. Raises `StaleArrayError`."""
         transaction = self.transaction
         located = transaction.locate(keys)
         if not self.held.is_current(transaction):
@@ -399,7 +401,7 @@ class Session:
 
     @_write
     def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
-        """Stage many chunks; return which have to be set one by one. Raises `StaleArrayError`."""
+        """Stage many chunks. Return the rows that the caller has to set one by one. Raises `StaleArrayError`."""
         transaction = self.transaction
         for key in keys:
             self._check_writable(key, transaction)
@@ -423,7 +425,7 @@ class Session:
         size: int | None,
         version: str | None,
     ) -> None:
-        """Stage a value that lies in a file outside, for zarr to read."""
+        """Stage a reference to a value in a file outside."""
         transaction = self.transaction
         self._check_writable(key, transaction)
         transaction.set_reference(key, url, offset, length, size=size, version=version)
@@ -444,7 +446,7 @@ class Session:
 
     @_write
     def move(self, source: str, destination: str) -> None:
-        """Move a node. What was opened where it was is stale from now on."""
+        """Move a node. Objects that were opened at its old path are stale afterwards."""
         transaction = self.transaction
         transaction.move(source, destination)
         self.held.move_below(source, destination)
@@ -455,7 +457,7 @@ class Session:
 
     @_write
     def restore(self, path: str, at: Snapshot) -> None:
-        """Restore what is below a path. What was opened there is stale where it is another by that."""
+        """Restore everything below a path. Objects whose documents change by that are stale afterwards."""
         transaction = self.transaction
         before = self.held.contents_below(path, transaction)
         transaction.restore(path, at)
@@ -466,8 +468,8 @@ class Session:
         if document is None:
             return
         error = self.held.error_of(document)
-        # The operation may be half done: a resize deletes chunks first. If it has not begun, what other participants
-        # do need not be rolled back for it: the array is opened again, and the work goes on.
+        # The operation may be half done: a resize deletes chunks first. If it has not begun, no rollback is needed: the
+        # caller opens the array again and goes on.
         if self.held.is_of_older_transaction(document) or self.gate.has_begun_to_write():
             transaction.lifecycle.fail(error)
         elif (operation := of_context.get()) is not None:
@@ -481,9 +483,9 @@ class Session:
     # --- from one transaction to the next
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False, at_end: bool = False) -> Commit | None:
-        """Commit what is staged; the next transaction is based on the new commit. None if there is no new one.
+        """Commit the staged writes, and base the next transaction on the new commit. None if there is no new commit.
 
-        `at_end`: of a block, which needs no further commit for its message if it has made one.
+        `at_end`: the block ends. It needs no further commit for its message if it has made one.
         """
         with self.gate.shut():
             if not self.gate.close():
@@ -498,16 +500,16 @@ class Session:
             if made is not None or not ended.ending.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
-            self.held.learn(ended)  # of what came last; it raises nothing
+            self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # raises nothing: the commit is made
+            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # this raises nothing: the commit is made
             if ended.members.is_named:
                 self.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit
 
     def rollback(self) -> None:
-        """Drop what is staged; the next transaction is based on the head."""
+        """Drop the staged writes, and base the next transaction on the head."""
         with self.gate.shut():
             ended = self.transaction
             is_closed = self.gate.close(PATIENCE)
@@ -516,9 +518,9 @@ class Session:
             try:
                 # An interrupt may come as soon as it is rolled back, and a call that is late may read until then.
                 self.held.distrust(documents)
-                ended.rollback()  # late writes fail from now on, and so are soon done
+                ended.rollback()  # late writes fail from now on, so this soon ends
             except BaseException:
-                if ended.state == "open":  # it was refused, or has not begun: all is there as it was
+                if ended.state == "open":  # the rollback was refused, or has not begun: nothing has changed
                     self.held.restore_trust(distrusted)
                 raise
             self._has_ended_one = True
@@ -531,7 +533,7 @@ class Session:
             self._move(ended.base, self.engine.newest(self.branch))
 
     def end(self, reason: str) -> None:
-        """Roll back and end the session: whatever is used of it from now on raises `TransactionStateError`."""
+        """Roll back and end the session: each later use raises `TransactionStateError`."""
         with self.gate.shut():
             with self._lock:
                 self.ended = reason
@@ -542,10 +544,10 @@ class Session:
             self.position.let_go()
 
     def _move(self, old: Snapshot, new: Snapshot, *, own: int | None = None, settled: Collection[str] = ()) -> None:
-        """Base the next transaction on `new`, and note which documents somebody else has changed since `old`.
+        """Base the next transaction on `new`, and record the documents that other commits have changed since `old`.
 
-        `own` is the seq of the commit that this session has made, in which `settled` keys are partly what somebody else
-        has made of them. The gate is closed meanwhile.
+        `own` is the seq of this session's own commit. In it, `settled` keys partly hold what other commits wrote. The
+        gate is closed meanwhile.
         """
         self.held.move_on(old, new, own=own, settled=settled)
         with self._lock:
