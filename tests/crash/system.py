@@ -128,7 +128,7 @@ class System:
         self.turn_on(Disk(), boot=1)
 
     def turn_on(self, disk: Disk, *, boot: int, seed: int = 0) -> None:
-        _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
+        _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
         self.disk = disk
         self.boot = boot
         self.changed_at = 0  # when any file was changed last: nobody asks for more than that it stays the same
@@ -157,6 +157,8 @@ class System:
         """Let happen what a test wants to happen instead of a call, or before it; return where it comes from."""
         self.calls += 1
         if self.calls > self.most_calls:
+            # Finalizers that run now must make no further call.
+            _let_go_of_pins(lambda descriptor: descriptor is None or descriptor in self._open)
             raise AssertionError(f"{call} {path} is call {self.calls}: there is no end to it")
         site = self._site(call, path) if self.wants_sites else ""
         if self.before is not None:
@@ -430,10 +432,12 @@ class System:
         return self._chance.randbytes(length)
 
 
-def _let_go_of_pins(is_theirs: Callable[[int], bool]) -> None:
+def _let_go_of_pins(is_theirs: Callable[[int | None], bool]) -> None:
     """Let the pins of processes that are gone do nothing when they are collected: their locks went with them."""
     for found in processes.all_of(processes._forked):
-        if isinstance(found, pins.Pins) and found._descriptor is not None and is_theirs(found._descriptor.fileno()):
+        if not isinstance(found, pins.Pins):
+            continue
+        if is_theirs(None if found._descriptor is None else found._descriptor.fileno()):
             found._bytes, found._descriptor, found._open_file = None, None, lambda: None
 
 
@@ -539,7 +543,7 @@ def simulated() -> Iterator[System]:
 
 def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
-    _let_go_of_pins(lambda descriptor: descriptor >= _FIRST_DESCRIPTOR)
+    _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
         if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
             thing._finalizer.detach()
