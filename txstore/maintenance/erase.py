@@ -1,10 +1,10 @@
 """Erases all versions of the nodes below some paths, from every commit, branch and tag, for good.
 
-Order: first the erasure surveys every file and checks that no reader or writer is in the way; until then it changes
-nothing. Then ordinary commits delete the paths from the heads, the erasure waits once more for readers of older
-commits, and a record says what is being erased. From then on no process reads these values. The erasure replaces one
-file after the other, until a walk through all of them finds nothing. If it is interrupted, run it again: erased values
-stay erased.
+Order: first the erasure surveys every file, and waits for the readers and writers of the commits that it has found;
+until then it changes nothing. Then ordinary commits delete the paths from the heads, the erasure waits for all readers
+of older commits, and a record says what is being erased. From then on no process reads these values. The erasure
+replaces one file after the other, until a walk through all of them finds nothing. If it is interrupted, run it again:
+erased values stay erased.
 """
 
 from __future__ import annotations
