@@ -1,14 +1,12 @@
 """Begins, finds and lists named transactions. Processes that share only the disk can join one. It outlives them all.
 
-The file `.staging/named-<name>` has the id of the transaction with a name. Processes create and delete it under a lock.
-An object store has no lock: there one process creates it exclusively, and the holder of the transaction's lease deletes
-it.
+The file `.staging/named-<name>` has the id of the transaction with a name. Processes create it under a lock. An object
+store has no lock: there one process creates it exclusively. `name_rule` says which process deletes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,12 +18,11 @@ from txstore.format.packfile import REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
 from txstore.steps import step
-from txstore.storage.remote import RemoteStorage
+from txstore.transactions.participants.name_rule import name_rule
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.participants.tails import Tail
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PAUSE = 0.05  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +133,10 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
     except TransactionStateError as error:
         if error.state != "ended":
             raise
-    _free(commits, name, transaction)  # the process that ended it has died, or waits for the lock to free the name
+    name_rule(commits.storage).free(
+        name, transaction
+    )  # the process that ended it has died, or waits for the lock to free the name
     return None
-
-
-def _free(commits: Commits, name: str, ended: bytes) -> None:
-    """Delete the name of an ended transaction. The caller holds the lock.
-
-    On an object store the lock excludes no process. Two processes may find the same ended name. Before the second
-    deletes it, the first may already have begun a new transaction with this name. So a process takes the lease of the
-    ended transaction, reads the name once more, and only then deletes it.
-    """
-    storage, path = commits.storage, names.named_path(name)
-    if not isinstance(storage, RemoteStorage):
-        storage.delete(path)
-        return
-    try:
-        held = storage.leases.take(f"{names.STAGING}/{ended.hex()}")
-    except BlockingIOError:
-        time.sleep(_PAUSE)  # another process is about to delete it
-        return
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if _read(commits, name) == ended:
-                held.check_term()
-                storage.delete(path)
-    finally:
-        held.close()
 
 
 def _was_committed(shared: SharedTransaction) -> bool:

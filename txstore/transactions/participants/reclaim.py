@@ -25,6 +25,7 @@ from txstore.steps import step
 from txstore.storage import leases
 from txstore.storage.interface import Storage
 from txstore.storage.objects.interface import Object
+from txstore.transactions.participants.name_rule import name_rule
 
 #: Seconds after which a process that opened a repository on an object store looks for uploads of dead processes, and
 #: after which it looks again. A process that uploads much looks at once.
@@ -72,14 +73,6 @@ def _is_abandoned(storage: Storage, path: str) -> bool:
         return False
 
 
-def _has_name(storage: Storage, transaction: bytes, name: str) -> bool:
-    """Tell whether a transaction can be found by its name. Without a lock, the name is deleted before the record."""
-    try:
-        return storage.read(names.named_path(name)) == transaction.hex().encode()
-    except FileNotFoundError:
-        return False
-
-
 def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) -> bool:
     """Tell from its record whether a shared transaction may still be committed. Return `if_gone` without a record."""
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
@@ -88,7 +81,7 @@ def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) ->
                 return True
             try:
                 name = TransactionRecord.decode(storage.read(path)).name
-                return name is not None and (not storage.is_remote or _has_name(storage, transaction, name))
+                return name is not None and name_rule(storage).can_be_found(name, transaction)
             except MalformedError:
                 return False  # the owner died before it wrote the record
     return if_gone

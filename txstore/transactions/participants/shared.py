@@ -21,7 +21,7 @@ from collections.abc import Collection
 from typing import Any
 
 from txstore.commit import Commit, Stored
-from txstore.errors import CommitTimeoutError, CorruptionError, RepositoryNotFoundError, TransactionStateError
+from txstore.errors import CorruptionError, RepositoryNotFoundError, TransactionStateError
 from txstore.format import names, packfile
 from txstore.format.encoding import MalformedError, crc32c
 from txstore.format.records import TransactionRecord
@@ -30,8 +30,8 @@ from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
 from txstore.storage.interface import Held
 from txstore.storage.leases import Lease
-from txstore.storage.remote import RemoteStorage
 from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.name_rule import name_rule
 from txstore.transactions.participants.tails import Tail, tail_of
 
 
@@ -43,6 +43,7 @@ class SharedTransaction:
         self.id = record.id
         self._commits = commits
         self.storage = commits.storage
+        self._name_rule = name_rule(commits.storage)
         self._held = held
         self._may_trust_owner_until = 0.0  # by the clock of this process
 
@@ -245,14 +246,10 @@ class SharedTransaction:
 
     @step("end record")
     def end(self) -> None:
-        """Delete the files of a sealed transaction, except the pack of participant 0 and the name.
-
-        On an object store, where no lock protects the name, delete the name, too.
-        """
+        """Delete the files of a sealed transaction, except the pack of participant 0. `free_name` deletes the name."""
         try:
-            if isinstance(self.storage, RemoteStorage):
-                # First: while this process holds the record, no other process reuses the name.
-                self._delete_name()
+            if self.record.name is not None:
+                self._name_rule.delete_before_record(self.record.name, self.id)
             # Delete the record before the packs: no process may find a rolled back transaction with half of its packs.
             for path in (names.open_path(self.id), names.sealed_path(self.id)):
                 self.storage.delete(path)
@@ -266,18 +263,8 @@ class SharedTransaction:
 
     def free_name(self) -> None:
         """Delete the name of an ended transaction, unless another transaction already has it."""
-        if self.record.name is not None and not isinstance(self.storage, RemoteStorage):
-            # If this times out, the next process that finds the ended name frees it.
-            with contextlib.suppress(CommitTimeoutError), self.storage.lock(names.STAGING_LOCK):
-                self._delete_name()
-
-    def _delete_name(self) -> None:
-        if self.record.name is None:
-            return
-        path = names.named_path(self.record.name)
-        with contextlib.suppress(FileNotFoundError):
-            if self.storage.read(path) == self.id.hex().encode():
-                self.storage.delete(path)
+        if self.record.name is not None:
+            self._name_rule.delete_after_record(self.record.name, self.id)
 
     def check_held(self) -> None:
         """Raise `OSError` if the lease on the record may have expired, so that another process may be ending it."""
