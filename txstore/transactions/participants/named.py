@@ -133,9 +133,8 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
     except TransactionStateError as error:
         if error.state != "ended":
             raise
-    name_rule(commits.storage).free(
-        name, transaction
-    )  # the process that ended it has died, or waits for the lock to free the name
+    # The process that ended it has died, or waits for the lock to free the name.
+    name_rule(commits.storage).free(name, transaction)
     return None
 
 
