@@ -170,9 +170,8 @@ class Session:
                     isolation=self.isolation,
                     settle_conflicts=self.settle_conflicts,
                 )
-                self.position = self.position.held_by(
-                    self._transaction.base
-                )  # the transaction releases its base when it fails
+                # The transaction releases its base when it fails.
+                self.position = self.position.held_by(self._transaction.base)
             return self._transaction
 
     def _join(self, joining: Joining) -> Transaction:

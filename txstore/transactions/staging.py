@@ -117,9 +117,8 @@ class Staging:
         """
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
-        is_reflinked = (
-            self.view.reflinks.any and self.view.reflinks.find(key) is not None
-        )  # the rest of the chunk is not the base's
+        # The rest of the chunk is not the base's.
+        is_reflinked = self.view.reflinks.any and self.view.reflinks.find(key) is not None
         overlaps = any(end.region.intersects(region) for end in apart)
         # A frame of the whole chunk vouches for a deletion above it (I7). A part may lie over values that should have
         # been deleted: then the frame doesn't say that the others were seen, and the commit refuses it.

@@ -176,9 +176,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             )
         written = None if constraint is None else declarations.encode(constraint.settled(self.staged))
         changes = {**self._staging.constraints, name: written}
-        declarations.changed(
-            changes, self.base.written_constraints
-        )  # raises an error now, not at the commit, if they are too large
+        # Raises an error now, not at the commit, if they are too large.
+        declarations.changed(changes, self.base.written_constraints)
         with self.lifecycle.lock:
             self.lifecycle.check_open()
             self._staging.constraints[name] = written
