@@ -11,7 +11,7 @@ import pytest
 import txstore
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.segments import compaction_outputs
+from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import CompactionOutput
 
 #: So many bytes of runs small commits merge themselves, and so many keys have a run that is larger than they take.
@@ -22,7 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a thread merge runs of few keys, after any commit but the first of a process."""
     monkeypatch.setattr(Commits, "merged_at_once", AT_ONCE)
     monkeypatch.setattr(RemoteCommits, "merged_at_once", AT_ONCE)
-    monkeypatch.setattr(compaction_outputs, "STEP", 1)
+    monkeypatch.setattr(compaction, "STEP", 1)
 
 
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 def merge_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commits of now merge all runs, aside and inline, whatever their lengths, but the first of a process."""
     inline(monkeypatch)
-    monkeypatch.setattr(compaction_outputs, "plan_aside", lambda runs, at_once: runs if len(runs) > 1 else ())
+    monkeypatch.setattr(compaction, "merged_in_background", lambda runs, at_once: runs if len(runs) > 1 else ())
 
 
 class MergesAll:

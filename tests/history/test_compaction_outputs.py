@@ -30,7 +30,7 @@ from txstore.format import names, packfile
 from txstore.history.commits import Commits
 from txstore.history.publisher import LostPlaceError, Publisher
 from txstore.history.remote_commits import RemoteCommits
-from txstore.segments import compaction_outputs
+from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import INSTALLED_FOR, CompactionOutput, CompactionOutputs
 
 Open = Callable[[], txstore.Repository]
@@ -179,7 +179,7 @@ def test_who_commits_once_merges_nothing_aside(open_again, inline):
 
 
 def test_of_sixteen_commits_one_looks(open_again, inline, monkeypatch):
-    monkeypatch.setattr(compaction_outputs, "STEP", 16)
+    monkeypatch.setattr(compaction, "STEP", 16)
     repo = open_again()
     for number in range(16):
         fill(repo, number)
@@ -727,7 +727,7 @@ def test_to_install_takes_no_request_more(far, requests, inline, monkeypatch):
     """But the one, which nobody waits for, that says that the pack is no longer to be held."""
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     with_one(repo)
-    monkeypatch.setattr(compaction_outputs, "STEP", 1 << 40)  # no more of them
+    monkeypatch.setattr(compaction, "STEP", 1 << 40)  # no more of them
     requests.clear()
     put(repo)
     wait_for_background_cleanup()

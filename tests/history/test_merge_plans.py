@@ -14,8 +14,8 @@ from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.remote_commits import RemoteCommits
-from txstore.segments.compaction_outputs import STEP
-from txstore.segments.runs import find_runs, plan_aside, plan_merge
+from txstore.segments.compaction import STEP, merged_by_commit, merged_in_background
+from txstore.segments.runs import find_runs
 from txstore.storage import pack_cache
 from txstore.storage.objects import client
 
@@ -51,7 +51,7 @@ class Line:
         self.seq += 1
         brought = keys * (value + 40 + BYTES)
         at = None if self._aside is None else find_runs(self._aside[0], self.runs)
-        chosen = plan_merge(self.runs[:at], self._at_once, brought)
+        chosen = merged_by_commit(self.runs[:at], self._at_once, brought)
         if chosen:
             total = self._merge(chosen)
             if keys < 100:
@@ -63,7 +63,7 @@ class Line:
         self.runs.insert(0, run(keys, self.seq))
         self.written += keys
         if self._takes is not None and self._aside is None and not self.seq % STEP:
-            inputs = tuple(plan_aside(self.runs, self._at_once))
+            inputs = tuple(merged_in_background(self.runs, self._at_once))
             self._aside = (inputs, self.seq + self._takes) if inputs else None
 
     def _merge(self, chosen: Sequence[RunName]) -> int:
@@ -148,11 +148,11 @@ def test_after_a_load_processes_that_commit_once_merge_it_by_and_by(at_once: int
 
 def test_a_thread_merges_neither_what_others_are_about_to_nor_what_takes_too_much_memory() -> None:
     small, large, huge = runs(300, 300), runs(3_000, 3_000), runs(4 << 20, 4 << 20)
-    assert plan_aside(small, 16 << 10) == plan_aside(runs(600, 300), 16 << 10) == ()
-    assert plan_aside([*small, *large], 16 << 10) == large
-    assert plan_aside([*large, *huge], 16 << 10) == large
-    assert plan_aside(huge, 16 << 10) == ()
-    assert plan_aside(runs(3_000, 9_000), 16 << 10) == ()
+    assert merged_in_background(small, 16 << 10) == merged_in_background(runs(600, 300), 16 << 10) == ()
+    assert merged_in_background([*small, *large], 16 << 10) == large
+    assert merged_in_background([*large, *huge], 16 << 10) == large
+    assert merged_in_background(huge, 16 << 10) == ()
+    assert merged_in_background(runs(3_000, 9_000), 16 << 10) == ()
 
 
 @AT_ONCE
@@ -166,24 +166,24 @@ def test_a_small_commit_after_a_large_load_merges_nothing_large(at_once: int) ->
 
 def test_who_brings_much_merges_what_others_have_left() -> None:
     large = runs(1, 500_000, 500_000)
-    assert plan_merge(large, 16 << 10, 1000) == ()
-    assert plan_merge(large, 16 << 10, 100 << 20) == large[1:]
+    assert merged_by_commit(large, 16 << 10, 1000) == ()
+    assert merged_by_commit(large, 16 << 10, 100 << 20) == large[1:]
 
 
 def test_who_brings_little_merges_more_the_more_there_is_to_be_merged() -> None:
     left = runs(*[3_000, 3_100] * 8)  # of which each commit may merge none
-    assert plan_merge(left[:9], 16 << 10, 100) == ()
-    assert plan_merge(left, 16 << 10, 100) == left
+    assert merged_by_commit(left[:9], 16 << 10, 100) == ()
+    assert merged_by_commit(left, 16 << 10, 100) == left
 
 
 def test_sizes_that_triple_are_left_alone() -> None:
-    assert plan_merge(runs(1, 3, 9, 27, 81), 1 << 20, 1 << 30) == ()
-    assert plan_merge((), 1 << 20, 1 << 30) == ()
-    assert plan_merge(runs(1), 1 << 20, 1 << 30) == ()
+    assert merged_by_commit(runs(1, 3, 9, 27, 81), 1 << 20, 1 << 30) == ()
+    assert merged_by_commit((), 1 << 20, 1 << 30) == ()
+    assert merged_by_commit(runs(1), 1 << 20, 1 << 30) == ()
 
 
 def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
-    assert plan_merge(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]
+    assert merged_by_commit(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]
 
 
 # --- what is moved

@@ -11,6 +11,7 @@ import zarr
 
 import txstore
 from txstore import Repository, TxStore
+from txstore.segments import compaction
 from txstore.segments import runs as index
 
 
@@ -181,8 +182,10 @@ def test_runs_that_others_have_merged_meanwhile_leave_no_gap(
 ) -> None:
     """Also where a commit has no run of its own, and has merged some of the head in vain."""
     merged = []
-    plan_merge, find_runs = index.plan_merge, index.find_runs
-    monkeypatch.setattr(index, "plan_merge", lambda *how: merged.append(plan_merge(*how)) or merged[-1])
+    merged_by_commit, find_runs = compaction.merged_by_commit, index.find_runs
+    monkeypatch.setattr(
+        compaction, "merged_by_commit", lambda *how: merged.append(merged_by_commit(*how)) or merged[-1]
+    )
     for number in range(20):
         with filled.begin() as transaction:
             transaction[f"a/c/{number}"] = b"1"

@@ -25,8 +25,9 @@ from txstore.errors import TxStoreError
 from txstore.format import names, packfile
 from txstore.format.commitfile import DataPack, RunName
 from txstore.format.packfile import PackName
+from txstore.segments import compaction
 from txstore.segments.ranged_runs import TAIL
-from txstore.segments.runs import Runs, find_runs, name_run, names_of, plan_aside
+from txstore.segments.runs import Runs, find_runs, name_run, names_of
 from txstore.steps import step
 from txstore.storage import leases
 from txstore.storage.capabilities import LockOf
@@ -36,8 +37,6 @@ from txstore.storage.remote import RemoteStorage
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: One commit in this many looks for runs to merge: a commit of one process, where many processes commit by turns.
-STEP = 16
 #: Seconds for which a pack may be installed where no process sees which others live, and for which one waits for a
 #: branch that this process does not commit to any more: far less than any storage keeps staged data for.
 INSTALLED_FOR = leases.KEPT / 2
@@ -200,11 +199,11 @@ class CompactionOutputs:
         runs = names_of(stored.header.runs, stored.header.name)
         with self._lock:
             useless = self._pop_useless(branch, runs)
-            is_due = branch in self._committed and not version % STEP and branch not in self._merges
+            is_due = branch in self._committed and not version % compaction.STEP and branch not in self._merges
             self._committed.add(branch)
         for pack in useless:
             self._storage.dispatch.clean_up_later(pack.drop)
-        inputs = tuple(plan_aside(runs, self._at_once)) if is_due else ()
+        inputs = tuple(compaction.merged_in_background(runs, self._at_once)) if is_due else ()
         if not inputs:
             return
         self._storage.dispatch.expect_cleanup()

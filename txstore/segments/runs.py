@@ -6,7 +6,6 @@ The table itself is in `_native` (C, and a Python fallback); here are the names,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,11 +25,6 @@ from txstore.storage.spool import spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
-#: Runs above the usual number that a small commit tolerates: it leaves the large ones to a background thread. With each
-#: run more it merges twice as much, up to the second number.
-_SPARED, _DOUBLED_MOST = 8, 40
-#: Bytes of runs that a background thread merges at once, at most: they may be in memory, with the result.
-_MERGED_ASIDE = 64 << 20
 #: Bytes of the blocks of each run that are searched at a time for changes.
 _CHANGES_WINDOW = 64 << 10
 
@@ -415,57 +409,6 @@ class Runs:
             raise KeyFormatError(f"a key below {to.decode()!r} would be too long: {error}") from error
         except ValueError as error:
             raise self._corrupt(error) from error
-
-
-def plan_merge(names: Sequence[RunName], at_once: int, brought: int) -> Sequence[RunName]:
-    """Return which runs of a commit, side by side, the next commit merges into one; none: nothing.
-
-    A run is taken along while it has at most twice the entries of those before it together, so what comes out has half
-    as many again as any that went in: the number of times that one entry is copied is logarithmic.
-
-    Large runs are left to a background thread (`plan_aside`). A large commit, of `brought` bytes, merges half as many
-    again, which is hardly noticed. A small one merges `at_once` bytes. It merges more only where no process has such a
-    thread, since each ends when it has committed: twice as much with each run more than `_SPARED`
-    that should not be there. So the number of those is logarithmic, too: of all bytes there are by `at_once`.
-    """
-    doubled = min(max(_overdue(names) - _SPARED, 0), _DOUBLED_MOST)
-    return _side_by_side(names, max(at_once << doubled, brought // 2))
-
-
-def plan_aside(names: Sequence[RunName], at_once: int) -> Sequence[RunName]:
-    """Return which runs of a commit a background thread should merge; none: nothing.
-
-    The newest are left to the commits that follow, of other processes, too, which merge `at_once` bytes: they would
-    merge these first.
-    """
-    first = next((at for at, name in enumerate(names) if name.length > at_once // 2), len(names))
-    chosen = _side_by_side(names[first:], _MERGED_ASIDE)
-    return chosen if sum(name.length for name in chosen) > at_once else ()
-
-
-def _side_by_side(names: Sequence[RunName], room: int) -> Sequence[RunName]:
-    """Return the newest runs that are to be merged together and have at most `room` bytes."""
-    for first in range(len(names) - 1):
-        count = _fitting(names[first:], room)
-        if count > 1:
-            return names[first : first + count]
-    return ()
-
-
-def _overdue(names: Sequence[RunName]) -> int:
-    """Return how many runs are not more than twice as large as the next newer one."""
-    return sum(max(older.entries, 1) <= 2 * max(newer.entries, 1) for newer, older in pairwise(names))
-
-
-def _fitting(names: Sequence[RunName], room: int) -> int:
-    """Return how many of these runs, from the first one on, are merged together if there is room for `room` bytes."""
-    count = total = length = 0
-    for name in names:
-        weight = max(name.entries, 1)
-        if (count and weight > 2 * total) or length + name.length > room:
-            break
-        total, length, count = total + weight, length + name.length, count + 1
-    return count
 
 
 def merge_own(sections: Sequence[Mapped], storage: Storage | None = None) -> Mapped:

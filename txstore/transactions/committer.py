@@ -21,6 +21,7 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.compaction_outputs import CompactionOutput
 from txstore.segments.packs import Staged
@@ -249,7 +250,7 @@ class Committer:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
         names = self.commits.compaction_outputs.left(self.branch, head.run_names)
-        if chosen := index.plan_merge(names, self.commits.merged_at_once, brought):
+        if chosen := compaction.merged_by_commit(names, self.commits.merged_at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)

@@ -17,6 +17,7 @@ from txstore._native import index
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.keys import after_prefix
+from txstore.segments.compaction import together
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled
 
@@ -89,13 +90,7 @@ class SealedKeys:
 
     def _with(self, section: Mapped, storage: Storage | None) -> SealedKeys:
         runs = (index.Run(section, _SEQ), *self._runs)
-        count, total = 0, 0
-        for run in runs:  # the same rule, for the same reasons, as `segments.runs.plan_merge`
-            weight = run.entries + len(run.prefixes)
-            if count and weight > 2 * total:
-                break
-            total += weight
-            count += 1
+        count = together(run.entries + len(run.prefixes) for run in runs)
         if count > 1:
             forgotten = _EVERYTHING if count == len(runs) else 0  # if all runs merge, a deleted prefix hides nothing
             newest = runs[:count]
