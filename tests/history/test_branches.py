@@ -340,7 +340,7 @@ def test_who_has_a_renamed_branch_goes_on(forked):
     assert forked.head("Experiment").branch == "Experiment"
     forked.branches.rename("Experiment", "experiment")
     assert list(forked.branches) == ["main", "experiment"]
-    with pytest.raises(CommitNotFoundError, match="but 'experiment'"):
+    with pytest.raises(CommitNotFoundError, match="there is 'experiment'"):
         forked.head("Experiment")
 
 

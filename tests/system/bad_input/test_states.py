@@ -151,7 +151,7 @@ def test_a_block_within_a_block_that_failed_is_not_committed(filled):
             store["half"] = b"done"
             raise ValueError("half")
 
-    with pytest.raises(txstore.TransactionStateError, match="was left by an exception"), filled.transaction() as store:
+    with pytest.raises(txstore.TransactionStateError, match="exception left an inner"), filled.transaction() as store:
         fail_within(store)
     assert filled.head() == head
 
