@@ -209,7 +209,7 @@ EDITS = [
     Edit("transactions.participants.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
         "transactions.participants.named:_begin",
-        "commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))",
+        "commits.make_durable(None if record.base is None else commits.files.at(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
@@ -232,7 +232,7 @@ EDITS = [
         "parts",
     ),
     # Vacuuming: what is kept, and in which order it is said that the rest is not.
-    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.write_oldest_kept(head)", "pass", "late reader"),
+    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.oldest_kept.write(head)", "pass", "late reader"),
     Edit(
         "maintenance.vacuum:_Vacuum._raise",
         "self._make_durable(head)  # one that was",
@@ -268,7 +268,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.reachable:kept_commits",
-        "[find_tagged(commits, name) for name in commits.tags()]",
+        "[find_tagged(commits, name) for name in commits.tags.all()]",
         "[]",
         "vacuumed around",
     ),
@@ -278,24 +278,24 @@ EDITS = [
         "pass",
         "vacuumed",
     ),
-    Edit("history.commits:Commits.is_kept", "self._is_held(stored) or", "False and", "vacuumed around"),
+    Edit("history.kept:KeptCommits.has", "self._is_held(stored) or", "False and", "vacuumed around"),
     Edit(
-        "history.commits:Commits.is_kept",
-        "self.oldest_kept(header.branch) <= header.version",
+        "history.kept:KeptCommits.has",
+        "self._oldest_kept.of(header.branch) <= header.version",
         "True",
         "vacuumed",
     ),
     Edit(
         "history.commits:Commits.head",
-        "not self.is_below_oldest_kept(branch, -1 if found is None else found.header.version)",
+        "not self.oldest_kept.is_above(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
     ),
-    Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
+    Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit(
         "history.publisher:Publisher.publish_in_line",
-        "not self.commits.has(ahead)",
+        "not self.commits.files.has(ahead)",
         "False",
         "killed in line",
     ),
@@ -313,7 +313,7 @@ EDITS = [
         "merged aside",
     ),
     # Branches: what is kept for them.
-    Edit("history.commits:Commits.create_branch", "self.ensure_durable(stored)", "pass", "branch on scratch"),
+    Edit("history.branches:Branches._create", "commits.ensure_durable(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged while pending"),
     Edit(

@@ -125,7 +125,7 @@ def messages(url: str) -> list[str]:
 def file_of(url: str, version: int) -> Any:
     commits = txstore.Repository(url).engine.commits
     commits.identity.exists()
-    return commits.read("main", version)
+    return commits.files.read("main", version)
 
 
 def test_all_that_meet_are_made_by_one_request(url, meet):
@@ -479,7 +479,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         commits = each._commits
         commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
         monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
-        monkeypatch.setattr(commits, "oldest_kept", lambda branch: oldest_kept)
+        monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)
     fitting, look, check = group_commits.fitting, GroupCommits._look, GroupCommits._check_made
 
     def falls_asleep(*arguments: Any) -> Any:

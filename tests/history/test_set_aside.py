@@ -114,7 +114,7 @@ def test_its_run_can_be_made_anew(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
     commits = other.engine.commits
-    stored, parent = commits.read("main", 2), commits.read("main", 1)
+    stored, parent = commits.files.read("main", 2), commits.files.read("main", 1)
     assert stored is not None
     rebuilt = rebuild.own_run(commits, stored, parent)
     own = stored.header.sections[0]

@@ -51,7 +51,7 @@ def commit_file(path: Path, version: int) -> Path:
 
 
 def stored_in(path: Path, version: int):
-    stored = Commits(open_storage(path)).read(MAIN, version)
+    stored = Commits(open_storage(path)).files.read(MAIN, version)
     assert stored is not None
     return stored
 

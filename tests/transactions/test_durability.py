@@ -113,7 +113,7 @@ def pending(open_repo: OpenRepo) -> txstore.Repository:
 
 def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
     def pending_of(version: int) -> int:
-        stored = pending.engine.commits.read("main", version)
+        stored = pending.engine.commits.files.read("main", version)
         assert stored is not None
         return stored.header.pending
 

@@ -312,9 +312,6 @@ class GroupCommitHistory(Protocol):
     def first_unseen(self, branch: str) -> int:
         """Return the first version that is not known to be in its place."""
 
-    def is_below_oldest_kept(self, branch: str, version: int) -> bool:
-        """Tell whether a vacuum may have freed a version."""
-
     def confirm(self, stored: Stored) -> None:
         """Raise `CommitUnknownError` if a commit that was just made may have taken another's place."""
 
@@ -322,8 +319,16 @@ class GroupCommitHistory(Protocol):
 class GroupCommits:
     """Makes commits together with others."""
 
-    def __init__(self, line: GroupCommitHistory, objects: ObjectStore, late_answers: Creator) -> None:
+    def __init__(
+        self,
+        line: GroupCommitHistory,
+        objects: ObjectStore,
+        late_answers: Creator,
+        is_freed: Callable[[str, int], bool],
+    ) -> None:
+        """`is_freed` tells whether a vacuum may have freed a version of a branch."""
         self._line = line
+        self._is_freed = is_freed
         self._objects = objects
         self._late_answers = late_answers
         # by branch: the last version that was fought for, whose proposals may lie about
@@ -475,7 +480,7 @@ class GroupCommits:
         Else the version may have been taken when a vacuum had freed it. Nothing is put behind that: there may be
         versions that never were taken. A group commit that a vacuum has passed since is complete.
         """
-        return (look is not None and look.age < TRUSTED) or not self._line.is_below_oldest_kept(branch, version)
+        return (look is not None and look.age < TRUSTED) or not self._is_freed(branch, version)
 
     def _check_made(self, mine: Stored, look: Look | None) -> None:
         """Raise an error if a vacuum has passed a group commit, or if another commit may have had its version."""
@@ -572,7 +577,7 @@ class GroupCommits:
         Raises `OSError`.
         """
         group_commit = self.read(branch, first)
-        if not self._line.is_below_oldest_kept(branch, first):  # else it was complete, or is outside of history
+        if not self._is_freed(branch, first):  # else it was complete, or is outside of history
             self._put(group_commit[1:])
 
 

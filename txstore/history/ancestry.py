@@ -57,7 +57,7 @@ class Ancestry:
                 return Reach(_union(versions, header.reach), frozenset())
             if header.parent_id == encoding.NO_ID:
                 return Reach(versions, frozenset())
-            below = self._commits.parent(stored)  # be it kept or not: its header is as true as ever
+            below = self._commits.files.parent(stored)  # be it kept or not: its header is as true as ever
             if header.merged is not None or below is None or not stored.follows(below):
                 # A merge says nothing of its reach if not all of that was known.
                 return Reach(versions, frozenset([(header.branch, header.version)]))
@@ -79,7 +79,7 @@ class Ancestry:
         found, missing = [], []
         for branch in one.versions.keys() & other.versions.keys():
             version = min(one.versions[branch], other.versions[branch])
-            stored = self._commits.read(branch, version)
+            stored = self._commits.files.read(branch, version)
             if stored is None:
                 missing.append((branch, version))
             else:
@@ -94,7 +94,7 @@ class Ancestry:
         is_known = one.is_within(other) and other.is_within(one)
         if not is_known or any(not any(reach.has(*each) for reach in before) for each in missing):
             return None
-        return best[::-1] if all(map(self._commits.is_kept, best)) else None
+        return best[::-1] if all(map(self._commits.kept.has, best)) else None
 
 
 def _union(*reaches: Mapping[str, int]) -> dict[str, int]:

@@ -205,7 +205,7 @@ class Publisher:
             return
         self.commits.warned_of = head.header.time  # once: the commits that follow are dated a microsecond later
         # Commits above the first one have their dates because of it.
-        first = self.commits.at(head.header.branch, first_since(self.commits, head, now)) or head
+        first = self.commits.files.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
         warnings.warn(
             f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
@@ -279,7 +279,7 @@ class Publisher:
             self._sync()
             if line is not None and ahead is not None:
                 line.wait()
-                if not self.commits.has(ahead):
+                if not self.commits.files.has(ahead):
                     raise LostPlaceError
             try:
                 self._take_version(stored)
@@ -294,14 +294,14 @@ class Publisher:
             return None
         with contextlib.suppress(OSError, TxStoreError, struct.error):
             commit_id, version = _PLACE.unpack(said)
-            ahead = self.commits.read_staged(commit_id, self.branch, version)
+            ahead = self.commits.files.read_staged(commit_id, self.branch, version)
             if ahead is not None and self.commits.is_fit_parent(self.branch, ahead):
                 return ahead
         line.drain()  # of another branch, say
         return None
 
     def _next_head(self, catch_up: Callable[[], Snapshot]) -> Snapshot:
-        self.commits.check_living(self.branch)
+        self.commits.branches.check_living(self.branch)
         head = catch_up()
         if self.durable:
             self._prepare_parent(head.stored)
@@ -321,7 +321,7 @@ class Publisher:
             raise
         self._check_oldest_kept(stored)
         if not self._keeps_out_others:  # else no process can delete it meanwhile
-            self.commits.check_living(self.branch)
+            self.commits.branches.check_living(self.branch)
         # Others find the new head sooner.
         self.commits.write_head_cache(stored, durable=False)
         return stored
@@ -353,14 +353,14 @@ class Publisher:
             self.commits.give_back(stored)
         else:
             # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
-            above = self.commits.read(self.branch, stored.header.version + 1)
+            above = self.commits.files.read(self.branch, stored.header.version + 1)
             if above is None:
                 reason = "a vacuum has passed it since, or had passed its version before"
                 raise CommitUnknownError(stored.header.id.hex(), reason=reason)
             if above.follows(stored):
                 return
             self.proposed = False
-        raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.version - 1))
+        raise SnapshotExpiredError(self.commits.branches.label(self.branch, stored.header.version - 1))
 
     def _sync(self) -> None:
         """Make what was written durable."""
@@ -388,7 +388,7 @@ class Publisher:
             constraints = {} if parent is None else parent.header.constraints
         sections = contents.sections
         offset = max((align(section.offset + section.length) for section in sections), default=self._frames_end)
-        carried = self.commits.carried_by_child(parent, self.branch)
+        carried = self.commits.told.by_child(parent, self.branch)
         if carried:
             sections = (*sections, Section(commitfile.SECTION_CARRIED, offset, len(carried)))
             self.writer.write_at(offset, carried + bytes(-len(carried) % 8))

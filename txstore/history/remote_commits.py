@@ -17,7 +17,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -29,10 +29,12 @@ from txstore.commit_queue.group_commits import BEHIND, TRUSTED, BranchListing, G
 from txstore.commit_queue.strategy import AtVersion, CommitStrategy
 from txstore.commit_queue.tickets import End, Seen, Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
-from txstore.format import carried, commitfile, encoding, names, packfile
-from txstore.format.commitfile import Footer, Header
+from txstore.format import encoding, names, packfile
+from txstore.format.commitfile import Header
 from txstore.format.keys import is_document
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
+from txstore.history.carried_commits import CarriedCommits
+from txstore.history.commit_files import FileReads
 from txstore.history.commits import Commits, VersionTakenError
 from txstore.history.identity import Identity
 from txstore.segments.object_writer import ObjectWriter
@@ -40,7 +42,7 @@ from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.errors import NotExclusiveError, is_refusal
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_parallel
+from txstore.storage.request_threads import REQUESTS, executor
 
 #: Seconds between two head caches of one process.
 HEAD_CACHE_PERIOD = 1.0
@@ -100,15 +102,14 @@ class RemoteCommits(Commits):
     """The history of one repository on an object store."""
 
     storage: RemoteStorage
-    tail_size = _TAIL
     merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
-    read_at_once = 128
     strategy: CommitStrategy = AtVersion()
 
     def __init__(self, storage: RemoteStorage) -> None:
-        super().__init__(storage)
+        identity = _RemoteIdentity(storage, self._expect_head_cache)
+        super().__init__(storage, identity, FileReads(tail_size=_TAIL, at_once=128, keep=self._keep))
         self.is_tidy = True  # to look for what dead processes have left takes a request: that is done by the way
-        self.identity = _RemoteIdentity(storage, self._expect_head_cache)
+        self._carried = self._tell()
         self._expected: _Expected | None = None
         self.opened_at = time.monotonic()
         self.looked_at: float | None = None  # for what dead processes have uploaded
@@ -125,7 +126,7 @@ class RemoteCommits(Commits):
         # Of each branch, what was decided behind the head, and is not known to be in its place.
         self._loose: dict[str, list[GroupCommitMember]] = {}
         self._loose_lock = processes.new_lock()
-        self._group_commits = GroupCommits(self, storage.objects, storage.late_answers)
+        self._group_commits = GroupCommits(self, storage.objects, storage.late_answers, self.oldest_kept.is_above)
         self._tickets = Tickets(self, storage.objects)
         self._can_list_on = True  # as far as it was tried
         self._has_listed_on = False
@@ -136,6 +137,9 @@ class RemoteCommits(Commits):
         self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
         # Of each branch, what is not followed by what is in the next version; or may have another's, for all one knows.
         self._doubted: dict[str, Stored] = {}
+
+    def _tell(self) -> CarriedCommits:
+        return CarriedCommits(self.files, self.identity, self.branches, self.storage.cache)
 
     def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
         return ObjectWriter(self.storage, transaction, number, self.identity.id)
@@ -202,7 +206,7 @@ class RemoteCommits(Commits):
         known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
-            found = self._search(branch, None) or self.fork_point(branch)
+            found = self._search(branch, None) or self.files.fork_point(branch)
         if found is None:
             self.identity.check_there()
         if newest is not None and (
@@ -210,7 +214,7 @@ class RemoteCommits(Commits):
             or found.header.version < newest.header.version
             or (found.header.version == newest.header.version and found.header.id != newest.header.id)
         ):
-            self.check_living(branch)
+            self.branches.check_living(branch)
             if found is not None and found.header.version == newest.header.version:
                 raise self._taken_away(newest)
             reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
@@ -241,18 +245,18 @@ class RemoteCommits(Commits):
         versions = {at: each for at, each in listed.versions.items() if at >= version}
         if not versions:
             # A server's listing may be late: what this process has seen is there all the same.
-            return known if self._has_id(known) else None
+            return known if self.files.has_footer(known) else None
         top = max(versions)
         self._notice(branch, top, listed)
         if top == version and self._is_same(known, versions[version]):
             return self._whole(known, versions)
-        stored = self.read(branch, top)
+        stored = self.files.read(branch, top)
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == version + 1 and not stored.follows(known):
             self._doubted[branch] = known
             return known  # an orphan
-        if top > version and self._is_made_here(known) and not self._is_before(known, stored):
+        if top > version and self._is_made_here(known) and not self._carried.is_before(known, stored):
             raise self._taken_away(known)
         self._listed[branch] = stored.header.id, versions[top].modified
         return self._whole(stored, versions)
@@ -295,14 +299,6 @@ class RemoteCommits(Commits):
 
     def _is_made_here(self, stored: Stored) -> bool:
         return self._made.get(stored.header.branch) == stored.header.id
-
-    def _is_before(self, known: Stored, newest: Stored) -> bool:
-        """Tell whether a commit is in its version, as far as a newer one tells of that which is at hand."""
-        with contextlib.suppress(encoding.MalformedError):
-            for header, _, hash_ in carried.decode_carried(self._carried_by(newest) or b""):
-                if header.version == known.header.version:
-                    return (header.id, hash_) == (known.header.id, known.hash)
-        return True
 
     def _taken_away(self, known: Stored) -> CorruptionError:
         """Return what to raise for a commit that this process has seen, and in whose place another one is now."""
@@ -413,12 +409,15 @@ class RemoteCommits(Commits):
 
     def end_of(self, branch: str, version: int) -> End | None:
         try:
-            return self.storage.read_tail(names.commit_path(branch, version), self.tail_size)
+            return self.storage.read_tail(names.commit_path(branch, version), self.files.tail_size)
         except FileNotFoundError:
             return None
 
     def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
-        newest, found = self._newest.get(branch), self.decode(names.commit_path(branch, version), branch, version, *end)
+        newest, found = (
+            self._newest.get(branch),
+            self.files.decode(names.commit_path(branch, version), branch, version, *end),
+        )
         is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
         if not is_next or found.header.group_commit is not None:
             return self.head(branch)
@@ -452,12 +451,12 @@ class RemoteCommits(Commits):
             try:
                 self._group_commits.complete(branch, first)
             except PermissionError:  # who may only read comes to what others have told to be made
-                last = self.read(branch, min(missing) - 1)
+                last = self.files.read(branch, min(missing) - 1)
                 return stored if last is None else last
         last = (
             stored
             if group_commit.place + 1 == group_commit.length
-            else self.read(branch, first + group_commit.length - 1)
+            else self.files.read(branch, first + group_commit.length - 1)
         )
         if last is None:
             raise CorruptionError(stored.path, reason="what was decided with it is not there")
@@ -489,7 +488,7 @@ class RemoteCommits(Commits):
             content = self.storage.objects.get(path)
         except FileNotFoundError:
             return None
-        return GroupCommitMember(super().decode(path, branch, version, content, len(content)), content)
+        return GroupCommitMember(self.files.decode_only(path, branch, version, content, len(content)), content)
 
     def decided(self, found: Sequence[GroupCommitMember]) -> None:
         with self._loose_lock:
@@ -532,25 +531,17 @@ class RemoteCommits(Commits):
             met = self._listed[branch] = known.header.id, listed.modified
         return met[1] == listed.modified
 
-    def _has_id(self, known: Stored) -> bool:
-        """Tell whether a version holds a known commit."""
-        try:
-            tail, _ = self.storage.read_tail(known.path, commitfile.FOOTER_SIZE)
-            return Footer.decode(tail) == known.footer
-        except (FileNotFoundError, encoding.MalformedError):
-            return False
-
     def _walk_above(self, branch: str, known: Stored) -> Stored | None:
         found: Stored | None = known
         while found is not None:
-            above = self.read(branch, found.header.version + 1)
+            above = self.files.read(branch, found.header.version + 1)
             if above is None or not above.follows(found):
                 break
             found = above
-        if found is known and not self._has_id(known):
+        if found is known and not self.files.has_footer(known):
             return None
         # I10: below the oldest kept version there are gaps.
-        if found is not None and self.is_below_oldest_kept(branch, found.header.version):
+        if found is not None and self.oldest_kept.is_above(branch, found.header.version):
             return None
         return None if found is None else self._whole(found, range(known.header.version, found.header.version + 1))
 
@@ -558,7 +549,7 @@ class RemoteCommits(Commits):
         """Find the head in a listing of all versions."""
         versions = self._list_all(branch).versions
         for version in sorted(versions, reverse=True):
-            if (found := self.read(branch, version)) is not None:
+            if (found := self.files.read(branch, version)) is not None:
                 return self._whole(found, versions)
         return None
 
@@ -572,17 +563,12 @@ class RemoteCommits(Commits):
         except (OSError, encoding.MalformedError):
             return None
         with contextlib.suppress(CorruptionError):
-            stored = self.decode(
+            stored = self.files.decode(
                 names.commit_path(branch, head_cache.version), branch, head_cache.version, tail, head_cache.file_length
             )
             if stored.header.id == head_cache.commit_id:
                 return stored
         return None  # it is only a cache
-
-    def decode(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
-        stored = super().decode(path, branch, version, tail, size)
-        self._keep(stored, tail)
-        return stored
 
     def _keep(self, stored: Stored, tail: bytes) -> None:
         """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
@@ -608,63 +594,6 @@ class RemoteCommits(Commits):
         finally:
             expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
         return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
-
-    # --- what commits tell of those before them
-
-    def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
-        if parent is None or parent.header.branch != branch or not (parent.header.version + 1) % carried.GROUP:
-            return b""
-        encoded = parent.header.encode()
-        if commitfile.header_hash(encoded) != parent.hash:
-            return b""  # there is more in it than is known here
-        return carried.carry(encoded, parent.footer.encode(), self._carried_by(parent) or b"")
-
-    def _carried_by(self, stored: Stored) -> bytes | None:
-        """Return what a commit carries, if it does, and that is at hand."""
-        for kind, offset, length in stored.header.sections:
-            if kind == commitfile.SECTION_CARRIED:
-                found = self.storage.cache.find(stored.header.id, offset, length)
-                return None if found is None else bytes(found)
-        return None
-
-    def _carried(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
-        branch = stored.header.fork or stored.header.branch
-        top = stored.header.version - 1
-        if wanted is not None:
-            oldest_kept = max(oldest_kept, stored.header.version - wanted)
-        if stored.header.fork is None:
-            begin = stored.header.version - stored.header.version % carried.GROUP
-            yield from self._told_by(stored, max(begin, oldest_kept))
-        else:
-            begin = top - top % carried.GROUP
-            yield from self._group(branch, oldest_kept, top)
-        ends = range(begin - 1, oldest_kept - 1, -carried.GROUP)
-        for group in in_advance(
-            partial(self._group, branch, oldest_kept), ends, self.read_at_once, first=_GROUPS_FIRST
-        ):
-            yield from group
-
-    def _group(self, branch: str, oldest_kept: int, end: int) -> list[Stored | None]:
-        """Return what is in a version, and below it down to where its group begins."""
-        last = self.read(branch, end)
-        return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, oldest_kept))]
-
-    def _told_by(self, last: Stored, first: int) -> list[Stored | None]:
-        """Return the commits before one, of its branch and down to a version: as it names them, or as they are."""
-        branch = last.header.branch
-        found: list[Stored | None] = []
-        with contextlib.suppress(encoding.MalformedError):
-            for header, footer, hash_ in carried.decode_carried(self._carried_by(last) or b""):
-                told = Stored(header, footer, hash_, self.branches.name_of)
-                place = header.repository_id, header.branch, header.version
-                if place != (self.identity.id, branch, last.header.version - 1) or not last.follows(told):
-                    break
-                if header.version < first:
-                    break
-                found.append(told)
-                last = told
-        rest = range(last.header.version - 1, first - 1, -1)
-        return [*found, *in_parallel(partial(self.read, branch), rest)]
 
     # --- durability: the server's
 
@@ -757,7 +686,9 @@ class RemoteCommits(Commits):
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
         look, line = Look.now(), list[Stored]()
         try:
-            for each in self.each(partial(self.read, branch), range(header.version, header.version + _LOOKED_AT)):
+            for each in self.files.each(
+                partial(self.files.read, branch), range(header.version, header.version + _LOOKED_AT)
+            ):
                 if each is None or (line and not each.follows(line[-1])):
                     break
                 line.append(each)
@@ -827,7 +758,7 @@ class RemoteCommits(Commits):
         self._head_caches.forget()
 
     def write_head_cache_of_copy(self, stored: Stored) -> None:
-        self._head_caches.write(stored, self.storage.read_tail(stored.path, self.tail_size)[0])
+        self._head_caches.write(stored, self.storage.read_tail(stored.path, self.files.tail_size)[0])
 
 
 _writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()

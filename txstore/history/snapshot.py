@@ -417,7 +417,7 @@ class Snapshots:
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):
-                    self._commits.check_living(branch)
+                    self._commits.branches.check_living(branch)
                     raise
 
     def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
@@ -455,7 +455,7 @@ class Snapshots:
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has given a commit up."""
-        if not self._commits.is_kept(stored):
+        if not self._commits.kept.has(stored):
             raise SnapshotExpiredError(str(stored.commit))
 
     def explain_missing(self, stored: Stored) -> None:

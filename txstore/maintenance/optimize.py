@@ -175,7 +175,7 @@ def _fitting(
 
 def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> set[PackName]:
     """Return the packs that a branch has from the commit where it starts: copying them would free nothing."""
-    fork = commits.fork_point(branch)
+    fork = commits.files.fork_point(branch)
     if fork is None:
         return set()
     begun = Reachable(commits)

@@ -134,8 +134,8 @@ class _Repairer:
 
     def _repository_ids(self) -> Iterable[bytes]:
         commits = open_commits(self.storage)
-        for branch in commits.branch_directories():
-            for version in commits.versions(branch):
+        for branch in commits.files.branch_directories():
+            for version in commits.files.versions(branch):
                 with contextlib.suppress(encoding.MalformedError, OSError):
                     head = self.storage.read_range(names.commit_path(branch, version), 0, packfile.HEAD_SIZE)
                     yield packfile.decode_head(head)[1]
@@ -159,7 +159,7 @@ class _Repairer:
                 self._files.write_small(names.branch_path(file), restored.encode(), "restored")
                 recorded.add(restored.id)
                 continue
-            others = [branch for branch in commits.branch_directories() if branch not in {MAIN, *recorded}]
+            others = [branch for branch in commits.files.branch_directories() if branch not in {MAIN, *recorded}]
             likely = [branch for branch in others if bytes.fromhex(branch) in content] or others
             if len(likely) == 1 and (made := rebuild.branch(commits, file, likely[0])) is not None:
                 self._files.write_small(names.branch_path(file), made.encode(), "made anew from the branch's commits")
@@ -169,7 +169,7 @@ class _Repairer:
 
     def _repair_ends(self, commits: Commits, branch: str) -> None:
         """Repair headers and footers; move away the newest commits that can't be repaired, down to a whole one."""
-        versions = sorted(commits.versions(branch))
+        versions = sorted(commits.files.versions(branch))
         readable = {version: stored for version in versions if (stored := _read(commits, branch, version)) is not None}
         fork = commits.branches.fork(branch)
         if fork is not None and (begins_behind := _read(commits, fork.branch, fork.version)) is not None:
@@ -365,7 +365,7 @@ class _Repairer:
             self._drop_torn_commits_of(commits, branch, faults)
 
     def _drop_torn_commits_of(self, commits: Commits, branch: str, faults: list[Fault]) -> None:
-        versions = sorted(commits.versions(branch))
+        versions = sorted(commits.files.versions(branch))
         for version in versions:
             path = names.commit_path(branch, version)
             runs = [f for f in faults if f.path == path and f.part == "run"]
@@ -429,7 +429,9 @@ def _living(commits: Commits) -> list[str]:
 
 def _by_age(commits: Commits) -> list[Stored]:
     """Return the readable commits, oldest first: newer files are rebuilt from older ones."""
-    places = [(branch, version) for branch in commits.branch_directories() for version in commits.versions(branch)]
+    places = [
+        (branch, version) for branch in commits.files.branch_directories() for version in commits.files.versions(branch)
+    ]
     found = [stored for place in places if (stored := _read(commits, *place)) is not None]
     return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
 
@@ -437,7 +439,7 @@ def _by_age(commits: Commits) -> list[Stored]:
 def _read(commits: Commits, branch: str, version: int) -> Stored | None:
     """Return a commit, None if it is damaged. A read error or a newer format stops the repair."""
     try:
-        return commits.read(branch, version)
+        return commits.files.read(branch, version)
     except CorruptionError:
         return None
 

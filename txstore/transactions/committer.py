@@ -316,7 +316,7 @@ class Committer:
     def _move_to(self, head: Snapshot) -> Snapshot:
         if head.oldest_kept > max(self.base.version, 0):
             # I10: what was deleted since may no longer be known to have been.
-            raise SnapshotExpiredError(self.commits.label(self.branch, self.base.version))
+            raise SnapshotExpiredError(self.commits.branches.label(self.branch, self.base.version))
         self.writes = self.writes or self._writes()
         since = self.head.seq
         if was_settled := self.merges.settled is not None:

@@ -156,7 +156,7 @@ def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
     repo.tags["v1"] = 0
     with repo.transaction("large") as store:
         store["large"] = bytes(2 << 20)
-    repo.engine.commits.write_oldest_kept(repo.engine.commits.head())
+    repo.engine.commits.oldest_kept.write(repo.engine.commits.head())
     repo.engine.commits._head_caches.finish(TIMEOUT)
     forget_what_was_read()
     proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")

@@ -207,7 +207,7 @@ class SharedTransaction:
     def find_commit(self) -> Stored | None:
         """Return the commit that the transaction has become."""
         least = -1 if self.record.base is None else self.record.base[0]
-        for stored in self._commits.ancestors(self._commits.head(self.record.branch)):
+        for stored in self._commits.chain.ancestors(self._commits.head(self.record.branch)):
             if stored.header.version <= least:
                 return None
             if stored.header.id == self.id:
