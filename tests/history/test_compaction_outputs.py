@@ -33,6 +33,7 @@ from txstore.history.publisher import LostPlaceError, Publisher
 from txstore.history.remote_commits import RemoteCommits
 from txstore.segments import compaction_outputs
 from txstore.segments.compaction_outputs import INSTALLED_FOR, CompactionOutput, CompactionOutputs
+from txstore.storage.interface import paths_in
 
 Open = Callable[[], txstore.Repository]
 
@@ -72,7 +73,7 @@ def content(repo: txstore.Repository, branch: str = "main") -> dict[str, bytes]:
 
 def packs(repo: txstore.Repository) -> list[str]:
     return sorted(
-        path for folder in repo.engine.commits.pack_folders() for path in repo.engine.commits.paths_in(folder)
+        path for folder in paths_in(repo.engine.storage, names.PACKS) for path in paths_in(repo.engine.storage, folder)
     )
 
 
@@ -351,7 +352,7 @@ def test_what_is_still_being_merged_when_the_process_ends_goes(open_again, inlin
     assert begun
     assert not held._merges
     assert not packs(repo)
-    assert not repo.engine.commits.paths_in(names.STAGING)
+    assert not paths_in(repo.engine.storage, names.STAGING)
 
 
 def test_a_commit_that_fails_leaves_it_to_the_next(open_again, inline, monkeypatch):

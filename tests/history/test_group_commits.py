@@ -20,7 +20,7 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import remote_commits
+from txstore.history import object_head_caches, remote_commits
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
@@ -396,7 +396,7 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, meet, monkeypatch):
     hinted = list[tuple[str, bytes]]()
     monkeypatch.setattr(
-        remote_commits._HeadCacheWriter, "note", lambda self, stored, tail: hinted.append((stored.path, tail))
+        object_head_caches._HeadCacheWriter, "note", lambda self, stored, tail: hinted.append((stored.path, tail))
     )
     meet(url, CREW)
     transactions = crew(url)

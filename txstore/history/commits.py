@@ -19,20 +19,21 @@ from txstore.errors import (
     CommitUnknownError,
     CorruptionError,
     TxStoreError,
-    WrongFileTypeError,
 )
-from txstore.format import encoding, names, records
+from txstore.format import encoding, names
 from txstore.format.commitfile import Header
-from txstore.format.records import HeadCache
 from txstore.history.branch_names import BranchNames
 from txstore.history.chain import Chain, NothingTold, Told
 from txstore.history.commit_files import CommitFiles, FileReads
+from txstore.history.durability import Durability, SyncedFiles
+from txstore.history.durable_versions import DurableVersions
+from txstore.history.head_caches import FileHeadCaches, HeadCaches
 from txstore.history.identity import Identity
 from txstore.history.kept import KeptCommits
 from txstore.history.oldest_kept import OldestKept
+from txstore.history.staged_packs import PacksInStaging, StagingPlace
 from txstore.history.tag_names import TagNames
 from txstore.segments.compaction_outputs import CompactionOutputs
-from txstore.segments.packs import PackWriter, Writer
 from txstore.steps import step
 from txstore.storage.interface import Storage
 
@@ -41,8 +42,6 @@ T = TypeVar("T")
 
 #: So often a search for the head begins anew that a vacuum has overtaken.
 _SEARCHES = 20
-#: Commits that may follow one another before their directory is synced: as many as a search has to read, at most.
-MAX_PENDING = 64
 #: Seconds between two looks at a name that is there and not seen yet.
 _LOOK_AGAIN = 0.1
 
@@ -71,30 +70,32 @@ class Commits:
         self.told = self._tell()
         self.chain = Chain(self.files, self.oldest_kept, self.branches, self.told)
         self.kept = KeptCommits(self.branches, self.tags, self.oldest_kept, self.chain, self.head)
+        self._durable = DurableVersions(self.branches)
+        self._make_parts()
         self.compaction_outputs = CompactionOutputs(storage, self.merged_at_once)
-        self.is_tidy = False  # what dead processes had staged was looked for
         self._newest: dict[str, Stored] = {}  # of each branch, the head that was found last
-        self._durable_versions: dict[str, int] = {}  # of each branch: known to be durable, with all versions below it
         self.warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
-        self._copied: set[str] = set()  # branches of a copy: the original's files were durable, these were not synced
+
+    head_caches: HeadCaches
+    durability: Durability
+    staged: StagingPlace
+
+    def _make_parts(self) -> None:
+        self.head_caches = head_caches = FileHeadCaches(self.storage, self._durable)
+        self.durability = SyncedFiles(
+            self.storage,
+            self.identity,
+            self.branches,
+            self.files,
+            self.oldest_kept,
+            self.chain,
+            self._durable,
+            head_caches,
+        )
+        self.staged = PacksInStaging(self.storage, self.identity)
 
     def _tell(self) -> Told:
         return NothingTold(self.files)
-
-    def new_pack(self, transaction: bytes, number: int) -> Writer:
-        """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
-        return PackWriter.of_participant(self.storage, transaction, number, self.identity.id)
-
-    def staged_path(self, transaction: bytes, number: int) -> str:
-        """Return where a pack of a transaction lies until it is committed."""
-        return names.staging_path(transaction, number)
-
-    def staged_packs(self, transaction: bytes) -> Collection[str]:
-        """Return the names of what participants have stored beside their own packs, all with one request."""
-        return ()
-
-    def delete_staged_packs(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
-        """Delete what is stored beside the participants' own packs: packs of these numbers, or all there are."""
 
     def may_have_taken(self, stored: Stored) -> bool:
         """Tell whether a commit that was proposed has its version, or may yet come to have it."""
@@ -157,7 +158,7 @@ class Commits:
 
     def _follow_head_cache(self, branch: str, newest: Stored | None) -> Stored | None:
         try:
-            head_cache = self.read_head_cache(branch)
+            head_cache = self.head_caches.read(branch)
         except (OSError, encoding.MalformedError):
             return None  # it is only a cache: the versions are the truth
         is_durable = head_cache.durable
@@ -172,7 +173,7 @@ class Commits:
             is_here = head_cache.place == place != 0
             is_durable = is_here and head_cache.durable
             is_of_boot = is_here and head_cache.boot == self.storage.boot() != 0
-            (self._copied.discard if head_cache.place in (0, place) else self._copied.add)(branch)
+            (self._durable.copied.discard if head_cache.place in (0, place) else self._durable.copied.add)(branch)
             if (
                 found is None
                 or found.header.id != head_cache.commit_id
@@ -182,19 +183,11 @@ class Commits:
         if (
             is_durable
             and found is not None
-            and head_cache.version > self._durable_version(branch)
-            and self.is_durable(head_cache)
+            and head_cache.version > self._durable.version(branch)
+            and self.head_caches.is_durable(head_cache)
         ):
-            self._durable_versions[branch] = head_cache.version
+            self._durable.reach(branch, head_cache.version)
         return found
-
-    def read_head_cache(self, branch: str) -> HeadCache:
-        """Raises `OSError` or `MalformedError`."""
-        return HeadCache.decode(self.storage.read_range(names.head_cache_path(branch), 0, records.HEAD_CACHE_SIZE))
-
-    def is_durable(self, head_cache: HeadCache) -> bool:
-        """Tell whether a head cache says, of this directory, that its commit is durable."""
-        return head_cache.durable and head_cache.place == self.storage.place() != 0
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a head cache: the highest one whose chain of parents is whole."""
@@ -229,7 +222,7 @@ class Commits:
         all commits below it but the pending ones that it lists (I1); one made with `durability="none"` vouches for
         none.
         """
-        if stored.header.branch in self._copied and self._has_gaps(stored, known):
+        if stored.header.branch in self._durable.copied and self._has_gaps(stored, known):
             return stored.header.version
         vouched = 0  # what lies below this version was durable when a commit was made that we have met
         oldest_kept = 0
@@ -264,103 +257,10 @@ class Commits:
         (I10).
         """
 
-    # --- files
-
-    def paths_in(self, directory: str) -> list[str]:
-        """Return what belongs to the repository in one of its directories. Other programs may leave files there."""
-        found = (f"{directory}/{name}" for name in self.storage.list(directory))
-        return [path for path in found if names.belongs(path)]
-
-    def pack_folders(self) -> list[str]:
-        return self.paths_in(names.PACKS)
-
     # --- taking a version
 
     def check_not_stopped(self, branch: str) -> None:
         """Raise `OSError` if commits may have taken each other's versions: only a repair knows what is needed then."""
-
-    def _durable_version(self, branch: str) -> int:
-        """Return up to which version a branch is known to be durable."""
-        known = self._durable_versions.get(branch)
-        if known is None:  # what it begins behind was made so before there was the branch
-            fork = self.branches.fork(branch)
-            known = self._durable_versions[branch] = -1 if fork is None else fork.version
-        return known
-
-    def pending(self, branch: str, parent: Stored | None) -> int:
-        """Return how many commits of a branch, `parent` and those right below, are not known to be durable."""
-        if parent is None or parent.header.branch != branch:
-            return 0
-        header = parent.header
-        vouched = header.version - header.pending - 1 if header.synced else -1
-        return max(0, header.version - max(vouched, self._durable_version(branch)))
-
-    def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
-        """Tell whether a durable commit may be made on top without `make_durable` (I1).
-
-        Names may be pending: the sync of the directory that makes the new name durable does so for all below it. That
-        of the directory itself is made durable for the first commit of a branch.
-        """
-        if branch in self._copied or parent is None or parent.header.branch != branch:
-            return False
-        pending = self.pending(branch, parent)
-        return not pending or (parent.header.synced and pending <= MAX_PENDING)
-
-    def ensure_durable(self, stored: Stored) -> None:
-        """Make a commit and all before it durable, unless they are known to be. Raises `OSError`."""
-        if stored.header.branch in self._copied or stored.header.version > self._durable_version(stored.header.branch):
-            self.make_durable(stored)
-
-    @step("make durable")
-    def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
-        """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
-
-        Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
-        committer did the same for those below it. `branch`: the one that is to be committed to. Raises `OSError`.
-        """
-        branch = branch or (MAIN if newest is None else newest.header.branch)
-        self.identity.create(durable=True)  # of a copy, empty directories may be missing
-        self.identity.make_durable()
-        if self._copied:
-            self._sync_all()
-        for stored in self.chain.ancestors(newest):
-            if stored.header.synced or stored.header.version <= self._durable_version(stored.header.branch):
-                break
-            try:
-                self._sync_files(stored)
-            except FileNotFoundError:
-                if not self.oldest_kept.is_above(stored.header.branch, stored.header.version):
-                    raise
-                break  # a vacuum, which is durable, has removed it
-        for each in dict.fromkeys([branch, branch if newest is None else newest.header.branch]):
-            self.storage.sync_directory(names.commits_directory(each))
-        self._copied.clear()
-        if newest is not None:
-            version = max(self._durable_version(newest.header.branch), newest.header.version)
-            self._durable_versions[newest.header.branch] = version
-
-    @step("sync copy")
-    def _sync_all(self) -> None:
-        of_commits = map(names.commits_directory, self.files.branch_directories())
-        of_branches = [names.BRANCHES] if self.branches.files() else []
-        for directory in [*self.pack_folders(), names.TAGS, *of_branches, *of_commits]:
-            with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
-                for path in self.paths_in(directory):
-                    with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
-                        self.storage.sync_file(path)
-                self.storage.sync_directory(directory)
-        self.storage.sync_directory(names.PACKS)
-
-    @step("sync commit")
-    def _sync_files(self, stored: Stored) -> None:
-        packs = [pack.name for pack in stored.header.packs]
-        for pack in packs:
-            self.storage.sync_file(pack.path)
-        for directory in sorted({names.data_pack_directory(pack.id) for pack in packs}):
-            self.storage.sync_directory(directory)
-        if packs:
-            self.storage.sync_directory(names.PACKS)
-        self.storage.sync_file(stored.path)
 
     @step("take version")
     def take_version(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
@@ -421,56 +321,7 @@ class Commits:
                 # A crash between link and unlink left both names. The lock keeps the version as it was just read.
                 self.storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
 
-    def head_cache(self, stored: Stored, *, durable: bool) -> HeadCache:
-        """Return the head cache that names a commit, true of this directory in this boot."""
-        place = self.storage.place()
-        if not durable and stored.header.branch in self._copied:
-            place = place ^ 2 or 4  # of no directory: its readers have to know that nothing of the copy was synced
-        return stored.head_cache(durable=durable, boot=self.storage.boot(), place=place)
-
     def give_back(self, stored: Stored) -> None:
         """Empty a version below the oldest kept one, which this process has just taken and no commit follows."""
         self._newest.pop(stored.header.branch, None)
         self.storage.delete(stored.path)
-
-    def write_head_cache(self, stored: Stored, *, durable: bool) -> None:
-        head_cache = self.head_cache(stored, durable=durable)
-        # The commit stands whatever becomes of the head cache.
-        with contextlib.suppress(OSError):
-            self.storage.write_in_place(names.head_cache_path(stored.header.branch), head_cache.encode())
-
-    def ensure_synced(self, stored: Stored) -> None:
-        """As `ensure_durable`, where there may be no room to write anything."""
-        self.ensure_durable(stored)
-
-    def stop_head_caches(self) -> None:
-        """Return when no head cache that was asked for by now is written any more."""
-
-    def forget_head_caches(self) -> None:
-        """Delete what head caches hold of commit files that are about to be replaced."""
-        self.stop_head_caches()
-
-    def pack_group(self, key: str) -> int:
-        """Return in which of several packs a value lies when packs are rewritten: values of one group lie together."""
-        return 0
-
-    def write_head_cache_of_copy(self, stored: Stored) -> None:
-        """Write the head cache of a durable commit that a backup has put in its place."""
-        self.write_head_cache(stored, durable=True)
-
-    @step("settle commit")
-    def settle(self, stored: Stored) -> None:
-        """Make the name of a commit durable that has just got it, and so those of all commits before it (I1).
-
-        Raises `CommitUnknownError` (I3).
-        """
-        branch = stored.header.branch
-        try:
-            self.storage.sync_directory(names.commits_directory(branch))
-        except OSError as error:
-            raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
-        self._durable_versions[branch] = max(self._durable_version(branch), stored.header.version)
-        with contextlib.suppress(OSError, encoding.MalformedError):
-            # else it has moved on, and should not go back
-            if self.read_head_cache(branch).commit_id == stored.header.id:
-                self.write_head_cache(stored, durable=True)

@@ -295,7 +295,7 @@ class Publisher:
         with contextlib.suppress(OSError, TxStoreError, struct.error):
             commit_id, version = _PLACE.unpack(said)
             ahead = self.commits.files.read_staged(commit_id, self.branch, version)
-            if ahead is not None and self.commits.is_fit_parent(self.branch, ahead):
+            if ahead is not None and self.commits.durability.is_fit_parent(self.branch, ahead):
                 return ahead
         line.drain()  # of another branch, say
         return None
@@ -323,13 +323,13 @@ class Publisher:
         if not self._keeps_out_others:  # else no process can delete it meanwhile
             self.commits.branches.check_living(self.branch)
         # Others find the new head sooner.
-        self.commits.write_head_cache(stored, durable=False)
+        self.commits.head_caches.write(stored, durable=False)
         return stored
 
     def _settled(self, stored: Stored) -> Stored:
         """I1: before anybody is told, its name is made durable, and those of all before it. Others commit meanwhile."""
         if self.durable:
-            self.commits.settle(stored)
+            self.commits.durability.settle(stored)
         return stored
 
     def withdraw_packs(self) -> None:
@@ -371,9 +371,9 @@ class Publisher:
 
     def _prepare_parent(self, parent: Stored | None) -> None:
         """Make the commit that this one follows durable, as far as the syncs of the two committers don't (I1)."""
-        if not self.commits.is_fit_parent(self.branch, parent):
+        if not self.commits.durability.is_fit_parent(self.branch, parent):
             try:
-                self.commits.make_durable(parent, self.branch)
+                self.commits.durability.make(parent, self.branch)
             except OSError as error:
                 raise SyncFailedError(error) from error
 
@@ -409,7 +409,7 @@ class Publisher:
             sections=sections,
             runs=contents.runs,
             packs=(*[pack for pack, _ in self.packs], *contents.packs),
-            pending=self.commits.pending(self.branch, parent) if self.durable else 0,
+            pending=self.commits.durability.pending(self.branch, parent) if self.durable else 0,
             oldest_kept=max(oldest_kept, contents.oldest_kept),
             required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),
             constraints=constraints,

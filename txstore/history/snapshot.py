@@ -495,7 +495,7 @@ class _PacksAhead:
         pack = self._copies.get(name.id)
         if pack is not None:
             return pack
-        path = self._commits.staged_path(name.id, 0)
+        path = self._commits.staged.path(name.id, 0)
         try:
             content = self._commits.storage.read(path)
         except FileNotFoundError:  # it has its version

@@ -37,7 +37,7 @@ from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
 from txstore.segments.runs import names_of
-from txstore.storage.interface import StagedFile, Storage, write_over
+from txstore.storage.interface import StagedFile, Storage, paths_in, write_over
 from txstore.storage.request_threads import in_parallel
 
 _COPIED = 1 << 20
@@ -210,9 +210,9 @@ class _BackUp:
             if self._files:
                 head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
-                    content = copies.head_cache(made, durable=True).encode()
+                    content = copies.head_caches.of(made, durable=True).encode()
                     self.target.write_once(head_cache, content, durable=False, at_most=self._at_most(head_cache))
-                copies.write_head_cache_of_copy(made)
+                copies.head_caches.write_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
             self.target.url, -1 if main is None else main.header.version, "" if main is None else main.header.id.hex(),
@@ -252,7 +252,7 @@ class _BackUp:
         commits = (
             path
             for each in copies.files.branch_directories()
-            for path in copies.paths_in(names.commits_directory(each))
+            for path in paths_in(copies.storage, names.commits_directory(each))
         )
         for path in (*commits, *data_packs(copies)):
             try:
@@ -300,7 +300,7 @@ class _BackUp:
         for record, _ in erasures:
             found = survey(open_commits(self.target), record.paths, record.until)  # two records may concern one file
             scrub(self.target, found, record.paths)
-            open_commits(self.target).forget_head_caches()  # before the record, which says that this is done
+            open_commits(self.target).head_caches.forget()  # before the record, which says that this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)
@@ -334,7 +334,7 @@ class _BackUp:
             for first in range(0, len(copies), _BATCH):
                 self._copy_batch(copies[first : first + _BATCH])
         for branch, head in self._heads.items():
-            for path in self.commits.paths_in(names.oldest_kept_directory(branch)):
+            for path in paths_in(self.commits.storage, names.oldest_kept_directory(branch)):
                 with contextlib.suppress(FileNotFoundError, MalformedError):
                     if Tag.decode(self.source.read(path)).version <= head.header.version:
                         self._write_once(path)

@@ -41,7 +41,7 @@ from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.scrub import Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
-from txstore.storage.interface import Storage, write_over
+from txstore.storage.interface import Storage, paths_in, write_over
 from txstore.storage.turns import this_user
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class _Erasing:
         """Return the staged packs by transaction, without recorded transactions."""
         known = {record.id for record in recorded(self._commits.storage)}
         found: dict[bytes, list[str]] = {}
-        for path in self._commits.paths_in(names.STAGING):
+        for path in paths_in(self._commits.storage, names.STAGING):
             part = names.parse_staging(posixpath.basename(path))
             if part is not None and part[0] not in known:
                 found.setdefault(part[0], []).append(path)
@@ -303,7 +303,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until)
                 if not found.changes:
-                    self._commits.forget_head_caches()
+                    self._commits.head_caches.forget()
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
@@ -313,7 +313,7 @@ class _Erasing:
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
-        writer = self._commits.new_pack(os.urandom(16), 0)
+        writer = self._commits.staged.new(os.urandom(16), 0)
         publisher = Publisher(
             self._commits, writer, branch=MAIN, durable=True, message=f"erased {_shown(self._paths)}",
             properties={"erased": list(self._paths), "erasure": record.id},

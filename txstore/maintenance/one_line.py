@@ -184,7 +184,7 @@ class _Line:
         commits = open_commits(self.storage)
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
-            commits.write_head_cache_of_copy(head)
+            commits.head_caches.write_of_copy(head)
         else:
             self.storage.delete(names.head_cache_path(self._branch))
 

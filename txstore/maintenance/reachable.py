@@ -18,6 +18,7 @@ from txstore.locks.pins import Pins
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_run, open_runs
 from txstore.segments.runs import Runs, names_of
+from txstore.storage.interface import paths_in
 
 
 class Reachable:
@@ -100,9 +101,9 @@ def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> d
 def data_packs(commits: Commits) -> Iterable[str]:
     """Return the paths of all data packs."""
     found = []
-    for folder in commits.pack_folders():
+    for folder in paths_in(commits.storage, names.PACKS):
         with contextlib.suppress(WrongFileTypeError):  # not a directory, so none of our files is in it
-            found += commits.paths_in(folder)
+            found += paths_in(commits.storage, folder)
     return found
 
 

@@ -212,8 +212,8 @@ class _Repairer:
         """Move the newest commits away, newest first, so that the rest is a valid history at any time."""
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            head_cache = commits.read_head_cache(branch)
-            if head_cache.version >= first and commits.is_durable(head_cache):
+            head_cache = commits.head_caches.read(branch)
+            if head_cache.version >= first and commits.head_caches.is_durable(head_cache):
                 lost = head_cache.commit_id.hex()
                 told = f"commit {lost} was durable here; what is left of it lies in {names.QUARANTINE}/"
                 self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
@@ -225,7 +225,7 @@ class _Repairer:
         with contextlib.suppress(CorruptionError):  # else a repair failed, or more are needed
             head = commits.head(branch)
             has_own = head is not None and head.header.branch == branch
-            content = commits.head_cache(head, durable=False).encode() if head is not None and has_own else b""
+            content = commits.head_caches.of(head, durable=False).encode() if head is not None and has_own else b""
             self._files.write_small(names.head_cache_path(branch), content, "names the head again")
 
     # --- packs
@@ -398,8 +398,8 @@ class _Repairer:
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
             if any(fault.path == path and fault.part == "head cache" for fault in faults):
-                commits.make_durable(head, branch)
-                content = commits.head_cache(head, durable=True).encode() if head.header.branch == branch else b""
+                commits.durability.make(head, branch)
+                content = commits.head_caches.of(head, durable=True).encode() if head.header.branch == branch else b""
                 self._files.write_small(path, content, "written anew")
 
 
@@ -499,11 +499,11 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
         writer.write_at(end, encoded + footer.encode())
         writer.finish(footer.file_length)
         writer.sync()
-        commits.make_durable(head)
+        commits.durability.make(head)
         stored = Stored(new, footer, commitfile.header_hash(encoded))
         commits.take_version(writer.path, stored)
-        commits.write_head_cache(stored, durable=False)
-        commits.settle(stored)
+        commits.head_caches.write(stored, durable=False)
+        commits.durability.settle(stored)
     finally:
         writer.close()
     return stored

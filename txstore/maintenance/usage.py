@@ -25,6 +25,7 @@ from txstore.maintenance.reachable import (
     sizes_of,
 )
 from txstore.segments.runs import names_of
+from txstore.storage.interface import paths_in
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     # Listed before the head is read: the packs of a commit made meanwhile still count as staged.
     files = list(data_packs(commits))
     for each in commits.files.branch_directories():
-        files += commits.paths_in(names.commits_directory(each))
+        files += paths_in(commits.storage, names.commits_directory(each))
     staged: list[str] = []
     with contextlib.suppress(PermissionError):  # a user who may only read has no access
         staged = storage.list(names.STAGING)

@@ -44,7 +44,7 @@ from txstore.maintenance.reachable import (
 )
 from txstore.segments.packs import MissingPackError
 from txstore.steps import step
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.transactions.participants.reclaim import reclaim_staging
 
 
@@ -249,7 +249,7 @@ class _Vacuum:
 
     def _make_durable(self, head: Stored) -> None:
         try:
-            self.commits.make_durable(head)
+            self.commits.durability.make(head)
         except OSError as error:
             raise SyncFailedError(error) from error  # I9: for lack of room, too
 
@@ -262,7 +262,7 @@ class _Vacuum:
             self._sweep(oldest_kept)
 
     def _publish(self, head: Stored) -> Stored:
-        writer = self.commits.new_pack(os.urandom(16), 0)
+        writer = self.commits.staged.new(os.urandom(16), 0)
         # Always durable (I10): files of commits with `durability="none"` are synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
@@ -354,14 +354,14 @@ class _Vacuum:
                     # A reader that asks for a deleted one pins it until it gets the error: then it may exist in part.
                     with contextlib.suppress(MissingPackError):
                         needed.add(found)
-            for path in self.commits.paths_in(names.commits_directory(branch)):
+            for path in paths_in(self.commits.storage, names.commits_directory(branch)):
                 found_version = names.parse_version(path.rpartition("/")[2])
                 if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
                     continue  # a repair needs it
                 # An orphan that was moved aside: its commit was never acknowledged.
                 if found_version is None or (found_version < lowest and path not in needed.paths):
                     doomed.append(path)
-            raised = self.commits.paths_in(names.oldest_kept_directory(branch))
+            raised = paths_in(self.commits.storage, names.oldest_kept_directory(branch))
             if branch in living:
                 highest = max(raised, default="")  # names have one length, except for absurdly large numbers
                 doomed += [path for path in raised if path != highest]

@@ -41,7 +41,7 @@ from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.runs import names_of
 from txstore.storage.foreign import FileVersion
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
 
@@ -287,7 +287,7 @@ class Verifier:
         """Report a damaged head cache, and lost newest commits: those up to a durable one that it names."""
         path = names.head_cache_path(branch)
         try:
-            head_cache = self.commits.read_head_cache(branch)
+            head_cache = self.commits.head_caches.read(branch)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -298,7 +298,7 @@ class Verifier:
             if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._add(Fault(path, error.reason, part="head cache"))
             return
-        if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
+        if not self.commits.head_caches.is_durable(head_cache) or head_cache.version < oldest_kept:
             return  # a power loss can leave an older head cache than that of the last vacuum
         try:
             stored = self.commits.files.read(branch, head_cache.version)
@@ -499,7 +499,7 @@ class Verifier:
             path
             for oldest_kept in oldest_kept_versions
             if names.belongs(oldest_kept)
-            for path in self.commits.paths_in(oldest_kept)
+            for path in paths_in(self.commits.storage, oldest_kept)
         ):
             try:
                 Tag.decode(self.storage.read(path))

@@ -134,7 +134,7 @@ class Committer:
 
     def _make_durable(self, stored: Stored) -> None:
         try:
-            self.commits.ensure_durable(stored)
+            self.commits.durability.ensure(stored)
         except OSError as error:
             raise SyncFailedError(error) from error
 

@@ -689,10 +689,9 @@ class Staging(Hierarchy):
                     at_exit(_seal_all)
                 else:
                     self._commits.identity.create(durable=self.record.durability == "fsync")
-                    if not self._commits.is_tidy:
-                        self._commits.is_tidy = True
+                    if self._commits.staged.tidies_first():
                         reclaim_staging(self._commits)
-                    self._writer = self._commits.new_pack(self.id, 0)
+                    self._writer = self._commits.staged.new(self.id, 0)
                     if self._shared is not None:
                         self._writer.publish()
             return self._writer
@@ -1110,7 +1109,7 @@ class Staging(Hierarchy):
 
     def path_of(self, pack_id: bytes) -> str:
         """Return where a part lies until the commit is made."""
-        return self._commits.staged_path(self.id, packfile.number_of(self.id, pack_id))
+        return self._commits.staged.path(self.id, packfile.number_of(self.id, pack_id))
 
     # --- the end
 

@@ -42,7 +42,7 @@ class Bucket:
 
     def settle(self, repo: txstore.Repository) -> None:
         """Wait for what is written in the background."""
-        repo.engine.commits._head_caches.finish(TIMEOUT)
+        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
 
 
 @pytest.fixture

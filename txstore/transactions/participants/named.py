@@ -75,7 +75,7 @@ def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTran
     durable = record.durability == "fsync"
     if durable:
         # I1: a record that is durable refers to its base. Both may have been made without.
-        commits.make_durable(None if record.base is None else commits.files.at(record.branch, record.base[0]))
+        commits.durability.make(None if record.base is None else commits.files.at(record.branch, record.base[0]))
     shared = SharedTransaction.publish(commits, record)
     try:
         commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)

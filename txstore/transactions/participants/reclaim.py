@@ -13,22 +13,17 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import threading
-import time
 from collections.abc import Sequence
 
 from txstore.format import names, packfile
 from txstore.format.encoding import MalformedError
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
-from txstore.history.remote_commits import RemoteCommits
 from txstore.steps import step
 from txstore.storage import leases
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.storage.objects.interface import Object
-
-#: Seconds from when a process has opened a repository on an object store until it looks for what the dead have
-#: uploaded, unless it uploads much itself: then it looks at once. And until it looks again.
-FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
+from txstore.storage.remote import RemoteStorage
 
 
 @step("reclaim")
@@ -40,7 +35,7 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     storage = commits.storage
     dead: list[str] = []
     reclaimed: list[str] = []
-    files = [posixpath.basename(path) for path in commits.paths_in(names.STAGING)]
+    files = [posixpath.basename(path) for path in paths_in(commits.storage, names.STAGING)]
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
     kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
@@ -102,32 +97,25 @@ def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
 
     `is_large`: the caller uploads so much itself that one more request is nothing.
     """
-    if not isinstance(commits, RemoteCommits):
+    storage = commits.staged.due_for_look(is_large=is_large)
+    if storage is None:
         return
-    now = time.monotonic()
-    if commits.looked_at is None:
-        is_due = is_large or now - commits.opened_at >= FIRST_LOOK
-    else:
-        is_due = now - commits.looked_at >= NEXT_LOOK
-    if not is_due:
-        return
-    commits.looked_at = now
 
     def look() -> None:
         with contextlib.suppress(OSError, RuntimeError):  # this serves tidiness; a later writer tries again
-            reclaim_uploads(commits)
+            reclaim_uploads(storage)
 
     with contextlib.suppress(RuntimeError):  # the interpreter is ending, or there can be no more threads
         threading.Thread(target=look, name="txstore reclaim", daemon=True).start()
 
 
-def reclaim_uploads(commits: RemoteCommits) -> list[str]:
+def reclaim_uploads(storage: RemoteStorage) -> list[str]:
     """Delete what dead processes have uploaded that no commit can refer to; return the paths. Raises `OSError`.
 
     All that tells of a transaction was written longer ago than any of its processes goes on for without renewing its
     lease, by the server's clock; what tells of the commit, which comes first, is not there.
     """
-    objects = commits.storage.objects
+    objects = storage.objects
     deleted: list[str] = []
     staged: dict[bytes, list[Object]] = {}
     for each in objects.list(names.STAGING):
@@ -138,7 +126,7 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
         return deleted
     now = objects.now()
     for transaction, files in staged.items():
-        if not _are_old(files, now) or not _is_never_committed(commits, transaction, files):
+        if not _are_old(files, now) or not _is_never_committed(storage, transaction, files):
             continue
         directory = names.data_pack_directory(transaction)
         found = [each for each in objects.list(directory) if _is_pack_of(transaction, directory, each.name)]
@@ -146,8 +134,8 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
             paths = [f"{directory}/{each.name}" for each in found]
             # These first: what is left of them when this is interrupted is found by what is below `.staging/`.
             for group in (paths, [f"{names.STAGING}/{each.name}" for each in files]):
-                for first in range(0, len(group), commits.storage.capabilities.deleted_together):
-                    objects.delete(group[first : first + commits.storage.capabilities.deleted_together])
+                for first in range(0, len(group), storage.capabilities.deleted_together):
+                    objects.delete(group[first : first + storage.capabilities.deleted_together])
             deleted += paths
     return deleted
 
@@ -168,9 +156,8 @@ def _are_old(found: Sequence[Object], now: float) -> bool:
     return all(each.modified is not None and now - each.modified > leases.KEPT for each in found)
 
 
-def _is_never_committed(commits: RemoteCommits, transaction: bytes, files: Sequence[Object]) -> bool:
+def _is_never_committed(storage: RemoteStorage, transaction: bytes, files: Sequence[Object]) -> bool:
     """Tell whether no process has begun to commit a transaction, or can do so: it has no name, under which to go on."""
-    storage = commits.storage
     path, record = names.staging_path(transaction, 0), names.open_path(transaction)
     sizes = {f"{names.STAGING}/{each.name}": each.size for each in files}
     if names.sealed_path(transaction) in sizes:

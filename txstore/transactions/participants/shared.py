@@ -197,7 +197,7 @@ class SharedTransaction:
                     self.storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
                 return None
             if committed.header.synced:
-                self._commits.make_durable(committed)  # I1: before the packs are deleted that it was made of
+                self._commits.durability.make(committed)  # I1: before the packs are deleted that it was made of
         except BaseException:
             self.close()  # it stays sealed, for the next one to settle
             raise
@@ -297,7 +297,7 @@ class SharedTransaction:
 
     def packs(self) -> Collection[str]:
         """Return the names of what participants have stored beside their own packs, all with one request."""
-        return self._commits.staged_packs(self.id)
+        return self._commits.staged.beside(self.id)
 
     def tail(self, participant: int) -> Tail:
         return tail_of(self._commits, self.id, participant)
@@ -313,7 +313,7 @@ class SharedTransaction:
                     f"there is, or was, a participant {number - 1} of this transaction, and can be no more: commit it"
                 )
                 raise TransactionStateError(reason, state="open")
-            writer = self._commits.new_pack(self.id, number)
+            writer = self._commits.staged.new(self.id, number)
             append_about(writer)
             try:
                 writer.publish()
@@ -336,17 +336,17 @@ class SharedTransaction:
 
         Where a participant's pack is the file that it stages into, that goes with `end`.
         """
-        self._commits.delete_staged_packs(self.id, numbers)
+        self._commits.staged.delete(self.id, numbers)
 
     def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""
         self.storage.delete(names.staging_path(self.id, 0))  # of one who died while committing
-        return self._commits.new_pack(self.id, 0)
+        return self._commits.staged.new(self.id, 0)
 
     def read(self, link: Link) -> bytes:
         """Return a value that another participant has staged. Raises `TransactionStateError` if it is gone."""
         nth, offset = packfile.split_offset(link.offset)
-        path = self._commits.staged_path(self.id, packfile.pack_number(link.participant, nth))
+        path = self._commits.staged.path(self.id, packfile.pack_number(link.participant, nth))
         try:
             value = self.storage.read_range(path, offset, link.length)
         except FileNotFoundError:
