@@ -355,9 +355,9 @@ class Position:
             return engine.snapshots.of(None)
         if self._exact is not None:
             version, commit_id = self._exact
-            stored = commits.at(self._branch, version)
+            stored = commits.files.at(self._branch, version)
             if stored is None or stored.header.id.hex() != commit_id:
-                raise SnapshotExpiredError(f"{commits.label(self._branch, version)} ({commit_id})")
+                raise SnapshotExpiredError(f"{commits.branches.label(self._branch, version)} ({commit_id})")
             return engine.snapshots.of(stored)
         if self._tag is not None:
             return engine.snapshots.of(find_tagged(commits, self._tag))

@@ -445,7 +445,7 @@ class Repository:
         """
         commits = self._existing()
         wanted = limit if path is None else None
-        line = commits.ancestors(commits.head(self.engine.branch(branch)), wanted=wanted, as_told=path is None)
+        line = commits.chain.ancestors(commits.head(self.engine.branch(branch)), wanted=wanted, as_told=path is None)
         return Log(line if path is None else changing(line, self.engine.snapshots, path), limit)
 
     def blame(self, path: str, at: At | None = None, *, branch: str = MAIN) -> Blame:
@@ -478,7 +478,7 @@ class Repository:
         branch = self.engine.branch(branch)
         first, last = find_commit(commits, good, branch), find_commit(commits, bad, branch)
         line: list[Stored] = []
-        for stored in commits.ancestors(last):
+        for stored in commits.chain.ancestors(last):
             line.append(stored)
             if stored.header.id == first.header.id:
                 break

@@ -180,10 +180,10 @@ def _oldest_kept_versions(world: World) -> list[str]:
 def _look_at_promised(world: World, promised: list[str]) -> None:
     """Where the newest is damaged, what is below it can still be read."""
     repo = world.open()
-    oldest_kept, safe = repo.engine.commits.oldest_kept("main"), _safe(world, promised)
+    oldest_kept, safe = repo.engine.commits.oldest_kept.of("main"), _safe(world, promised)
     ids: list[str] = []
     for version in range(oldest_kept, safe):
-        stored = repo.engine.commits.read("main", version)
+        stored = repo.engine.commits.files.read("main", version)
         assert stored is not None, f"commit {version} is gone, and only those below {oldest_kept} were to go"
         headers = _chain(stored.hash)
         _note_maintenance(world, headers)

@@ -141,7 +141,7 @@ SUPERFLUOUS = {
     f"{_NAMES} .staging < write once < begin with a name": _SEAL,
     f"{_NAMES} .staging < end record < settle transaction": "the history tells what was committed",
     f"{_NAMES} oldest_kept < make directory": "a vacuum syncs `oldest_kept` itself: it may be another's",
-    f"{_NAMES} commits/main < sync copy": "make_durable syncs it once more",
+    f"{_NAMES} commits/main < sync copy": "SyncedFiles.make syncs it once more",
     f"{_NAMES} . < replace: quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < replace": _HEAD_CACHE,
     f"{_NAMES} quarantine/heads < replace": _HEAD_CACHE,
@@ -169,15 +169,15 @@ EDITS = [
     Edit("history.commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
     Edit("history.commits:Commits._break_below", "header.version - header.pending", "header.version", "overtaken"),
     Edit(
-        "history.commits:Commits.pending",
-        "return max(0, header.version - max(vouched, self._durable_version(branch)))",
+        "history.durability:SyncedFiles.pending",
+        "return max(0, header.version - max(vouched, self._durable.version(branch)))",
         "return 0",
         "scratch",
     ),
     Edit(
         "history.commits:Commits._follow_head_cache", "head_cache.boot == self.storage.boot() != 0", "True", "overtaken"
     ),
-    Edit("history.commits:Commits.is_fit_parent", "parent.header.synced and", "", "scratch"),
+    Edit("history.durability:SyncedFiles.is_fit_parent", "parent.header.synced and", "", "scratch"),
     Edit("history.commits:Commits.take_version", "there.hash != stored.hash", "False", "overtaken"),
     Edit("history.commits:Commits.take_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
@@ -190,8 +190,8 @@ EDITS = [
     ),
     Edit(
         "history.publisher:Publisher._take_version",
-        "self.commits.write_head_cache(stored, durable=False)",
-        "self.commits.write_head_cache(stored, durable=True)",
+        "self.commits.head_caches.write(stored, durable=False)",
+        "self.commits.head_caches.write(stored, durable=True)",
         "overtaken",
     ),
     Edit(
@@ -209,7 +209,7 @@ EDITS = [
     Edit("transactions.participants.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
         "transactions.participants.named:_begin",
-        "commits.make_durable(None if record.base is None else commits.at(record.branch, record.base[0]))",
+        "commits.durability.make(None if record.base is None else commits.files.at(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
@@ -232,7 +232,7 @@ EDITS = [
         "parts",
     ),
     # Vacuuming: what is kept, and in which order it is said that the rest is not.
-    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.write_oldest_kept(head)", "pass", "late reader"),
+    Edit("maintenance.vacuum:_Vacuum._raise", "self.commits.oldest_kept.write(head)", "pass", "late reader"),
     Edit(
         "maintenance.vacuum:_Vacuum._raise",
         "self._make_durable(head)  # an interrupted vacuum may not have done this",
@@ -268,7 +268,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.reachable:kept_commits",
-        "[find_tagged(commits, name) for name in commits.tags()]",
+        "[find_tagged(commits, name) for name in commits.tags.all()]",
         "[]",
         "vacuumed around",
     ),
@@ -278,24 +278,24 @@ EDITS = [
         "pass",
         "vacuumed",
     ),
-    Edit("history.commits:Commits.is_kept", "self._is_held(stored) or", "False and", "vacuumed around"),
+    Edit("history.kept:KeptCommits.has", "self._is_held(stored) or", "False and", "vacuumed around"),
     Edit(
-        "history.commits:Commits.is_kept",
-        "self.oldest_kept(header.branch) <= header.version",
+        "history.kept:KeptCommits.has",
+        "self._oldest_kept.of(header.branch) <= header.version",
         "True",
         "vacuumed",
     ),
     Edit(
         "history.commits:Commits.head",
-        "not self.is_below_oldest_kept(branch, -1 if found is None else found.header.version)",
+        "not self.oldest_kept.is_above(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
     ),
-    Edit("history.commits:Commits.write_tag", "not self._stays(stored, but_tag=name)", "False", "late tag"),
+    Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit(
         "history.publisher:Publisher.publish",
-        "not self.commits.has(ahead)",
+        "not self.commits.files.has(ahead)",
         "False",
         "killed in line",
     ),
@@ -313,7 +313,7 @@ EDITS = [
         "merged aside",
     ),
     # Branches: what is kept for them.
-    Edit("history.commits:Commits.create_branch", "self.ensure_durable(stored)", "pass", "branch on scratch"),
+    Edit("history.branches:Branches._create", "commits.durability.ensure(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged while pending"),
     Edit(
@@ -341,7 +341,7 @@ EDITS = [
         "",
         "vacuumed around",
     ),
-    Edit("history.commits:Commits.make_durable", "self.identity.create(durable=True)", "pass", "copied, tidied"),
+    Edit("history.durability:SyncedFiles.make", "self._identity.create(durable=True)", "pass", "copied, tidied"),
     Edit("maintenance.vacuum:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
     Edit("maintenance.repair:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
     Edit("history.identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),

@@ -759,7 +759,7 @@ def sleeper(world: World) -> None:
         tx["b"] = world.value()  # what nobody may see
         with pytest.raises(txstore.SnapshotExpiredError):
             tx.commit()
-        assert 1 not in repo.engine.commits.versions("main"), "a version outside of the history is not given back"
+        assert 1 not in repo.engine.commits.files.versions("main"), "a version outside of the history is not given back"
         tx.rollback()
     process.die()
     world.put(world.open(), {"a": world.value()})

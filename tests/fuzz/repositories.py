@@ -375,7 +375,7 @@ def _read_a_commit(files: Files, path: str) -> None:
     with _either():
         commits.head()
     with _either():
-        stored = commits.read("main", version)
+        stored = commits.files.read("main", version)
         str((stored.commit, stored.commit.time))
         snapshot = Snapshots(commits).of(stored, check=False)
         with _either():

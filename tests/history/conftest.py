@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_for_requests
-from txstore.history import remote_commits
+from txstore.history import object_head_caches, remote_commits
 from txstore.storage.objects import client
 
 
@@ -23,7 +23,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         self.makes_requests = True
 
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
-    monkeypatch.setattr(remote_commits, "_STAYS", 1000.0)
+    monkeypatch.setattr(object_head_caches, "STAYS", 1000.0)
     monkeypatch.setattr(remote_commits, "_STANDS", -1.0)  # nor does a vacuum wait
 
 

@@ -46,8 +46,8 @@ def test_a_log_takes_few_requests(requests: Requests) -> None:
     assert messages(repo) == [str(number) for number in reversed(range(COMMITS))]
     assert len(requests) <= 4 + 1 + COMMITS // carried.GROUP
     # What is told is what is there.
-    whole = list(repo.engine.commits.ancestors(repo.engine.commits.head()))
-    told = list(repo.engine.commits.ancestors(repo.engine.commits.head(), as_told=True))
+    whole = list(repo.engine.commits.chain.ancestors(repo.engine.commits.head()))
+    told = list(repo.engine.commits.chain.ancestors(repo.engine.commits.head(), as_told=True))
     assert told == whole
     assert len(told) == COMMITS
 
@@ -83,7 +83,7 @@ def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypa
         commit(repo, f"{number}")
     assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
     for version in range(COMMITS):
-        stored = repo.engine.commits.read("main", version)
+        stored = repo.engine.commits.files.read("main", version)
         assert stored is not None
     pack_cache._shared.limit, limit = 0, pack_cache._shared.limit
     try:
@@ -132,7 +132,7 @@ def test_what_is_damaged_is_not_believed(requests: Requests, at: int) -> None:
     url = made()
     repo = txstore.Repository(url)
     version = 3 * carried.GROUP - 1
-    stored = repo.engine.commits.read("main", version)
+    stored = repo.engine.commits.files.read("main", version)
     section = carries(stored)
     objects = repo.engine.storage.objects
     content = bytearray(objects.get(stored.path))
@@ -152,8 +152,8 @@ def test_what_another_history_carries_is_not_believed() -> None:
     """Its checksums are right, and it is well-formed: the hashes are those of other commits."""
     url, other = made(), made()
     version = 2 * carried.GROUP - 1
-    stored = txstore.Repository(url).engine.commits.read("main", version)
-    theirs = txstore.Repository(other).engine.commits.read("main", version)
+    stored = txstore.Repository(url).engine.commits.files.read("main", version)
+    theirs = txstore.Repository(other).engine.commits.files.read("main", version)
     objects, others = (txstore.Repository(each).engine.storage.objects for each in (url, other))
     ours, foreign = carries(stored), carries(theirs)
     assert ours.length == foreign.length
@@ -162,7 +162,7 @@ def test_what_another_history_carries_is_not_believed() -> None:
     objects.put(stored.path, [bytes(content)])
     repo = opened(url)
     ids = [each.id for each in repo.log()]
-    assert ids == [stored.header.id.hex() for stored in repo.engine.commits.ancestors(repo.engine.commits.head())]
+    assert ids == [stored.header.id.hex() for stored in repo.engine.commits.chain.ancestors(repo.engine.commits.head())]
 
 
 def carries(stored: Stored | None) -> commitfile.Section:
@@ -173,7 +173,7 @@ def carries(stored: Stored | None) -> commitfile.Section:
 def test_local_commits_carry_nothing(repo: txstore.Repository) -> None:
     for number in range(3):
         commit(repo, f"{number}")
-    stored = repo.engine.commits.read("main", 2)
+    stored = repo.engine.commits.files.read("main", 2)
     assert stored is not None
     assert [each.kind for each in stored.header.sections] == [commitfile.SECTION_RUN] * len(stored.header.sections)
 

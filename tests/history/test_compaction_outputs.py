@@ -28,10 +28,12 @@ from txstore.commit_queue.group_commits import GroupCommits, members, proposal_o
 from txstore.errors import CommitUnknownError
 from txstore.format import names, packfile
 from txstore.history.commits import Commits
+from txstore.history.open_transactions import recorded
 from txstore.history.publisher import LostPlaceError, Publisher
 from txstore.history.remote_commits import RemoteCommits
 from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import INSTALLED_FOR, CompactionOutput, CompactionOutputs
+from txstore.storage.interface import paths_in
 
 Open = Callable[[], txstore.Repository]
 
@@ -71,7 +73,7 @@ def content(repo: txstore.Repository, branch: str = "main") -> dict[str, bytes]:
 
 def packs(repo: txstore.Repository) -> list[str]:
     return sorted(
-        path for folder in repo.engine.commits.pack_folders() for path in repo.engine.commits.paths_in(folder)
+        path for folder in paths_in(repo.engine.storage, names.PACKS) for path in paths_in(repo.engine.storage, folder)
     )
 
 
@@ -350,7 +352,7 @@ def test_what_is_still_being_merged_when_the_process_ends_goes(open_again, inlin
     assert begun
     assert not held._merges
     assert not packs(repo)
-    assert not repo.engine.commits.paths_in(names.STAGING)
+    assert not paths_in(repo.engine.storage, names.STAGING)
 
 
 def test_a_commit_that_fails_leaves_it_to_the_next(open_again, inline, monkeypatch):
@@ -473,7 +475,7 @@ def test_who_stands_in_line_installs_on_top_of_what_is_ahead(on_disk, inline, mo
     second.join(TIMEOUT)
     brought = [
         [pack.name.path for pack in stored.header.packs]
-        for stored in (repo.engine.commits.read("main", 2), repo.engine.commits.read("main", 3))
+        for stored in (repo.engine.commits.files.read("main", 2), repo.engine.commits.files.read("main", 3))
     ]
     assert brought == [[path], []]
     assert content(repo) == model | {"first": b"1", "second": b"1"}
@@ -489,7 +491,7 @@ def test_of_threads_that_commit_at_once_one_installs(open_again, inline):
     brought = [
         pack.name.path
         for version in range(repo.head().version + 1)
-        for pack in repo.engine.commits.read("main", version).header.packs
+        for pack in repo.engine.commits.files.read("main", version).header.packs
     ]
     assert brought
     assert len(set(brought)) == len(brought)
@@ -536,7 +538,7 @@ def test_behind_another_in_a_group_commit_it_waits_for_the_next_commit(far, inli
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda each: each.commit(), crew))
     mine = next(commit for commit in repos[0].log() if commit.message == "writer 0")
-    stored = repos[0].engine.commits.read("main", mine.version)
+    stored = repos[0].engine.commits.files.read("main", mine.version)
     assert stored.header.group_commit is not None
     assert stored.header.group_commit.place > 0
     assert stored.header.packs == ()
@@ -700,7 +702,7 @@ def test_what_is_staged_of_it_is_no_transaction(open_again, inline):
     repo = open_again()
     with_one(repo)
     assert staged(repo) != []
-    assert list(repo.engine.commits.recorded()) == []
+    assert list(recorded(repo.engine.storage)) == []
     assert repo.verify().strays == []
     put(repo)
 

@@ -407,7 +407,7 @@ def test_a_commit_below_the_oldest_kept_that_is_still_there(repo):
     """It holds values of later ones. What follows it may be gone, or nothing of the history."""
     put(repo, "a", "b", "c")
     repo.vacuum(keep=1)
-    versions = sorted(repo.engine.commits.versions("main"))
+    versions = sorted(repo.engine.commits.files.versions("main"))
     assert versions[0] < repo.head().version - 1, "an old one has to be there"
     with pytest.raises(SnapshotExpiredError):
         next(repo.follow(since=versions[0], timeout=DEADLINE))

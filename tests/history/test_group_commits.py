@@ -20,7 +20,7 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import remote_commits
+from txstore.history import object_head_caches, remote_commits
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
@@ -125,7 +125,7 @@ def messages(url: str) -> list[str]:
 def file_of(url: str, version: int) -> Any:
     commits = txstore.Repository(url).engine.commits
     commits.identity.exists()
-    return commits.read("main", version)
+    return commits.files.read("main", version)
 
 
 def test_all_that_meet_are_made_by_one_request(url, meet):
@@ -396,7 +396,7 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, meet, monkeypatch):
     hinted = list[tuple[str, bytes]]()
     monkeypatch.setattr(
-        remote_commits._HeadCacheWriter, "note", lambda self, stored, tail: hinted.append((stored.path, tail))
+        object_head_caches._HeadCacheWriter, "note", lambda self, stored, tail: hinted.append((stored.path, tail))
     )
     meet(url, CREW)
     transactions = crew(url)
@@ -479,7 +479,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         commits = each._staging._commits
         commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
         monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
-        monkeypatch.setattr(commits, "oldest_kept", lambda branch: oldest_kept)
+        monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)
     fitting, look, check = group_commits.fitting, GroupCommits._look, GroupCommits._check_made
 
     def falls_asleep(*arguments: Any) -> Any:

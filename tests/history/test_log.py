@@ -52,13 +52,13 @@ def test_the_oldest_that_is_kept_has_nothing_to_be_compared_with(several: txstor
 def test_a_log_is_read_as_far_as_somebody_looks(several: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     commits = several.engine.commits
-    real = type(commits).read
+    real = commits.files.read
 
-    def reading(self: object, branch: str, version: int) -> object:
+    def reading(branch: str, version: int) -> object:
         read.append(version)
-        return real(commits, branch, version)
+        return real(branch, version)
 
-    monkeypatch.setattr(type(commits), "read", reading)
+    monkeypatch.setattr(commits.files, "read", reading)
     log = several.log()
     assert log[0].message == "clear"
     assert len(read) < 5

@@ -581,7 +581,7 @@ def test_a_file_that_a_vacuum_has_taken_is_an_expired_snapshot(
     try:
         with pytest.raises(MissingPackError):
             snapshot.get_view(key)
-        monkeypatch.setattr(repo.engine.commits, "is_kept", lambda stored: False)
+        monkeypatch.setattr(repo.engine.commits.kept, "has", lambda stored: False)
         with pytest.raises(SnapshotExpiredError):
             snapshot.get_view(key)
         with pytest.raises(SnapshotExpiredError):

@@ -12,8 +12,8 @@ import txstore
 from tests.history.conftest import Requests
 from tests.waiting import TIMEOUT
 from txstore.format import names
+from txstore.history import object_head_caches, remote_commits
 from txstore.history import publisher as versions_of_history
-from txstore.history import remote_commits
 from txstore.transactions.transaction import Transaction
 
 
@@ -24,7 +24,7 @@ def url(far: None) -> str:
 
 @pytest.fixture
 def requests(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> Requests:
-    monkeypatch.setattr(remote_commits, "HEAD_CACHE_PERIOD", 1000.0)  # no head caches, which would be counted
+    monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 1000.0)  # no head caches, which would be counted
     return requests
 
 
@@ -58,7 +58,7 @@ def test_who_has_seen_the_head_long_ago_looks_again(
     commit(repo, "a", b"0")
     transaction = repo.begin()
     transaction["a"] = b"1"
-    monkeypatch.setattr(remote_commits, "_STAYS", 60.0)
+    monkeypatch.setattr(object_head_caches, "STAYS", 60.0)
     later = remote_commits.time.time() + 120  # as after a machine was suspended
     monkeypatch.setattr(remote_commits.time, "time", lambda: later)
     requests.clear()
@@ -123,7 +123,7 @@ def passed_by_a_vacuum(url: str) -> tuple[txstore.Repository, Transaction]:
 def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version above its base is free again, when it has last seen the head longer ago than what a vacuum waits."""
     repo, transaction = passed_by_a_vacuum(url)
-    monkeypatch.setattr(remote_commits, "_STAYS", 0.0)
+    monkeypatch.setattr(object_head_caches, "STAYS", 0.0)
     with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
     transaction.rollback()

@@ -16,6 +16,7 @@ from txstore.history.remote_commits import RemoteCommits
 from txstore.maintenance import rebuild
 from txstore.maintenance.reachable import data_packs
 from txstore.segments.object_writer import SENT_AGAIN
+from txstore.storage.interface import paths_in
 from txstore.storage.objects import client
 
 #: Returns a transaction, and the repository that is faster.
@@ -95,7 +96,7 @@ def test_nothing_is_left_of_it_but_the_pack(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
     wait_for_background_cleanup()
-    assert not other.engine.commits.paths_in(names.STAGING)
+    assert not paths_in(other.engine.commits.storage, names.STAGING)
     other.vacuum(keep=1)
     assert {key: other.mapping()[key] for key in VALUES} == VALUES
 
@@ -107,14 +108,14 @@ def test_a_transaction_that_is_given_up_then_takes_its_pack_along(overtaken: Ove
     assert bytes(transaction["x/a"]) == VALUES["x/a"]
     transaction.rollback()
     assert not list(data_packs(other.engine.commits))
-    assert not other.engine.commits.paths_in(names.STAGING)
+    assert not paths_in(other.engine.commits.storage, names.STAGING)
 
 
 def test_its_run_can_be_made_anew(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
     commits = other.engine.commits
-    stored, parent = commits.read("main", 2), commits.read("main", 1)
+    stored, parent = commits.files.read("main", 2), commits.files.read("main", 1)
     assert stored is not None
     rebuilt = rebuild.own_run(commits, stored, parent)
     own = stored.header.sections[0]

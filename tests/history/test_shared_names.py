@@ -12,7 +12,7 @@ import txstore
 from tests.system.processes.workers import QUICK, Worker, ended
 from txstore import Repository
 from txstore.cli.main import app
-from txstore.history.commits import Commits
+from txstore.history.durability import SyncedFiles
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def test_of_two_at_the_same_time_at_most_one_stays(
     made: Repository, monkeypatch: pytest.MonkeyPatch, first: Callable[[str], None], second: Callable[[str], None]
 ) -> None:
     """The second one begins and ends between the first one's look and its write."""
-    method = "make_durable" if first is tag else "ensure_durable"
-    original = getattr(Commits, method)
+    method = "make" if first is tag else "ensure"
+    original = getattr(SyncedFiles, method)
     done: list[int] = []
 
-    def overtaken(self: Commits, *arguments: object) -> None:
+    def overtaken(self: SyncedFiles, *arguments: object) -> None:
         if not done:
             done.append(1)
             worker = Worker(second, made.url, context=QUICK)
@@ -71,7 +71,7 @@ def test_of_two_at_the_same_time_at_most_one_stays(
                 worker.result()
         original(self, *arguments)
 
-    monkeypatch.setattr(Commits, method, overtaken)
+    monkeypatch.setattr(SyncedFiles, method, overtaken)
     with pytest.raises(ValueError, match="would name either"):
         first(made.url)
     assert ("new" in made.tags) != ("new" in made.branches)

@@ -78,7 +78,7 @@ def build(path: Path) -> Contents:
     committed()
     assert "p/c/1" not in contents[2]
     assert contents[-1]["p/c/0"] == b"AAAaBBBaFFaGaaaa"
-    headers = [repo.engine.commits.read("main", version).header for version in range(6)]  # type: ignore[union-attr]
+    headers = [repo.engine.commits.files.read("main", version).header for version in range(6)]  # type: ignore[union-attr]
     assert [len(header.compaction_outputs) for header in headers] == [0, 0, 0, 0, 1, 1]
     assert repo.verify().faults == []
     return contents

@@ -91,7 +91,7 @@ def test_commits_are_read_in_advance_by_who_goes_through_all(url: str, requests:
     forget(requests)
     requests.wait(30, 29)
     commits = txstore.Repository(url).engine.commits
-    line = commits.ancestors(commits.head())
+    line = commits.chain.ancestors(commits.head())
     assert [stored.header.message for stored in line] == [str(number) for number in reversed(range(COMMITS))]
     assert all(requests.counts[names.commit_path("main", version)] == 1 for version in range(COMMITS - 1))
 

@@ -19,7 +19,7 @@ from tests.system.processes.steps import forked as child_of
 from tests.system.processes.steps import status_of
 from tests.transactions.faults import once, watch
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
-from txstore.history.commits import Commits
+from txstore.history.oldest_kept import OldestKept
 from txstore.history.publisher import Publisher
 
 
@@ -47,7 +47,7 @@ def contents(repo: txstore.Repository) -> dict[str, dict[str, bytes]]:
 
 
 def files(repo: txstore.Repository, name: str) -> list[int]:
-    return sorted(repo.engine.commits.versions(branch_id(repo, name)))
+    return sorted(repo.engine.commits.files.versions(branch_id(repo, name)))
 
 
 # --- vacuum
@@ -86,7 +86,7 @@ def test_what_only_a_deleted_branch_needs_goes(repo):
     dev = branch_id(repo)
     del repo.branches["dev"]
     assert repo.vacuum().files > 0
-    left = sorted(repo.engine.commits.versions(dev))
+    left = sorted(repo.engine.commits.files.versions(dev))
     assert left
     assert set(left) < set(values)  # what deep begins behind, and what has values of it
     assert contents(txstore.Repository(repo.url)) == kept
@@ -229,19 +229,19 @@ def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_oldest_kept(r
     old = list(repo.log(branch="dev"))[2]
     expected = repo.mapping(at=old)["large"]
     held: list[txstore.Snapshot] = []
-    write_oldest_kept = Commits.write_oldest_kept
+    write_oldest_kept = OldestKept.write
 
-    def overtaken(commits, stored):
-        if commits is repo.engine.commits:
+    def overtaken(oldest_kept, stored):
+        if oldest_kept is repo.engine.commits.oldest_kept:
             other = txstore.Repository(repo.url)
             held.append(other.mapping(at=old))
             other.vacuum()
             other.tags["held"] = old
             if is_killed:
                 raise InterruptedError
-        return write_oldest_kept(commits, stored)
+        return write_oldest_kept(oldest_kept, stored)
 
-    monkeypatch.setattr(Commits, "write_oldest_kept", overtaken)
+    monkeypatch.setattr(OldestKept, "write", overtaken)
     with pytest.raises(InterruptedError) if is_killed else contextlib.nullcontext():
         repo.vacuum(keep=1, branch="dev")
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_a_lost_pack_of_a_tagged_commit_below_the_oldest_kept_is_reported(repo):
     old = list(repo.log(branch="dev"))[1]
     repo.tags["held"] = old
     repo.vacuum(keep=1, branch="dev")
-    pack = repo.engine.commits.read(branch_id(repo, "dev"), old.version).header.packs[0].name.path
+    pack = repo.engine.commits.files.read(branch_id(repo, "dev"), old.version).header.packs[0].name.path
     repo.engine.storage.delete(pack)
     assert [(fault.path, fault.part) for fault in repo.verify().faults] == [(pack, "missing")]
     del repo.tags["held"]
@@ -292,7 +292,7 @@ def test_nothing_is_deleted_while_a_record_is_damaged(repo):
 @pytest.fixture
 def merged(repo, monkeypatch) -> txstore.Repository:
     """A commit of main that names dev@4 as its other parent, as a merge will."""
-    theirs = repo.engine.commits.read(branch_id(repo), 4)
+    theirs = repo.engine.commits.files.read(branch_id(repo), 4)
     real = Publisher._write_header
     monkeypatch.setattr(
         Publisher, "_write_header", lambda self, parent, contents: real(self, parent, replace_merged(contents, theirs))
@@ -309,23 +309,23 @@ def replace_merged(contents, stored):
 def test_a_merge_keeps_what_it_has_merged(merged):
     assert merged.head().merged == merged.commit(4, branch="dev").id
     there = on(merged, "dev", at=4)
-    stored = merged.engine.commits.read(branch_id(merged), 4)
+    stored = merged.engine.commits.files.read(branch_id(merged), 4)
     del merged.branches["deep"]
     merged.vacuum(keep=1, branch="dev")
     del merged.branches["dev"]
     merged.vacuum()
     other = txstore.Repository(merged.url)
-    snapshot = other.engine.snapshots.of(other.engine.commits.named(stored.name))
+    snapshot = other.engine.snapshots.of(other.engine.commits.files.named(stored.name))
     assert {key: bytes(snapshot[key]) for key in snapshot} == there
     del snapshot, other
     commit(merged, {"b": b"1"})
     merged.vacuum(keep=1)
     merged.vacuum()
-    assert merged.engine.commits.named(stored.name) is None
+    assert merged.engine.commits.files.named(stored.name) is None
 
 
 def test_a_merge_whose_other_parent_is_lost_is_reported(merged):
-    path = Path(merged.url, merged.engine.commits.read(branch_id(merged), 4).path)
+    path = Path(merged.url, merged.engine.commits.files.read(branch_id(merged), 4).path)
     content = path.read_bytes()
     path.unlink()
     faults = merged.verify().faults

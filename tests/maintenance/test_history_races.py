@@ -17,6 +17,7 @@ import txstore
 from tests.history.test_branches import commit, on
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
+from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Publisher
 
 pytestmark = pytest.mark.long
@@ -192,7 +193,7 @@ def test_what_holds_the_sources_is_gone_afterwards(steps: Steps, monkeypatch: py
     real = Publisher.publish
 
     def publish(self: Publisher, plan: object) -> object:
-        held.append([record.branch for record in repo.engine.commits.recorded()])
+        held.append([record.branch for record in recorded(repo.engine.storage)])
         if len(held) == 2:
             raise OSError(5, "Input/output error")
         return real(self, plan)  # type: ignore[arg-type]
@@ -203,4 +204,4 @@ def test_what_holds_the_sources_is_gone_afterwards(steps: Steps, monkeypatch: py
         merge(repo)
     monkeypatch.undo()
     assert held == [["main"], [repo.engine.branch("dev")]]
-    assert list(repo.engine.commits.recorded()) == []
+    assert list(recorded(repo.engine.storage)) == []

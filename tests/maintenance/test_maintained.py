@@ -77,8 +77,8 @@ def test_its_runs_are_rebuilt_or_its_keys_are_errors(maintained, tmp_path):
     commits = Commits(open_storage(path))
     oldest_kept = commits.head(MAIN).header.oldest_kept
     assert oldest_kept > 0
-    for version in sorted(commits.versions(MAIN)):
-        stored = commits.read(MAIN, version)
+    for version in sorted(commits.files.versions(MAIN)):
+        stored = commits.files.read(MAIN, version)
         for section in stored.header.sections:
             work = tmp_path / "work"
             shutil.rmtree(work, ignore_errors=True)
@@ -107,7 +107,7 @@ def test_it_is_not_changed(maintained):
 def test_a_damaged_value_of_a_tagged_commit(maintained):
     path, _, _ = maintained
     version = txstore.Repository(path).tags["kept"].version
-    stored = Commits(open_storage(path)).read(MAIN, version)
+    stored = Commits(open_storage(path)).files.read(MAIN, version)
     assert stored is not None
     file = path / stored.path
     content = bytearray(file.read_bytes())

@@ -38,7 +38,7 @@ def written(tmp_path_factory) -> tuple[Path, small.Contents]:
 def path(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.write_head_cache(commits.head(), durable=True)
+    commits.head_caches.write(commits.head(), durable=True)
     return tmp_path / "data.tx"
 
 
@@ -51,7 +51,7 @@ def commit_file(path: Path, version: int) -> Path:
 
 
 def stored_in(path: Path, version: int):
-    stored = Commits(open_storage(path)).read(MAIN, version)
+    stored = Commits(open_storage(path)).files.read(MAIN, version)
     assert stored is not None
     return stored
 
@@ -472,7 +472,7 @@ def test_a_head_cache_of_another_commit_in_a_version_does_no_harm_to_the_one_tha
     commits = txstore.Repository(path).engine.commits
     head = commits.head()
     whole = commit_file(path, LAST).read_bytes()
-    head_cache = replace(commits.head_cache(head, durable=True), commit_id=b"other commit id.")
+    head_cache = replace(commits.head_caches.of(head, durable=True), commit_id=b"other commit id.")
     (path / names.head_cache_path(MAIN)).write_bytes(head_cache.encode())
     repaired(path)
     assert commit_file(path, LAST).read_bytes() == whole

@@ -25,7 +25,7 @@ from txstore.storage.local import LocalStorage
 
 
 def versions(repo: txstore.Repository) -> list[int]:
-    return sorted(repo.engine.commits.versions("main"))
+    return sorted(repo.engine.commits.files.versions("main"))
 
 
 #: Every step is taken where the environment asks for it, else every third.

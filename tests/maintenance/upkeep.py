@@ -75,7 +75,7 @@ def bytes_of_head(repo: txstore.Repository) -> int:
 
 
 def oldest_kept_of(repo: txstore.Repository) -> int:
-    return repo.engine.commits.oldest_kept("main")
+    return repo.engine.commits.oldest_kept.of("main")
 
 
 def staged(repo: txstore.Repository) -> list[str]:

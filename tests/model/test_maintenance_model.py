@@ -54,7 +54,7 @@ class Maintenance(RuleBasedStateMachine):
 
     @property
     def oldest_kept(self) -> int:
-        return self.repo.engine.commits.oldest_kept("main")
+        return self.repo.engine.commits.oldest_kept.of("main")
 
     def follow(self) -> None:
         """What has made commits of its own has changed nothing."""

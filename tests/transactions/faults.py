@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import txstore
+from tests.replaced import replace_storage
 
 Hook = Callable[..., object]
 
@@ -49,7 +50,7 @@ def _ignore(*_: object) -> None:
 
 def watch(repo: txstore.Repository) -> Watched:
     watched = Watched(repo.engine.storage)
-    repo.engine.storage = repo.engine.commits.storage = watched  # type: ignore[assignment]
+    replace_storage(repo.engine, watched)
     repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
     repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
     repo.engine.commits.compaction_outputs._storage = watched  # type: ignore[assignment]

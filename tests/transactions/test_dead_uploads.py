@@ -14,6 +14,7 @@ import pytest
 import txstore
 from tests.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
+from txstore.history import staged_packs
 from txstore.segments import object_writer
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import Object
@@ -172,7 +173,7 @@ def test_what_a_living_process_has_uploaded_stays(url: str, server: Server) -> N
 def test_what_this_process_itself_has_uploaded_stays(url: str, server: Server) -> None:
     store = upload(url)
     server.time += 2 * HOUR  # its renewals did not come through
-    assert reclaim.reclaim_uploads(store.mapping._staging._commits) == []
+    assert reclaim.reclaim_uploads(store.mapping._staging._commits.storage) == []
     assert len(of(url, store)) >= 20
     store.rollback()
 
@@ -212,7 +213,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(
     assert len(there) >= 20
     server.time += 2 * HOUR
     repo = txstore.Repository(url)
-    assert reclaim.reclaim_uploads(repo.engine.commits) == []
+    assert reclaim.reclaim_uploads(repo.engine.commits.storage) == []
     assert of_transaction(url, transaction) == there
     report = repo.vacuum()
     assert of_transaction(url, transaction) == (there if is_made else set())
@@ -270,7 +271,7 @@ def test_the_next_one_goes_on_where_one_was_interrupted(url: str, server: Server
 
         server.before_delete = fail
         with pytest.raises(OSError, match="has gone"):
-            reclaim.reclaim_uploads(commits)
+            reclaim.reclaim_uploads(commits.storage)
         assert staged(url)  # what tells of them goes last
         if not failing:
             assert len(of(url, dead)) >= 20
@@ -288,13 +289,13 @@ def test_a_young_process_that_commits_little_asks_nothing(
     repo = write(url, large=False)
     commit(repo, large=False)
     assert not server.listed[names.STAGING]
-    monkeypatch.setattr(reclaim, "FIRST_LOOK", 0.0)
+    monkeypatch.setattr(staged_packs, "FIRST_LOOK", 0.0)
     for _ in range(3):
         commit(repo, large=False)
     assert server.listed[names.STAGING] == 1
     commit(repo, large=True)
     assert server.listed[names.STAGING] == 1
-    monkeypatch.setattr(reclaim, "NEXT_LOOK", 0.0)
+    monkeypatch.setattr(staged_packs, "NEXT_LOOK", 0.0)
     commit(repo, large=False)
     assert server.listed[names.STAGING] == 2
 

@@ -247,15 +247,15 @@ def test_a_commit_is_there_as_long_as_its_version_has_what_was_read(repo: txstor
     second = commits.head()
     assert first is not None
     assert second is not None
-    assert commits.has(first)
+    assert commits.files.has(first)
     version, above, aside = (f"{repo.url}/{path}" for path in (first.path, second.path, "aside"))
     os.rename(version, aside)
-    assert not commits.has(first)
+    assert not commits.files.has(first)
     os.rename(above, version)
-    assert not commits.has(first)
+    assert not commits.files.has(first)
     os.rename(version, above)
     os.rename(aside, version)
-    assert commits.has(first)
+    assert commits.files.has(first)
 
 
 # --- an outcome that is unknown

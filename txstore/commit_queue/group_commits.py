@@ -312,9 +312,6 @@ class GroupCommitHistory(Protocol):
     def first_unseen(self, branch: str) -> int:
         """Return the first version whose file this process has not seen."""
 
-    def is_below_oldest_kept(self, branch: str, version: int) -> bool:
-        """Tell whether a vacuum may have freed a version."""
-
     def confirm(self, stored: Stored) -> None:
         """Raise `CommitUnknownError` if a new commit may have taken the version of another commit."""
 
@@ -322,8 +319,16 @@ class GroupCommitHistory(Protocol):
 class GroupCommits:
     """Makes commits together with those of other committers."""
 
-    def __init__(self, line: GroupCommitHistory, objects: ObjectStore, late_answers: Creator) -> None:
+    def __init__(
+        self,
+        line: GroupCommitHistory,
+        objects: ObjectStore,
+        late_answers: Creator,
+        is_freed: Callable[[str, int], bool],
+    ) -> None:
+        """`is_freed` tells whether a vacuum may have freed a version of a branch."""
         self._line = line
+        self._is_freed = is_freed
         self._objects = objects
         self._late_answers = late_answers
         # by branch: the last contested version, whose proposals may still exist
@@ -475,7 +480,7 @@ class GroupCommits:
         If not, a committer may have taken the version after a vacuum freed it. No process writes commits after such a
         file: there may be versions that no commit ever took. If a vacuum passed a real group commit, that is complete.
         """
-        return (look is not None and look.age < TRUSTED) or not self._line.is_below_oldest_kept(branch, version)
+        return (look is not None and look.age < TRUSTED) or not self._is_freed(branch, version)
 
     def _check_made(self, mine: Stored, look: Look | None) -> None:
         """Raise an error if a vacuum has passed a group commit, or if another commit may have had its version."""
@@ -572,7 +577,7 @@ class GroupCommits:
         Raises `OSError`.
         """
         group_commit = self.read(branch, first)
-        if not self._line.is_below_oldest_kept(branch, first):  # else it was complete, or is not in the history
+        if not self._is_freed(branch, first):  # else it was complete, or is not in the history
             self._put(group_commit[1:])
 
 

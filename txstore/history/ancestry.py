@@ -56,7 +56,7 @@ class Ancestry:
                 return Reach(_union(versions, header.reach), frozenset())
             if header.parent_id == encoding.NO_ID:
                 return Reach(versions, frozenset())
-            below = self._commits.parent(stored)  # even if it has expired: its header is still valid
+            below = self._commits.files.parent(stored)  # even if it has expired: its header is still valid
             if header.merged is not None or below is None or not stored.follows(below):
                 # A merge stores no reach if part of its reach was unknown.
                 return Reach(versions, frozenset([(header.branch, header.version)]))
@@ -78,7 +78,7 @@ class Ancestry:
         found, missing = [], []
         for branch in one.versions.keys() & other.versions.keys():
             version = min(one.versions[branch], other.versions[branch])
-            stored = self._commits.read(branch, version)
+            stored = self._commits.files.read(branch, version)
             if stored is None:
                 missing.append((branch, version))
             else:
@@ -93,7 +93,7 @@ class Ancestry:
         is_known = one.is_within(other) and other.is_within(one)
         if not is_known or any(not any(reach.has(*each) for reach in before) for each in missing):
             return None
-        return best[::-1] if all(map(self._commits.is_kept, best)) else None
+        return best[::-1] if all(map(self._commits.kept.has, best)) else None
 
 
 def _union(*reaches: Mapping[str, int]) -> dict[str, int]:

@@ -114,6 +114,21 @@ class BranchNames:
         found = filter(None, map(self.read, self.files()))  # None: deleted since the listing
         return {record.name: record for record in found}
 
+    def related(self) -> set[str]:
+        """Return the ids of all branches, and of the branches that they forked from."""
+        records = self.all().values()
+        return {MAIN, *(record.id for record in records), *(each for record in records for each, _ in record.lineage)}
+
+    def label(self, branch: str, version: int) -> str:
+        """Return how people call a version of a branch."""
+        return f"{self.name_of(branch)}@{version}"
+
+    def check_living(self, branch: str) -> None:
+        """Raise `CommitNotFoundError` if a branch has been deleted."""
+        if branch != MAIN and not self.is_living(branch):
+            advice = "it was deleted meanwhile: what is staged for it can still be read, but not be committed"
+            raise CommitNotFoundError(f"branch {self.name_of(branch)!r}", advice=advice)
+
     # --- changing
 
     def create(self, name: str, fork: CommitName) -> Branch:

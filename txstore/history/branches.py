@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
-from txstore.commit import MAIN, Commit
-from txstore.errors import CommitNotFoundError
+from txstore.commit import MAIN, Commit, Stored
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.format import names
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
+from txstore.history.open_transactions import recorded
 from txstore.history.snapshot import Snapshots
 
 
@@ -45,9 +47,25 @@ class Branches(MutableMapping[str, Commit]):
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the branch
         try:
-            self._commits.create_branch(name, stored)
+            self._create(name, stored)
         finally:
             del pinned
+
+    def _create(self, name: str, stored: Stored) -> None:
+        """Begin a branch behind a commit, durably. Raises `ValueError` if a branch or a tag has the name."""
+        commits, header = self._commits, stored.header
+        commits.branches.check_free(name)
+        commits.tags.check_free(name)
+        commits.durability.ensure(stored)  # I1: the branch is
+        commits.branches.create(name, stored.name)
+        try:
+            commits.tags.check_free(name)  # a process that makes a tag looks for branches after that
+        except ValueError:
+            commits.branches.delete(name)
+            raise
+        if not commits.kept.stays(stored, but_branch=name):
+            commits.branches.delete(name)  # as a tag
+            raise SnapshotExpiredError(commits.branches.label(header.branch, header.version))
 
     def __delitem__(self, name: str) -> None:
         """Delete a branch, durably. The next vacuum deletes the data that only this branch has.
@@ -55,9 +73,19 @@ class Branches(MutableMapping[str, Commit]):
         Raises `ValueError` for the first branch, and if a named transaction is open on this branch.
         """
         try:
-            self._commits.delete_branch(name)
+            self._delete(name)
         except CommitNotFoundError as error:
             raise KeyError(name) from error
+
+    def _delete(self, name: str) -> None:
+        """Delete a branch, durably. Its commits stay until a vacuum."""
+        branch = self._commits.branches.id_of(name)
+        for record in recorded(self._commits.storage):
+            if record.branch == branch and record.name is not None:
+                raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
+        with self._commits.storage.lock(names.COMMIT_LOCK):  # no process commits to it meanwhile
+            self._commits.branches.delete(name)
+        self._commits.compaction_outputs.forget(branch)
 
     def rename(self, name: str, new: str) -> None:
         """Rename a branch, durably. Its readers and writers continue.
@@ -65,9 +93,20 @@ class Branches(MutableMapping[str, Commit]):
         Raises `KeyError` if there is no such branch, `ValueError` for the first branch or if the new name is used.
         """
         try:
-            self._commits.rename_branch(name, new)
+            self._rename(name, new)
         except CommitNotFoundError as error:
             raise KeyError(name) from error
+
+    def _rename(self, name: str, new: str) -> None:
+        commits = self._commits
+        commits.tags.check_free(new)
+        with commits.storage.lock(names.COMMIT_LOCK):
+            commits.branches.rename(name, new)
+            try:
+                commits.tags.check_free(new)
+            except ValueError:
+                commits.branches.rename(new, name)
+                raise
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in list(self)

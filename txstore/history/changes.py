@@ -98,8 +98,8 @@ def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | No
     here, there = (dict(line or ()) for line in lines)
     for branch, version in here.items():
         if branch in there:
-            found = commits.read(branch, min(version, there[branch]))
-            return found if found is not None and commits.is_kept(found) else None
+            found = commits.files.read(branch, min(version, there[branch]))
+            return found if found is not None and commits.kept.has(found) else None
     return None
 
 
@@ -112,7 +112,7 @@ def _line(commits: Commits, stored: Stored) -> list[tuple[str, int]] | None:
 
 def _met(commits: Commits, one: Stored, other: Stored) -> Stored | None:
     """Find the common commit by reading both histories backwards."""
-    lines = commits.ancestors(one), commits.ancestors(other)
+    lines = commits.chain.ancestors(one), commits.chain.ancestors(other)
     here, there = next(lines[0], None), next(lines[1], None)
     while here is not None and there is not None and here.header.id != there.header.id:
         if here.header.seq >= there.header.seq:
@@ -126,9 +126,9 @@ def parent_of(commits: Commits, stored: Stored) -> Stored | None:
     """Return the parent of a commit. None for the first commit. Raises `SnapshotExpiredError` if it is not kept."""
     if stored.header.parent_id == encoding.NO_ID:
         return None
-    parent = next(islice(commits.ancestors(stored), 1, None), None)
-    if parent is None and (below := commits.parent(stored)) is not None and stored.follows(below):
-        parent = below if commits.is_kept(below) else None  # a tag, say, keeps it below the oldest kept version
+    parent = next(islice(commits.chain.ancestors(stored), 1, None), None)
+    if parent is None and (below := commits.files.parent(stored)) is not None and stored.follows(below):
+        parent = below if commits.kept.has(below) else None  # a tag, say, keeps it below the oldest kept version
     if parent is None:
         raise SnapshotExpiredError(f"{stored.commit.branch}@{stored.header.version - 1}")
     return parent
@@ -141,17 +141,17 @@ def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int,
     merge between them.
     """
     found: dict[int, Commit | None] = {}
-    line: Iterator[Stored] = commits.ancestors(head)
+    line: Iterator[Stored] = commits.chain.ancestors(head)
     last: Stored | None = next(line)
     for seq in sorted(seqs, reverse=True):
         found[seq] = None
         while last is not None and last.header.seq > seq:
             version = last.header.version - (last.header.seq - seq)
-            guess = commits.at(last.header.branch, version) if version >= 0 else None
-            if guess is not None and version < commits.oldest_kept(guess.header.branch):
+            guess = commits.files.at(last.header.branch, version) if version >= 0 else None
+            if guess is not None and version < commits.oldest_kept.of(guess.header.branch):
                 guess = None
             if guess is not None and guess.header.seq == seq:
-                last, line = guess, commits.ancestors(guess)
+                last, line = guess, commits.chain.ancestors(guess)
                 next(line)
             else:
                 last = next(line, None)

@@ -71,17 +71,19 @@ def find_commit(commits: Commits, at: At, branch: str = MAIN) -> Stored:
 
 
 def _in_version(commits: Commits, branch: str, version: int, asked: str) -> Stored:
-    stored = commits.at(branch, version) if version >= 0 else None
+    stored = commits.files.at(branch, version) if version >= 0 else None
     if stored is None:
         head = _existing_head(commits, branch)
         older = commits.branches.owner(branch, 0)  # the branch of the first commit
         oldest_kept = (
-            commits.oldest_kept(older) if older != branch else max(head.header.oldest_kept, commits.oldest_kept(branch))
+            commits.oldest_kept.of(older)
+            if older != branch
+            else max(head.header.oldest_kept, commits.oldest_kept.of(branch))
         )
         if 0 <= version <= head.header.version and (
             version < oldest_kept or commits.branches.owner(branch, version) != branch
         ):
-            raise SnapshotExpiredError(commits.label(branch, version))
+            raise SnapshotExpiredError(commits.branches.label(branch, version))
         shown = commits.branches.name_of(branch)
         raise CommitNotFoundError(asked, advice=f"branch {shown!r} has versions {oldest_kept} to {head.header.version}")
     return stored
@@ -91,13 +93,13 @@ def _of_commit(commits: Commits, commit: Commit, branch: str) -> Stored:
     """Find the stored commit of a `Commit`. Its branch may have been renamed since."""
     with contextlib.suppress(CommitNotFoundError):
         branch = commits.branches.id_of(commit.branch)
-    stored = commits.at(branch, commit.version)
+    stored = commits.files.at(branch, commit.version)
     if stored is not None and stored.header.id.hex() == commit.id:
         return stored
     try:
         return _by_id(commits, commit.id, branch)
     except CommitNotFoundError as error:
-        if commit.version < commits.oldest_kept(branch):
+        if commit.version < commits.oldest_kept.of(branch):
             raise SnapshotExpiredError(str(commit)) from error
         raise
 
@@ -162,7 +164,7 @@ def _advice(commits: Commits, asked: str) -> str:
     """Return the text that lists the accepted forms, and existing names similar to the unknown one."""
     if re.fullmatch(r"[0-9a-f]{32}", asked):
         return "there is no such commit; repo.log() and `txstore log` list them"
-    near = difflib.get_close_matches(asked, [*commits.tag_names(), MAIN, *commits.branches.all(), HEAD], cutoff=0.5)
+    near = difflib.get_close_matches(asked, [*commits.tags.names(), MAIN, *commits.branches.all(), HEAD], cutoff=0.5)
     meant = f"there is {' and '.join(map(repr, near))}; " if near else "there is no such commit; "
     return f"{meant}a commit is named by {_UNDERSTOOD}; repo.log() and `txstore log` list them"
 
@@ -172,15 +174,15 @@ def _kept(commits: Commits, branch: str) -> Iterator[Stored]:
     met: set[CommitName] = set()
     _existing_head(commits, branch)
     for each in _branches_from(commits, branch):
-        for stored in commits.ancestors(commits.head(each)):
+        for stored in commits.chain.ancestors(commits.head(each)):
             if stored.name in met:
                 break  # its ancestors were met, too
             met.add(stored.name)
             yield stored
-    tagged = [(tag.branch, tag.version) for tag in commits.tags().values()]
+    tagged = [(tag.branch, tag.version) for tag in commits.tags.all().values()]
     begun = [(record.fork.branch, record.fork.version) for record in commits.branches.all().values()]
     for place in sorted({*tagged, *begun} - {(name.branch, name.version) for name in met}, reverse=True):
-        if (stored_there := commits.read(*place)) is not None:
+        if (stored_there := commits.files.read(*place)) is not None:
             yield stored_there
 
 
@@ -196,17 +198,17 @@ def _at_time(commits: Commits, at: datetime, branch: str, head: Stored) -> Store
         )
     wanted = round((at - EPOCH) / timedelta(microseconds=1))
     branch, fork = head.header.branch, commits.branches.fork(head.header.branch)
-    oldest_kept = max(head.header.oldest_kept, commits.oldest_kept(branch))
+    oldest_kept = max(head.header.oldest_kept, commits.oldest_kept.of(branch))
     if fork is not None and oldest_kept == fork.version:  # all of the branch's own commits are kept
-        before = commits.fork_point(branch)
+        before = commits.files.fork_point(branch)
         if before is not None and before.header.time > wanted:
             return _at_time(commits, at, fork.branch, before)
     low, high, found = oldest_kept, head.header.version, None
     while low <= high:  # times ascend with the versions
         middle = (low + high) // 2
-        stored = commits.at(branch, middle)
-        if stored is None and commits.is_below_oldest_kept(branch, middle):
-            low = oldest_kept = commits.oldest_kept(branch)  # a vacuum expired it during the search
+        stored = commits.files.at(branch, middle)
+        if stored is None and commits.oldest_kept.is_above(branch, middle):
+            low = oldest_kept = commits.oldest_kept.of(branch)  # a vacuum expired it during the search
             continue
         if stored is None:
             raise CorruptionError(names.commit_path(branch, middle), reason="the file is missing")
@@ -226,7 +228,7 @@ def first_since(commits: Commits, head: Stored, time: int) -> int:
     low, high = head.header.oldest_kept, head.header.version
     while low < high:  # times ascend with the versions
         middle = (low + high) // 2
-        stored = commits.at(head.header.branch, middle)
+        stored = commits.files.at(head.header.branch, middle)
         if stored is not None and stored.header.time >= time:
             high = middle
         else:
@@ -237,10 +239,10 @@ def first_since(commits: Commits, head: Stored, time: int) -> int:
 def find_tagged(commits: Commits, name: str) -> Stored:
     """Return the commit of a tag. Raises `CommitNotFoundError`."""
     while True:
-        tag = commits.read_tag(name)
-        stored = commits.read(tag.branch, tag.version)
+        tag = commits.tags.read(name)
+        stored = commits.files.read(tag.branch, tag.version)
         if stored is not None and stored.header.id == tag.commit_id:
             return stored
-        if commits.read_tag(name) == tag:  # else a user deleted or replaced the tag, and a vacuum expired the commit
+        if commits.tags.read(name) == tag:  # else a user deleted or replaced the tag, and a vacuum expired the commit
             reason = f"there is no commit {tag.commit_id.hex()} in version {tag.version}"
             raise CorruptionError(names.tag_path(name), reason=reason)

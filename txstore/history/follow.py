@@ -101,15 +101,15 @@ def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | Non
         if not commits.identity.exists() or commits.head(branch) is None:
             return None
         return _read(commits, branch, 0)
-    above = commits.at(branch, last.version + 1)
+    above = commits.files.at(branch, last.version + 1)
     if above is not None and _is_given_up(commits, branch, last.version + 1):
         # Below the oldest kept version there may be gaps, and files that are not part of the history.
-        raise SnapshotExpiredError(commits.label(branch, last.version + 1))
+        raise SnapshotExpiredError(commits.branches.label(branch, last.version + 1))
     if above is not None and above.header.parent_id == last.id:
         return above
     head = commits.head(branch)
     if head is not None and _place(head) == last:
-        commits.check_living(branch)
+        commits.branches.check_living(branch)
         return None
     if head is None or head.header.version <= last.version:
         raise _replaced(branch, last.version)
@@ -121,16 +121,16 @@ def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | Non
 
 def _read(commits: Commits, branch: str, version: int) -> Stored:
     """Read a commit at or below the head."""
-    stored = commits.at(branch, version)
+    stored = commits.files.at(branch, version)
     if _is_given_up(commits, branch, version):
-        raise SnapshotExpiredError(commits.label(branch, version))
+        raise SnapshotExpiredError(commits.branches.label(branch, version))
     if stored is not None:
         return stored
     raise CorruptionError(names.commit_path(branch, version), reason="the file is missing")
 
 
 def _is_given_up(commits: Commits, branch: str, version: int) -> bool:
-    return commits.is_below_oldest_kept(commits.branches.owner(branch, version), version)
+    return commits.oldest_kept.is_above(commits.branches.owner(branch, version), version)
 
 
 def _place(stored: Stored) -> _Followed:

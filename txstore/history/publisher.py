@@ -211,7 +211,7 @@ class Publisher:
             return
         self.commits.warned_of = head.header.time  # warn once: the next commits are dated a microsecond later each
         # Commits above the first one have future times only because of it.
-        first = self.commits.at(head.header.branch, first_since(self.commits, head, now)) or head
+        first = self.commits.files.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
         warnings.warn(
             f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
@@ -264,7 +264,7 @@ class Publisher:
                     self._sync()
                 if line is not None and ahead is not None:
                     line.wait()
-                    if not self.commits.has(ahead):
+                    if not self.commits.files.has(ahead):
                         raise LostPlaceError
 
                 # 3. The file takes the version, unless another commit has it.
@@ -281,12 +281,12 @@ class Publisher:
         # I1: the commit's name and the names of all its ancestors are durable before the commit is reported. Other
         # committers may commit meanwhile.
         if self.durable:
-            self.commits.settle(stored)
+            self.commits.durability.settle(stored)
         return stored
 
     def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> _Made | None:
         """Write the header on top of the commit that `catch_up` finds. None: the plan makes no commit."""
-        self.commits.check_living(self.branch)
+        self.commits.branches.check_living(self.branch)
         head = catch_up()
         if self.durable:
             self._prepare_parent(head.stored)
@@ -304,8 +304,8 @@ class Publisher:
             return None
         with contextlib.suppress(OSError, TxStoreError, struct.error):
             commit_id, version = _PLACE.unpack(said)
-            ahead = self.commits.read_staged(commit_id, self.branch, version)
-            if ahead is not None and self.commits.is_fit_parent(self.branch, ahead):
+            ahead = self.commits.files.read_staged(commit_id, self.branch, version)
+            if ahead is not None and self.commits.durability.is_fit_parent(self.branch, ahead):
                 return ahead
         line.drain()  # this commit can't follow it: it may be on another branch
         return None
@@ -324,9 +324,9 @@ class Publisher:
             raise
         self._check_oldest_kept(stored)
         if not self._keeps_out_others:  # else the lock keeps other processes from deleting the branch
-            self.commits.check_living(self.branch)
+            self.commits.branches.check_living(self.branch)
         # With the head cache, other processes find the new head sooner.
-        self.commits.write_head_cache(stored, durable=False)
+        self.commits.head_caches.write(stored, durable=False)
         return stored
 
     def withdraw_packs(self) -> None:
@@ -349,14 +349,14 @@ class Publisher:
             self.commits.give_back(stored)
         else:
             # Other commits may follow it, and a vacuum may have passed it only then. So it stays: they may need it.
-            above = self.commits.read(self.branch, stored.header.version + 1)
+            above = self.commits.files.read(self.branch, stored.header.version + 1)
             if above is None:
                 reason = "a vacuum has expired it since, or had expired its version before it was made"
                 raise CommitUnknownError(stored.header.id.hex(), reason=reason)
             if above.follows(stored):
                 return
             self.proposed = False
-        raise SnapshotExpiredError(self.commits.label(self.branch, stored.header.version - 1))
+        raise SnapshotExpiredError(self.commits.branches.label(self.branch, stored.header.version - 1))
 
     def _sync(self) -> None:
         """Make the written file durable."""
@@ -367,9 +367,9 @@ class Publisher:
 
     def _prepare_parent(self, parent: Stored | None) -> None:
         """Make the parent durable, unless the syncs of the two committers already ensure that (I1)."""
-        if not self.commits.is_fit_parent(self.branch, parent):
+        if not self.commits.durability.is_fit_parent(self.branch, parent):
             try:
-                self.commits.make_durable(parent, self.branch)
+                self.commits.durability.make(parent, self.branch)
             except OSError as error:
                 raise SyncFailedError(error) from error
 
@@ -384,7 +384,7 @@ class Publisher:
             constraints = {} if parent is None else parent.header.constraints
         sections = contents.sections
         offset = max((align(section.offset + section.length) for section in sections), default=self._frames_end)
-        carried = self.commits.carried_by_child(parent, self.branch)
+        carried = self.commits.told.by_child(parent, self.branch)
         if carried:
             sections = (*sections, Section(commitfile.SECTION_CARRIED, offset, len(carried)))
             self.writer.write_at(offset, carried + bytes(-len(carried) % 8))
@@ -405,7 +405,7 @@ class Publisher:
             sections=sections,
             runs=contents.runs,
             packs=(*[pack for pack, _ in self.packs], *contents.packs),
-            pending=self.commits.pending(self.branch, parent) if self.durable else 0,
+            pending=self.commits.durability.pending(self.branch, parent) if self.durable else 0,
             oldest_kept=max(oldest_kept, contents.oldest_kept),
             required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),
             constraints=constraints,

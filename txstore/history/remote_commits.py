@@ -8,20 +8,13 @@ too: a process that opens the repository has the header, and as a rule the index
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import os
-import posixpath
 import random
-import threading
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple
 
 from txstore import processes
 from txstore.commit import MAIN, Stored
@@ -29,31 +22,20 @@ from txstore.commit_queue.group_commits import BEHIND, TRUSTED, BranchListing, G
 from txstore.commit_queue.strategy import AtVersion, CommitStrategy
 from txstore.commit_queue.tickets import End, Seen, Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
-from txstore.format import carried, commitfile, encoding, names, packfile
-from txstore.format.commitfile import Footer, Header
-from txstore.format.keys import is_document
-from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
+from txstore.format import names, packfile
+from txstore.format.commitfile import Header
+from txstore.history import object_head_caches
+from txstore.history.carried_commits import CarriedCommits
+from txstore.history.commit_files import FileReads
 from txstore.history.commits import Commits, VersionTakenError
-from txstore.history.identity import Identity
-from txstore.segments.object_writer import ObjectWriter
-from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
+from txstore.history.durability import DurableObjects
+from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
+from txstore.history.staged_packs import PacksInPlace
 from txstore.storage.objects.errors import NotExclusiveError, is_refusal
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.request_threads import REQUESTS, executor, in_advance, in_parallel
 
-#: Seconds between two head caches of one process.
-HEAD_CACHE_PERIOD = 1.0
-#: Seconds that a process waits for its last head cache when it ends.
-EXIT_SECONDS = 2.0
-#: Bytes at the end of a commit file that are read at once, and kept by the head cache.
-_TAIL = 64 << 10
 _LISTED = 1000
-#: Groups of commits of which the last is read for a reader that looks at the newest commit.
-_GROUPS_FIRST = 8
-#: Seconds for which a head that was read is followed without another look: the version tells whether it is still the
-#: head.
-_STAYS = 1.0
 #: Seconds, by the server's clock, that a commit exists before a vacuum deletes it: see `TRUSTED`.
 _STANDS = 10.0
 #: A group commit this young, in seconds, means that others are about to commit.
@@ -68,51 +50,18 @@ _LOOKED_AT = 4
 _LONGEST_PAUSE = 0.1
 
 
-class _Expected(NamedTuple):
-    """A head cache that was asked for before anybody has wanted it."""
-
-    content: Future[bytes]
-    asked: float
-    process: int
-
-    @property
-    def is_fresh(self) -> bool:
-        return self.process == os.getpid() and time.monotonic() - self.asked < _STAYS
-
-
-class _RemoteIdentity(Identity):
-    """`format.json`, and the head cache beside it: what is asked for next of a repository."""
-
-    def __init__(self, storage: RemoteStorage, expect_head_cache: Callable[[], None]) -> None:
-        super().__init__(storage)
-        self._expect_head_cache = expect_head_cache
-
-    def _content(self) -> bytes:
-        self._expect_head_cache()
-        return super()._content()
-
-    @property
-    def _proves_guard(self) -> bool:
-        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
-
-
 class RemoteCommits(Commits):
     """The history of one repository on an object store."""
 
     storage: RemoteStorage
-    tail_size = _TAIL
     merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
-    read_at_once = 128
     strategy: CommitStrategy = AtVersion()
 
     def __init__(self, storage: RemoteStorage) -> None:
-        super().__init__(storage)
-        self.is_tidy = True  # to look for what dead processes have left takes a request: that is done by the way
-        self.identity = _RemoteIdentity(storage, self._expect_head_cache)
-        self._expected: _Expected | None = None
-        self.opened_at = time.monotonic()
-        self.looked_at: float | None = None  # for what dead processes have uploaded
-        self._head_caches = _HeadCacheWriter(self)
+        self._head_caches = ObjectHeadCaches(storage)
+        identity = IdentityOfObjects(storage, self._head_caches.expect)
+        super().__init__(storage, identity, FileReads(tail_size=TAIL, at_once=128, keep=self._keep))
+        self._carried = self._tell()
         # Of each branch, the commit last met in a listing, and its time there.
         self._listed: dict[str, tuple[bytes, float | None]] = {}
         self._looks: dict[str, Look] = {}  # of each branch, when it was last looked for its head
@@ -125,50 +74,24 @@ class RemoteCommits(Commits):
         # Of each branch, what was decided behind the head, and is not known to be in its place.
         self._loose: dict[str, list[GroupCommitMember]] = {}
         self._loose_lock = processes.new_lock()
-        self._group_commits = GroupCommits(self, storage.objects, storage.late_answers)
+        self._group_commits = GroupCommits(self, storage.objects, storage.late_answers, self.oldest_kept.is_above)
         self._tickets = Tickets(self, storage.objects)
         self._can_list_on = True  # as far as it was tried
         self._has_listed_on = False
         self._has_lost = False  # a version, in the commit that is under way
         self._has_waited: bytes | None = None  # the last commit here that has let others pass
-        self._made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
         self._stopped: set[str] = set()  # branches that no process may commit to until they are repaired
         self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
         # Of each branch, what is not followed by what is in the next version; or may have another's, for all one knows.
         self._doubted: dict[str, Stored] = {}
 
-    def new_pack(self, transaction: bytes, number: int) -> ObjectWriter:
-        return ObjectWriter(self.storage, transaction, number, self.identity.id)
+    def _make_parts(self) -> None:
+        self.head_caches = self._head_caches
+        self.durability = DurableObjects(self.identity)
+        self.staged = PacksInPlace(self.storage, self.identity)
 
-    def staged_path(self, transaction: bytes, number: int) -> str:
-        if not number:
-            return names.staging_path(transaction, number)
-        return names.data_pack_path(packfile.participants_pack(transaction, number))
-
-    def staged_packs(self, transaction: bytes) -> Collection[str]:
-        return set(self.storage.list(names.data_pack_directory(transaction)))
-
-    def delete_staged_packs(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
-        if numbers is None:
-            paths = self.paths_in(names.data_pack_directory(transaction))
-            found = [bytes.fromhex(posixpath.basename(path)) for path in paths]
-            packs = [pack for pack in found if packfile.packs_begin(pack) == packfile.packs_begin(transaction)]
-        else:
-            packs = [packfile.participants_pack(transaction, number) for number in numbers]
-        self.storage.objects.delete([names.data_pack_path(pack) for pack in packs])
-
-    def pack_group(self, key: str) -> int:
-        # Opening a group reads many documents, and little else.
-        return int(is_document(key))
-
-    def ensure_synced(self, stored: Stored) -> None:
-        """What the server has confirmed is durable. To ask it whether it creates exclusively would take room."""
-
-    def forget_head_caches(self) -> None:
-        super().forget_head_caches()
-        # They hold the ends of commit files.
-        directory = posixpath.dirname(names.head_cache_path(MAIN))
-        self.storage.delete(*[f"{directory}/{name}" for name in self.storage.list(directory)])
+    def _tell(self) -> CarriedCommits:
+        return CarriedCommits(self.files, self.identity, self.branches, self.storage.cache)
 
     def may_have_taken(self, stored: Stored) -> bool:
         return True  # the server may yet come to a request whose answer was not waited for
@@ -180,7 +103,7 @@ class RemoteCommits(Commits):
 
     def head_to_follow(self, branch: str) -> Stored | None:
         newest, look = self._newest.get(branch), self._looks.get(branch)
-        if look is None or look.age >= _STAYS or not self.storage.capabilities.makes_requests:
+        if look is None or look.age >= object_head_caches.STAYS or not self.storage.capabilities.makes_requests:
             return self.head(branch)
         if newest is None:
             return None  # as it was a moment ago, before the first commit
@@ -199,10 +122,14 @@ class RemoteCommits(Commits):
     def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
         newest = self._newest.get(branch)
         look = Look.now() if seen is None else seen.look
-        known = newest if newest is not None and newest.header.branch == branch else self._hinted(branch)
+        known = (
+            newest
+            if newest is not None and newest.header.branch == branch
+            else self._head_caches.commit(branch, self.files)
+        )
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
-            found = self._search(branch, None) or self.fork_point(branch)
+            found = self._search(branch, None) or self.files.fork_point(branch)
         if found is None:
             self.identity.check_there()
         if newest is not None and (
@@ -210,7 +137,7 @@ class RemoteCommits(Commits):
             or found.header.version < newest.header.version
             or (found.header.version == newest.header.version and found.header.id != newest.header.id)
         ):
-            self.check_living(branch)
+            self.branches.check_living(branch)
             if found is not None and found.header.version == newest.header.version:
                 raise self._taken_away(newest)
             reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
@@ -241,18 +168,18 @@ class RemoteCommits(Commits):
         versions = {at: each for at, each in listed.versions.items() if at >= version}
         if not versions:
             # A server's listing may be late: what this process has seen is there all the same.
-            return known if self._has_id(known) else None
+            return known if self.files.has_footer(known) else None
         top = max(versions)
         self._notice(branch, top, listed)
         if top == version and self._is_same(known, versions[version]):
             return self._whole(known, versions)
-        stored = self.read(branch, top)
+        stored = self.files.read(branch, top)
         if stored is None:
             return self._search(branch, None)  # somebody has given it back, or a vacuum has overtaken us
         if top == version + 1 and not stored.follows(known):
             self._doubted[branch] = known
             return known  # an orphan
-        if top > version and self._is_made_here(known) and not self._is_before(known, stored):
+        if top > version and self._is_made_here(known) and not self._carried.is_before(known, stored):
             raise self._taken_away(known)
         self._listed[branch] = stored.header.id, versions[top].modified
         return self._whole(stored, versions)
@@ -294,21 +221,13 @@ class RemoteCommits(Commits):
     # --- versions that were taken twice: the server has begun to ignore conditions
 
     def _is_made_here(self, stored: Stored) -> bool:
-        return self._made.get(stored.header.branch) == stored.header.id
-
-    def _is_before(self, known: Stored, newest: Stored) -> bool:
-        """Tell whether a commit is in its version, as far as a newer one tells of that which is at hand."""
-        with contextlib.suppress(encoding.MalformedError):
-            for header, _, hash_ in carried.decode_carried(self._carried_by(newest) or b""):
-                if header.version == known.header.version:
-                    return (header.id, hash_) == (known.header.id, known.hash)
-        return True
+        return self._head_caches.made.get(stored.header.branch) == stored.header.id
 
     def _taken_away(self, known: Stored) -> CorruptionError:
         """Return what to raise for a commit that this process has seen, and in whose place another one is now."""
-        self.stop_head_caches()
+        self.head_caches.stop()
         reason = f"commit {known.header.id.hex()} was here, and another one has its place"
-        if known.header.branch in self._made:  # who only reads can ask nothing
+        if known.header.branch in self._head_caches.made:  # who only reads can ask nothing
             reason += self._why(known)
         return CorruptionError(known.path, reason=f"{reason}: the repository was repaired, deleted or replaced")
 
@@ -340,7 +259,7 @@ class RemoteCommits(Commits):
 
     def _raise_if_stopped(self, branch: str) -> None:
         if branch in self._stopped:
-            self.stop_head_caches()  # which may be of commits that a repair does not keep
+            self.head_caches.stop()  # which may be of commits that a repair does not keep
             words = (
                 "a commit has found that the server did not create objects exclusively, so that commits may have taken "
                 "each other's places. No process commits until repo.verify(repair=True), or `txstore verify "
@@ -379,7 +298,7 @@ class RemoteCommits(Commits):
         except BaseException:  # Ctrl-C, say: no other process may know of it
             self._write_stop(stored.header.branch)
             raise
-        self.stop_head_caches()
+        self.head_caches.stop()
 
     def _write_stop(self, branch: str) -> None:
         """Leave what this process has to say; what could not be written is written at the next use."""
@@ -413,12 +332,15 @@ class RemoteCommits(Commits):
 
     def end_of(self, branch: str, version: int) -> End | None:
         try:
-            return self.storage.read_tail(names.commit_path(branch, version), self.tail_size)
+            return self.storage.read_tail(names.commit_path(branch, version), self.files.tail_size)
         except FileNotFoundError:
             return None
 
     def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
-        newest, found = self._newest.get(branch), self.decode(names.commit_path(branch, version), branch, version, *end)
+        newest, found = (
+            self._newest.get(branch),
+            self.files.decode(names.commit_path(branch, version), branch, version, *end),
+        )
         is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
         if not is_next or found.header.group_commit is not None:
             return self.head(branch)
@@ -452,12 +374,12 @@ class RemoteCommits(Commits):
             try:
                 self._group_commits.complete(branch, first)
             except PermissionError:  # who may only read comes to what others have told to be made
-                last = self.read(branch, min(missing) - 1)
+                last = self.files.read(branch, min(missing) - 1)
                 return stored if last is None else last
         last = (
             stored
             if group_commit.place + 1 == group_commit.length
-            else self.read(branch, first + group_commit.length - 1)
+            else self.files.read(branch, first + group_commit.length - 1)
         )
         if last is None:
             raise CorruptionError(stored.path, reason="what was decided with it is not there")
@@ -489,7 +411,7 @@ class RemoteCommits(Commits):
             content = self.storage.objects.get(path)
         except FileNotFoundError:
             return None
-        return GroupCommitMember(super().decode(path, branch, version, content, len(content)), content)
+        return GroupCommitMember(self.files.decode_only(path, branch, version, content, len(content)), content)
 
     def decided(self, found: Sequence[GroupCommitMember]) -> None:
         with self._loose_lock:
@@ -532,25 +454,17 @@ class RemoteCommits(Commits):
             met = self._listed[branch] = known.header.id, listed.modified
         return met[1] == listed.modified
 
-    def _has_id(self, known: Stored) -> bool:
-        """Tell whether a version holds a known commit."""
-        try:
-            tail, _ = self.storage.read_tail(known.path, commitfile.FOOTER_SIZE)
-            return Footer.decode(tail) == known.footer
-        except (FileNotFoundError, encoding.MalformedError):
-            return False
-
     def _walk_above(self, branch: str, known: Stored) -> Stored | None:
         found: Stored | None = known
         while found is not None:
-            above = self.read(branch, found.header.version + 1)
+            above = self.files.read(branch, found.header.version + 1)
             if above is None or not above.follows(found):
                 break
             found = above
-        if found is known and not self._has_id(known):
+        if found is known and not self.files.has_footer(known):
             return None
         # I10: below the oldest kept version there are gaps.
-        if found is not None and self.is_below_oldest_kept(branch, found.header.version):
+        if found is not None and self.oldest_kept.is_above(branch, found.header.version):
             return None
         return None if found is None else self._whole(found, range(known.header.version, found.header.version + 1))
 
@@ -558,127 +472,16 @@ class RemoteCommits(Commits):
         """Find the head in a listing of all versions."""
         versions = self._list_all(branch).versions
         for version in sorted(versions, reverse=True):
-            if (found := self.read(branch, version)) is not None:
+            if (found := self.files.read(branch, version)) is not None:
                 return self._whole(found, versions)
         return None
 
     def _list_all(self, branch: str) -> BranchListing:
         return self._sorted_out(branch, self.storage.objects.list(names.commits_directory(branch)))
 
-    def _hinted(self, branch: str) -> Stored | None:
-        """Return the commit that the head cache holds."""
-        try:
-            head_cache, tail = self._read_head_cache(branch)
-        except (OSError, encoding.MalformedError):
-            return None
-        with contextlib.suppress(CorruptionError):
-            stored = self.decode(
-                names.commit_path(branch, head_cache.version), branch, head_cache.version, tail, head_cache.file_length
-            )
-            if stored.header.id == head_cache.commit_id:
-                return stored
-        return None  # it is only a cache
-
-    def decode(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
-        stored = super().decode(path, branch, version, tail, size)
-        self._keep(stored, tail)
-        return stored
-
     def _keep(self, stored: Stored, tail: bytes) -> None:
         """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
         self.storage.cache.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
-
-    def read_head_cache(self, branch: str) -> HeadCache:
-        return self._read_head_cache(branch)[0]
-
-    def _expect_head_cache(self) -> None:
-        """Ask for the head cache before it is needed: the first look for the head then waits only once."""
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            content = executor("single request", REQUESTS).submit(self.storage.objects.get, names.head_cache_path(MAIN))
-            self._expected = _Expected(content, time.monotonic(), os.getpid())
-
-    def _read_head_cache(self, branch: str) -> tuple[HeadCache, bytes]:
-        """Return the head cache, and the end of the commit's file that stands behind it."""
-        expected, self._expected = self._expected, None
-        try:
-            if branch == MAIN and expected is not None and expected.is_fresh:
-                content = expected.content.result()
-            else:
-                content = self.storage.objects.get(names.head_cache_path(branch))
-        finally:
-            expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
-        return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
-
-    # --- what commits tell of those before them
-
-    def carried_by_child(self, parent: Stored | None, branch: str) -> bytes:
-        if parent is None or parent.header.branch != branch or not (parent.header.version + 1) % carried.GROUP:
-            return b""
-        encoded = parent.header.encode()
-        if commitfile.header_hash(encoded) != parent.hash:
-            return b""  # there is more in it than is known here
-        return carried.carry(encoded, parent.footer.encode(), self._carried_by(parent) or b"")
-
-    def _carried_by(self, stored: Stored) -> bytes | None:
-        """Return what a commit carries, if it does, and that is at hand."""
-        for kind, offset, length in stored.header.sections:
-            if kind == commitfile.SECTION_CARRIED:
-                found = self.storage.cache.find(stored.header.id, offset, length)
-                return None if found is None else bytes(found)
-        return None
-
-    def _carried(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
-        branch = stored.header.fork or stored.header.branch
-        top = stored.header.version - 1
-        if wanted is not None:
-            oldest_kept = max(oldest_kept, stored.header.version - wanted)
-        if stored.header.fork is None:
-            begin = stored.header.version - stored.header.version % carried.GROUP
-            yield from self._told_by(stored, max(begin, oldest_kept))
-        else:
-            begin = top - top % carried.GROUP
-            yield from self._group(branch, oldest_kept, top)
-        ends = range(begin - 1, oldest_kept - 1, -carried.GROUP)
-        for group in in_advance(
-            partial(self._group, branch, oldest_kept), ends, self.read_at_once, first=_GROUPS_FIRST
-        ):
-            yield from group
-
-    def _group(self, branch: str, oldest_kept: int, end: int) -> list[Stored | None]:
-        """Return what is in a version, and below it down to where its group begins."""
-        last = self.read(branch, end)
-        return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, oldest_kept))]
-
-    def _told_by(self, last: Stored, first: int) -> list[Stored | None]:
-        """Return the commits before one, of its branch and down to a version: as it names them, or as they are."""
-        branch = last.header.branch
-        found: list[Stored | None] = []
-        with contextlib.suppress(encoding.MalformedError):
-            for header, footer, hash_ in carried.decode_carried(self._carried_by(last) or b""):
-                told = Stored(header, footer, hash_, self.branches.name_of)
-                place = header.repository_id, header.branch, header.version
-                if place != (self.identity.id, branch, last.header.version - 1) or not last.follows(told):
-                    break
-                if header.version < first:
-                    break
-                found.append(told)
-                last = told
-        rest = range(last.header.version - 1, first - 1, -1)
-        return [*found, *in_parallel(partial(self.read, branch), rest)]
-
-    # --- durability: the server's
-
-    def pending(self, branch: str, parent: Stored | None) -> int:
-        return 0
-
-    def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
-        return parent is not None
-
-    def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
-        self.identity.create(durable=True)
-
-    def settle(self, stored: Stored) -> None:
-        """It is durable since it was created."""
 
     # --- taking a version
 
@@ -717,8 +520,8 @@ class RemoteCommits(Commits):
         is_sure = self.storage.capabilities.makes_requests and look is not None and look.age < TRUSTED
         self._sure_of = stored.header.id if is_sure else None
         self.storage.forget_staged(source)  # it is still there if the answer was lost
-        self._keep(stored, content[-_TAIL:])
-        self._head_caches.note(stored, content[-_TAIL:])
+        self._keep(stored, content[-TAIL:])
+        self._head_caches.note(stored, content[-TAIL:])
         return stored
 
     def is_contended(self, branch: str) -> bool:
@@ -757,7 +560,9 @@ class RemoteCommits(Commits):
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
         look, line = Look.now(), list[Stored]()
         try:
-            for each in self.each(partial(self.read, branch), range(header.version, header.version + _LOOKED_AT)):
+            for each in self.files.each(
+                partial(self.files.read, branch), range(header.version, header.version + _LOOKED_AT)
+            ):
                 if each is None or (line and not each.follows(line[-1])):
                     break
                 line.append(each)
@@ -818,87 +623,3 @@ class RemoteCommits(Commits):
             return error
         # I3: the version is empty, but the server may yet come to a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")
-
-    def write_head_cache(self, stored: Stored, *, durable: bool) -> None:
-        self._made[stored.header.branch] = stored.header.id  # nothing else is found wrong with it
-        self._head_caches.start()
-
-    def stop_head_caches(self) -> None:
-        self._head_caches.forget()
-
-    def write_head_cache_of_copy(self, stored: Stored) -> None:
-        self._head_caches.write(stored, self.storage.read_tail(stored.path, self.tail_size)[0])
-
-
-_writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
-
-
-class _HeadCacheWriter:
-    """Writes the newest head cache in the background: no caller waits for it, and not every commit has one."""
-
-    def __init__(self, commits: RemoteCommits) -> None:
-        self._commits = commits
-        self._lock = processes.new_lock()
-        self._noted: dict[str, tuple[Stored, bytes]] = {}  # by branch
-        self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
-        self._last = -HEAD_CACHE_PERIOD
-        processes.watch(self)
-        _writers.add(self)
-
-    def after_fork_in_child(self) -> None:
-        self._noted, self._thread = {}, None  # they are the parent's
-
-    def note(self, stored: Stored, tail: bytes) -> None:
-        with self._lock:
-            self._noted[stored.header.branch] = stored, tail
-
-    def forget(self) -> None:
-        with self._lock:
-            self._noted, thread = {}, self._thread
-        if thread is not None:
-            thread.join()
-
-    def start(self) -> None:
-        with self._lock:
-            if not self._noted or (self._thread is not None and self._thread.is_alive()):
-                return
-            self._thread = threading.Thread(target=self._run, name="txstore head cache", daemon=True)
-            try:
-                self._thread.start()
-            # the interpreter is ending, or there can be no more threads: the head cache can do without
-            except RuntimeError:
-                self._thread = None
-
-    def finish(self, timeout: float) -> None:
-        """Wait a moment for the last head cache when the process ends: who commits once and ends has one, too."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-
-    def _run(self) -> None:
-        while noted := self._next():
-            for stored, tail in noted:
-                self.write(stored, tail)
-
-    def _next(self) -> list[tuple[Stored, bytes]]:
-        wait = self._last + HEAD_CACHE_PERIOD - time.monotonic()
-        if wait > 0:
-            threading.main_thread().join(wait)  # the last head cache is not put off when the process ends
-        with self._lock:
-            noted, self._noted = list(self._noted.values()), {}
-            if not noted:
-                self._thread = None
-        return noted
-
-    def write(self, stored: Stored, tail: bytes) -> None:
-        """Write the head cache for a commit; `tail` is the end of its file."""
-        self._last = time.monotonic()
-        content = self._commits.head_cache(stored, durable=True).encode() + tail
-        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the head cache
-            self._commits.storage.objects.put(names.head_cache_path(stored.header.branch), [content])
-
-
-@atexit.register
-def _finish_head_caches() -> None:
-    for writer in list(_writers):
-        writer.finish(EXIT_SECONDS)

@@ -416,7 +416,7 @@ class Snapshots:
             except SnapshotExpiredError:
                 expired, head = head, self._commits.head(branch)
                 if _id(expired) == _id(head):
-                    self._commits.check_living(branch)
+                    self._commits.branches.check_living(branch)
                     raise
 
     def made(self, stored: Stored, parent: Snapshot) -> Snapshot:
@@ -454,7 +454,7 @@ class Snapshots:
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""
-        if not self._commits.is_kept(stored):
+        if not self._commits.kept.has(stored):
             raise SnapshotExpiredError(str(stored.commit))
 
     def explain_missing(self, stored: Stored) -> None:
@@ -495,7 +495,7 @@ class _PacksAhead:
         pack = self._copies.get(name.id)
         if pack is not None:
             return pack
-        path = self._commits.staged_path(name.id, 0)
+        path = self._commits.staged.path(name.id, 0)
         try:
             content = self._commits.storage.read(path)
         except FileNotFoundError:  # the commit has taken its version

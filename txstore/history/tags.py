@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, MutableMapping
 
-from txstore.commit import Commit
-from txstore.errors import CommitNotFoundError
+from txstore.commit import Commit, Stored
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.format import names
+from txstore.format.keys import check_name
+from txstore.format.records import Tag
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit, find_tagged
 from txstore.history.log import html_of_named
 from txstore.history.snapshot import Snapshots
+from txstore.steps import step
 
 
 class Tags(MutableMapping[str, Commit]):
@@ -32,21 +37,45 @@ class Tags(MutableMapping[str, Commit]):
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the tag
         try:
-            self._commits.write_tag(name, stored)
+            self._write(name, stored)
         except FileExistsError:
             raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
         finally:
             del pinned
 
+    @step("write tag")
+    def _write(self, name: str, stored: Stored) -> None:
+        """Create a tag. Raises `FileExistsError`: a tag is written once; `ValueError` if a branch has the name."""
+        commits, header = self._commits, stored.header
+        self._check_no_branch(name)
+        commits.durability.make(stored)  # I1: the tag is
+        content = Tag(header.branch, header.version, header.id).encode()
+        commits.storage.write_once(names.tag_path(check_name("tag", name)), content, durable=True)
+        try:
+            self._check_no_branch(name)  # a process that makes a branch looks for tags after that
+        except ValueError:
+            commits.tags.delete(name)
+            raise
+        if not commits.kept.stays(stored, but_tag=name):
+            # A vacuum may have looked for tags before this one was there.
+            commits.tags.delete(name)
+            raise SnapshotExpiredError(commits.branches.label(header.branch, header.version))
+
+    def _check_no_branch(self, name: str) -> None:
+        """Raise `ValueError` if a branch has the name of a tag: `at=` takes both."""
+        with contextlib.suppress(CommitNotFoundError):
+            self._commits.branches.id_of(name)
+            raise ValueError(f"branch {name!r} exists, and at={name!r} would name either: choose another name")
+
     def __delitem__(self, name: str) -> None:
         """Delete a tag, durably. Its commit stays until a vacuum expires it."""
         try:
-            self._commits.delete_tag(name)
+            self._commits.tags.delete(name)
         except CommitNotFoundError as error:
             raise KeyError(name) from error
 
     def __iter__(self) -> Iterator[str]:
-        tags = sorted(self._commits.tag_names())
+        tags = sorted(self._commits.tags.names())
         if not tags:
             self._commits.identity.check_there()
         return iter(tags)

@@ -27,6 +27,7 @@ from txstore.format.records import Branch, ErasureRecord, RepositoryFormat, Tag
 from txstore.format.shown import html_head
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure, read_records
+from txstore.history.kept import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
@@ -36,7 +37,7 @@ from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
 from txstore.segments.runs import names_of
-from txstore.storage.interface import StagedFile, Storage, write_over
+from txstore.storage.interface import StagedFile, Storage, paths_in, write_over
 from txstore.storage.request_threads import in_parallel
 
 _COPIED = 1 << 20
@@ -171,7 +172,7 @@ class _BackUp:
         """Tell whether a vacuum may have deleted files that this backup has yet to copy."""
         commits = open_commits(self.source)
         return any(
-            not commits.branches.is_living(branch) or commits.oldest_kept(branch) > oldest_kept
+            not commits.branches.is_living(branch) or commits.oldest_kept.of(branch) > oldest_kept
             for branch, oldest_kept in self._oldest_kept_versions.items()
         )
 
@@ -209,9 +210,9 @@ class _BackUp:
             if self._files:
                 head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
-                    content = copies.head_cache(made, durable=True).encode()
+                    content = copies.head_caches.of(made, durable=True).encode()
                     self.target.write_once(head_cache, content, durable=False, at_most=self._at_most(head_cache))
-                copies.write_head_cache_of_copy(made)
+                copies.head_caches.write_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
             self.target.url, -1 if main is None else main.header.version, "" if main is None else main.header.id.hex(),
@@ -249,7 +250,9 @@ class _BackUp:
         if others:
             raise BackupError(self.target.url, f"it holds something else ({min(others)!r}): choose a new one")
         commits = (
-            path for each in copies.branch_directories() for path in copies.paths_in(names.commits_directory(each))
+            path
+            for each in copies.files.branch_directories()
+            for path in paths_in(copies.storage, names.commits_directory(each))
         )
         for path in (*commits, *data_packs(copies)):
             try:
@@ -268,7 +271,7 @@ class _BackUp:
             last = copies.head(branch)
             if last is None or last.header.branch != branch:
                 continue
-            stored = self.commits.read(branch, last.header.version)
+            stored = self.commits.files.read(branch, last.header.version)
             if branch not in self._heads or stored is None or stored.hash != last.hash:
                 version = last.header.version
                 what = f"its commit {last.commit.id[:12]}, in version {version}, is not in the repository's history"
@@ -297,7 +300,7 @@ class _BackUp:
         for record, _ in erasures:
             found = survey(open_commits(self.target), record.paths, record.until)  # two records may concern one file
             scrub(self.target, found, record.paths)
-            open_commits(self.target).forget_head_caches()  # before the record, which says that this is done
+            open_commits(self.target).head_caches.forget()  # before the record, which says that this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)
@@ -331,7 +334,7 @@ class _BackUp:
             for first in range(0, len(copies), _BATCH):
                 self._copy_batch(copies[first : first + _BATCH])
         for branch, head in self._heads.items():
-            for path in self.commits.paths_in(names.oldest_kept_directory(branch)):
+            for path in paths_in(self.commits.storage, names.oldest_kept_directory(branch)):
                 with contextlib.suppress(FileNotFoundError, MalformedError):
                     if Tag.decode(self.source.read(path)).version <= head.header.version:
                         self._write_once(path)
@@ -344,7 +347,7 @@ class _BackUp:
         named = {(tag.branch, tag.version) for tag in tags}
         named |= {(record.fork.branch, record.fork.version) for record in self._branches.values()}
         met: set[tuple[str, int]] = set()
-        related = self.commits.related()
+        related = self.commits.branches.related()
         for branch, head in self._heads.items():
             fork = self.commits.branches.fork(branch)
             first = (
@@ -356,17 +359,17 @@ class _BackUp:
                 first = max(first, last[branch].header.version)
             # One by one: the header only claims how many versions exist, and the first missing one ends the loop.
             versions = range(first, head.header.version + 1)
-            for stored in map(self._kept, self.commits.each(partial(self._read, branch), versions)):
+            for stored in map(self._kept, self.commits.files.each(partial(self._read, branch), versions)):
                 met.add((branch, stored.header.version))
-                there = (each for each in self.commits.kept_with(stored, related) if each not in named)
-                named.update(each for each in there if self.commits.read(*each) is not None)
+                there = (each for each in kept_with(stored, related) if each not in named)
+                named.update(each for each in there if self.commits.files.read(*each) is not None)
                 yield stored
         for branch, version in sorted(named - met):
             yield self._kept(self._read(branch, version))
 
     def _read(self, branch: str, version: int) -> tuple[Stored, bytes]:
         """Return a commit, and the end of its file."""
-        found = self.commits.read_with_end(branch, version)
+        found = self.commits.files.read_with_end(branch, version)
         if found is None:
             raise CorruptionError(names.commit_path(branch, version), reason="the file is missing, or went meanwhile")
         return found
@@ -402,7 +405,7 @@ class _BackUp:
     def _read_tags(self) -> dict[str, bytes]:
         """Return the content of tags on commits up to the heads: read once, because other processes change tags."""
         found = {}
-        for name, tag in sorted(self.commits.tags().items()):
+        for name, tag in sorted(self.commits.tags.all().items()):
             head = self._heads.get(tag.branch)
             if head is None or tag.version <= head.header.version:
                 found[name] = tag.encode()
@@ -410,7 +413,7 @@ class _BackUp:
 
     def _are_tags_gone(self) -> bool:
         """Tell whether another process has deleted a tag that this backup wanted to copy."""
-        there = self.commits.tags()
+        there = self.commits.tags.all()
         return any(name not in there or there[name].encode() != content for name, content in self._tags.items())
 
     def _of_pack(self, path: str, end: int | None) -> _Copy:

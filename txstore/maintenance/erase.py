@@ -34,13 +34,14 @@ from txstore.format.records import ErasureRecord
 from txstore.format.shown import html_head, readable_size
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
+from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.scrub import Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
-from txstore.storage.interface import Storage, write_over
+from txstore.storage.interface import Storage, paths_in, write_over
 from txstore.storage.turns import this_user
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ class _Erasing:
     def _holders(self) -> Iterator[str]:
         """Yield, in words, each process that reads a commit with values to erase, or has a transaction open on one."""
         living = living_branches(self._commits)
-        for branch in {*self._commits.branch_directories()} - {*living}:
+        for branch in {*self._commits.files.branch_directories()} - {*living}:
             if self._snapshots.pins(branch).lowest(SPAN) is not None:
                 yield f"a process reads the deleted branch {branch}"
         for branch in living:
@@ -213,25 +214,27 @@ class _Erasing:
         if (seq := pins.lowest(first)) is not None:
             here = "this process" if pins.is_held_here(first) else "a process"
             version = seq - difference
-            what = self._commits.label(branch, version) if version >= 0 else "what was before the first commit"
+            what = self._commits.branches.label(branch, version) if version >= 0 else "what was before the first commit"
             found.append(f"{here} reads {what}, or writes on it")
-        for record in self._commits.recorded():
+        for record in recorded(self._commits.storage):
             base = -1 if record.base is None else record.base[0]
             if record.branch == branch and base + difference < first:
                 what = f"the transaction {record.name!r}" if record.name is not None else "a transaction"
-                found.append(f"{what}, begun by {record.owner}, is open on {self._commits.label(branch, base)}")
+                found.append(
+                    f"{what}, begun by {record.owner}, is open on {self._commits.branches.label(branch, base)}"
+                )
         return found
 
     def _while_living(self, branch: str, work: Callable[[str], T]) -> T | None:
         """Do `work` with a branch; repeat it if a vacuum overtook it; return None if the branch was deleted."""
         while True:
-            oldest_kept = self._commits.oldest_kept(branch)
+            oldest_kept = self._commits.oldest_kept.of(branch)
             try:
                 return work(branch)
             except (SnapshotExpiredError, CommitNotFoundError, CorruptionError, FileNotFoundError):
                 if not self._commits.branches.is_living(branch):
                     return None
-                if self._commits.oldest_kept(branch) == oldest_kept:
+                if self._commits.oldest_kept.of(branch) == oldest_kept:
                     raise
 
     def _first_without(self, branch: str, head: Stored) -> int:
@@ -245,11 +248,11 @@ class _Erasing:
 
     def _staged(self) -> dict[bytes, list[str]]:
         """Return the staged packs by transaction, without recorded transactions."""
-        recorded = {record.id for record in self._commits.recorded()}
+        known = {record.id for record in recorded(self._commits.storage)}
         found: dict[bytes, list[str]] = {}
-        for path in self._commits.paths_in(names.STAGING):
+        for path in paths_in(self._commits.storage, names.STAGING):
             part = names.parse_staging(posixpath.basename(path))
-            if part is not None and part[0] not in recorded:
+            if part is not None and part[0] not in known:
                 found.setdefault(part[0], []).append(path)
         return found
 
@@ -267,15 +270,15 @@ class _Erasing:
                     raise
 
     def _kept(self) -> dict[str, int]:
-        return {branch: self._commits.oldest_kept(branch) for branch in living_branches(self._commits)}
+        return {branch: self._commits.oldest_kept.of(branch) for branch in living_branches(self._commits)}
 
     # --- deleting and recording
 
     def _delete_everywhere(self) -> dict[str, int]:
         """Delete the paths from every head; return, for each branch, the last version that may still have values."""
         until = {}
-        for branch in self._commits.branch_directories():
-            until[branch] = max(self._commits.versions(branch), default=-1)
+        for branch in self._commits.files.branch_directories():
+            until[branch] = max(self._commits.files.versions(branch), default=-1)
         for branch in living_branches(self._commits):
             version = self._while_living(branch, self._delete_from)
             if version is not None:
@@ -300,7 +303,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until)
                 if not found.changes:
-                    self._commits.forget_head_caches()
+                    self._commits.head_caches.forget()
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
@@ -310,7 +313,7 @@ class _Erasing:
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
-        writer = self._commits.new_pack(os.urandom(16), 0)
+        writer = self._commits.staged.new(os.urandom(16), 0)
         publisher = Publisher(
             self._commits, writer, branch=MAIN, durable=True, message=f"erased {_shown(self._paths)}",
             properties={"erased": list(self._paths), "erasure": record.id},

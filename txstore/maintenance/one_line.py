@@ -72,7 +72,7 @@ class _Line:
         self._was_stopped = was_stopped
         self._directory = names.commits_directory(branch)
         self._commits = open_commits(storage)
-        self._oldest_kept = self._commits.oldest_kept(branch)
+        self._oldest_kept = self._commits.oldest_kept.of(branch)
         self._told: set[bytes] = set()
         self._dropped: list[Stored] = []
 
@@ -85,7 +85,7 @@ class _Line:
     def is_whole(self) -> bool:
         """Tell whether each commit follows the one in the version below."""
         below: Stored | None = None
-        for stored in self._commits.each(self._read, self._versions()):
+        for stored in self._commits.files.each(self._read, self._versions()):
             if below is not None and stored is not None and not _may_follow(stored, below):
                 return False
             below = stored
@@ -97,7 +97,7 @@ class _Line:
         If no process was stopped, commits may follow one that replaced another: these stay.
         """
         versions = self._versions()
-        currents = list(self._commits.each(self._read, versions))
+        currents = list(self._commits.files.each(self._read, versions))
         below: Stored | None = None
         for version, current, above in zip(versions, currents, [*currents[1:], None], strict=True):
             held = self._held(version, current)
@@ -113,11 +113,11 @@ class _Line:
         self._write_head_cache()
 
     def _versions(self) -> list[int]:
-        return sorted(version for version in self._commits.versions(self._branch) if version >= self._oldest_kept)
+        return sorted(version for version in self._commits.files.versions(self._branch) if version >= self._oldest_kept)
 
     def _read(self, version: int) -> Stored | None:
         try:
-            return self._commits.read(self._branch, version)
+            return self._commits.files.read(self._branch, version)
         except CorruptionError:
             return None
 
@@ -143,7 +143,7 @@ class _Line:
         for kept in earlier:
             content = kept.read()
             try:
-                stored = self._commits.decode(path, self._branch, version, content, len(content))
+                stored = self._commits.files.decode(path, self._branch, version, content, len(content))
             except CorruptionError:
                 continue
             others = found[stored.hash].versions if stored.hash in found else ()  # an erasure wrote it again
@@ -184,7 +184,7 @@ class _Line:
         commits = open_commits(self.storage)
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
-            commits.write_head_cache_of_copy(head)
+            commits.head_caches.write_of_copy(head)
         else:
             self.storage.delete(names.head_cache_path(self._branch))
 
@@ -193,7 +193,9 @@ class _Line:
     @cached_property
     def _kept(self) -> set[bytes]:
         """Return the ids in the final history. Members of a group commit may have other versions than before."""
-        return {stored.header.id for stored in self._commits.each(self._read, self._versions()) if stored is not None}
+        return {
+            stored.header.id for stored in self._commits.files.each(self._read, self._versions()) if stored is not None
+        }
 
     def tell_of_dropped(self) -> None:
         """Report the lost commits: the dropped ones, and their parents of which nothing but the id is known."""
@@ -208,9 +210,9 @@ class _Line:
 
     def drop_tags(self) -> None:
         """Move away the tags of commits that are lost."""
-        for name in self._commits.tag_names():
+        for name in self._commits.tags.names():
             with contextlib.suppress(TxStoreError):  # `verify` reports it
-                tag = self._commits.read_tag(name)
+                tag = self._commits.tags.read(name)
                 if tag.branch == self._branch and tag.commit_id in self._told:
                     action = f"moved away: the commit that it names is lost, {tag.commit_id.hex()}"
                     self._files.move_away(names.tag_path(name), action)

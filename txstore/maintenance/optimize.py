@@ -175,7 +175,7 @@ def _fitting(
 
 def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> set[PackName]:
     """Return the packs that a branch has from the commit where it starts: copying them would free nothing."""
-    fork = commits.fork_point(branch)
+    fork = commits.files.fork_point(branch)
     if fork is None:
         return set()
     begun = Reachable(commits)
@@ -255,7 +255,7 @@ class _Copies:
         writers: dict[int, int] = {}  # by the group of their values
         places: dict[int, int] = {}  # the packs by their numbers in the transaction
         for found, value in self._values(head.runs, chosen):
-            group = self._commits.pack_group(found.key.decode(errors="replace"))
+            group = self._commits.staged.group(found.key.decode(errors="replace"))
             number = writers.get(group)
             if number is None or self.writers[number - 1].size >= PACK_LENGTH:
                 self.new_writer()
@@ -288,7 +288,7 @@ class _Copies:
 
     def new_writer(self) -> Writer:
         number = len(self.writers) + 1
-        self.writers.append(self._commits.new_pack(self.id, number))
+        self.writers.append(self._commits.staged.new(self.id, number))
         self.writers[-1].create()
         return self.writers[-1]
 
@@ -297,7 +297,7 @@ class _Copies:
         return [
             (
                 DataPack(PackName(packfile.participants_pack(self.id, number)), end),
-                self._commits.staged_path(self.id, number),
+                self._commits.staged.path(self.id, number),
             )
             for number, end in self._ends().items()
         ]
@@ -350,7 +350,7 @@ class _Optimizer:
         self.head = head
         self.copies = copies
         self.branch = branch
-        self.writer = commits.new_pack(copies.id, 0)
+        self.writer = commits.staged.new(copies.id, 0)
         self.publisher = Publisher(
             commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
         )

@@ -13,10 +13,12 @@ from txstore.format.commitfile import CommitName, RunName
 from txstore.format.packfile import PackName, packs_begin
 from txstore.history.commits import Commits
 from txstore.history.find import find_tagged
+from txstore.history.kept import kept_with
 from txstore.locks.pins import Pins
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_run, open_runs
 from txstore.segments.runs import Runs, names_of
+from txstore.storage.interface import paths_in
 
 
 class Reachable:
@@ -64,24 +66,24 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
     """
     met: set[CommitName] = set()
     merged: set[tuple[str, int]] = set()
-    tagged = [find_tagged(commits, name) for name in commits.tags()]
+    tagged = [find_tagged(commits, name) for name in commits.tags.all()]
     living = living_branches(commits)
-    related = commits.related()
-    begun = [stored for stored in map(commits.fork_point, living) if stored is not None]
+    related = commits.branches.related()
+    begun = [stored for stored in map(commits.files.fork_point, living) if stored is not None]
     for branch in living:
         head = commits.head(branch)
         if head is None or head.header.branch != branch:
             continue
         # The oldest kept version in the head does not count before the file has it: until then, other processes may
         # begin to hold commits below, and the vacuum that raised it may die before it writes the file.
-        oldest_kept = oldest_kept_versions[branch] if branch in oldest_kept_versions else commits.oldest_kept(branch)
-        for stored in commits.ancestors(head, lowest=oldest_kept):
+        oldest_kept = oldest_kept_versions[branch] if branch in oldest_kept_versions else commits.oldest_kept.of(branch)
+        for stored in commits.chain.ancestors(head, lowest=oldest_kept):
             if stored.header.version < oldest_kept or stored.header.branch != branch:
                 break
             met.add(stored.name)
             yield stored
-            merged.update(commits.kept_with(stored, related))
-    there = [stored for stored in (commits.read(*place) for place in sorted(merged)) if stored is not None]
+            merged.update(kept_with(stored, related))
+    there = [stored for stored in (commits.files.read(*place) for place in sorted(merged)) if stored is not None]
     for stored in (*tagged, *begun, *there):
         if stored.name not in met:
             met.add(stored.name)
@@ -91,7 +93,7 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
 def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> dict[str, int]:
     """Pin the kept commits of every branch while `holder` lives; return the branches' oldest kept versions."""
     return commits.hold_kept(
-        lambda: {branch: commits.oldest_kept(branch) for branch in living_branches(commits)},
+        lambda: {branch: commits.oldest_kept.of(branch) for branch in living_branches(commits)},
         lambda branch, stored: pins(branch).hold(holder, stored.header.seq),
     )
 
@@ -99,9 +101,9 @@ def hold_all(commits: Commits, pins: Callable[[str], Pins], holder: object) -> d
 def data_packs(commits: Commits) -> Iterable[str]:
     """Return the paths of all data packs."""
     found = []
-    for folder in commits.pack_folders():
+    for folder in paths_in(commits.storage, names.PACKS):
         with contextlib.suppress(WrongFileTypeError):  # not a directory, so none of our files is in it
-            found += commits.paths_in(folder)
+            found += paths_in(commits.storage, folder)
     return found
 
 

@@ -220,7 +220,7 @@ def carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | No
     """Return the headers of earlier commits that a commit carries, as many as fill `length`; None if unreadable."""
     entries: list[tuple[bytes, bytes]] = []
     with contextlib.suppress(TxStoreError, OSError):
-        for before in islice(commits.ancestors(stored), 1, carried.GROUP):
+        for before in islice(commits.chain.ancestors(stored), 1, carried.GROUP):
             entries.append((before.header.encode(), before.footer.encode()))
             content = b""
             for header, footer in reversed(entries):
@@ -535,7 +535,7 @@ def tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | No
     found = set()
     for head in heads:
         with contextlib.suppress(TxStoreError, OSError):  # the rest of the history can't be read
-            for stored in commits.ancestors(head):
+            for stored in commits.chain.ancestors(head):
                 header = stored.header
                 candidate = Tag(header.branch, header.version, header.id).encode()
                 if len(candidate) == len(content):
@@ -557,9 +557,9 @@ def branch_with_one_bit_turned(file: str, content: bytes) -> Branch | None:
 
 def branch(commits: Commits, file: str, branch_id: str) -> Branch | None:
     """Return the record of a branch as told by its first commit, if that exists. Capital letters are lost."""
-    versions = commits.versions(branch_id)
+    versions = commits.files.versions(branch_id)
     try:
-        first = commits.read(branch_id, min(versions)) if versions else None
+        first = commits.files.read(branch_id, min(versions)) if versions else None
         if first is None or first.header.fork is None:
             return None
         header = first.header

@@ -134,8 +134,8 @@ class _Repairer:
 
     def _repository_ids(self) -> Iterable[bytes]:
         commits = open_commits(self.storage)
-        for branch in commits.branch_directories():
-            for version in commits.versions(branch):
+        for branch in commits.files.branch_directories():
+            for version in commits.files.versions(branch):
                 with contextlib.suppress(encoding.MalformedError, OSError):
                     head = self.storage.read_range(names.commit_path(branch, version), 0, packfile.HEAD_SIZE)
                     yield packfile.decode_head(head)[1]
@@ -159,7 +159,7 @@ class _Repairer:
                 self._files.write_small(names.branch_path(file), restored.encode(), "restored")
                 recorded.add(restored.id)
                 continue
-            others = [branch for branch in commits.branch_directories() if branch not in {MAIN, *recorded}]
+            others = [branch for branch in commits.files.branch_directories() if branch not in {MAIN, *recorded}]
             likely = [branch for branch in others if bytes.fromhex(branch) in content] or others
             if len(likely) == 1 and (made := rebuild.branch(commits, file, likely[0])) is not None:
                 self._files.write_small(names.branch_path(file), made.encode(), "made anew from the branch's commits")
@@ -169,7 +169,7 @@ class _Repairer:
 
     def _repair_ends(self, commits: Commits, branch: str) -> None:
         """Repair headers and footers; move away the newest commits that can't be repaired, down to a whole one."""
-        versions = sorted(commits.versions(branch))
+        versions = sorted(commits.files.versions(branch))
         readable = {version: stored for version in versions if (stored := _read(commits, branch, version)) is not None}
         fork = commits.branches.fork(branch)
         if fork is not None and (begins_behind := _read(commits, fork.branch, fork.version)) is not None:
@@ -212,8 +212,8 @@ class _Repairer:
         """Move the newest commits away, newest first, so that the rest is a valid history at any time."""
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            head_cache = commits.read_head_cache(branch)
-            if head_cache.version >= first and commits.is_durable(head_cache):
+            head_cache = commits.head_caches.read(branch)
+            if head_cache.version >= first and commits.head_caches.is_durable(head_cache):
                 lost = head_cache.commit_id.hex()
                 told = f"commit {lost} was durable here; what is left of it lies in {names.QUARANTINE}/"
                 self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
@@ -225,7 +225,7 @@ class _Repairer:
         with contextlib.suppress(CorruptionError):  # else a repair failed, or more are needed
             head = commits.head(branch)
             has_own = head is not None and head.header.branch == branch
-            content = commits.head_cache(head, durable=False).encode() if head is not None and has_own else b""
+            content = commits.head_caches.of(head, durable=False).encode() if head is not None and has_own else b""
             self._files.write_small(names.head_cache_path(branch), content, "names the head again")
 
     # --- packs
@@ -365,7 +365,7 @@ class _Repairer:
             self._drop_torn_commits_of(commits, branch, faults)
 
     def _drop_torn_commits_of(self, commits: Commits, branch: str, faults: list[Fault]) -> None:
-        versions = sorted(commits.versions(branch))
+        versions = sorted(commits.files.versions(branch))
         for version in versions:
             path = names.commit_path(branch, version)
             runs = [f for f in faults if f.path == path and f.part == "run"]
@@ -398,8 +398,8 @@ class _Repairer:
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
             if any(fault.path == path and fault.part == "head cache" for fault in faults):
-                commits.make_durable(head, branch)
-                content = commits.head_cache(head, durable=True).encode() if head.header.branch == branch else b""
+                commits.durability.make(head, branch)
+                content = commits.head_caches.of(head, durable=True).encode() if head.header.branch == branch else b""
                 self._files.write_small(path, content, "written anew")
 
 
@@ -429,7 +429,9 @@ def _living(commits: Commits) -> list[str]:
 
 def _by_age(commits: Commits) -> list[Stored]:
     """Return the readable commits, oldest first: newer files are rebuilt from older ones."""
-    places = [(branch, version) for branch in commits.branch_directories() for version in commits.versions(branch)]
+    places = [
+        (branch, version) for branch in commits.files.branch_directories() for version in commits.files.versions(branch)
+    ]
     found = [stored for place in places if (stored := _read(commits, *place)) is not None]
     return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
 
@@ -437,7 +439,7 @@ def _by_age(commits: Commits) -> list[Stored]:
 def _read(commits: Commits, branch: str, version: int) -> Stored | None:
     """Return a commit, None if it is damaged. A read error or a newer format stops the repair."""
     try:
-        return commits.read(branch, version)
+        return commits.files.read(branch, version)
     except CorruptionError:
         return None
 
@@ -497,11 +499,11 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
         writer.write_at(end, encoded + footer.encode())
         writer.finish(footer.file_length)
         writer.sync()
-        commits.make_durable(head)
+        commits.durability.make(head)
         stored = Stored(new, footer, commitfile.header_hash(encoded))
         commits.take_version(writer.path, stored)
-        commits.write_head_cache(stored, durable=False)
-        commits.settle(stored)
+        commits.head_caches.write(stored, durable=False)
+        commits.durability.settle(stored)
     finally:
         writer.close()
     return stored

@@ -97,7 +97,7 @@ def _is_worth_it(commits: Commits, made: Stored, oldest_kept: int) -> bool:
         return False  # a vacuum reads the headers of all that are kept
     if count >= COMMITS_FOR_A_KEY * keys:
         return True
-    some = [commits.read(header.branch, header.oldest_kept + i * count // STEP) for i in range(STEP)]
+    some = [commits.files.read(header.branch, header.oldest_kept + i * count // STEP) for i in range(STEP)]
     statistics = [stored.header.statistics for stored in some if stored is not None]
     written = sum(each.keys_set + each.keys_deleted + each.prefixes_deleted for each in statistics)
     return written * count / STEP >= WRITTEN_FOR_A_KEY * keys

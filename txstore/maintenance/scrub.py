@@ -109,9 +109,9 @@ class _Surveyor:
         return self._found
 
     def _commit_files(self) -> Iterator[_File]:
-        for branch in self._commits.branch_directories():
-            for version in sorted(self._commits.versions(branch)):
-                stored = self._commits.read(branch, version)
+        for branch in self._commits.files.branch_directories():
+            for version in sorted(self._commits.files.versions(branch)):
+                stored = self._commits.files.read(branch, version)
                 if stored is None:
                     continue
                 header = stored.header

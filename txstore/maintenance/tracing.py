@@ -74,7 +74,7 @@ class Tracer:
         self._snapshot = lru_cache(_LOOKED_AT_MOST)(self._read)
 
     def _read(self, place: Place) -> Snapshot:
-        return Snapshot(self._commits.read(*place), self._packs, self._commits.storage.url)
+        return Snapshot(self._commits.files.read(*place), self._packs, self._commits.storage.url)
 
     def with_commits(self, fault: Fault) -> Fault:
         places = sorted(self._touched(fault))

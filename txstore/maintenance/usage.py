@@ -25,6 +25,7 @@ from txstore.maintenance.reachable import (
     sizes_of,
 )
 from txstore.segments.runs import names_of
+from txstore.storage.interface import paths_in
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
     hold_all(commits, snapshots.pins, needed)  # so that no vacuum deletes files that this counts
     # Listed before the head is read: the packs of a commit made meanwhile still count as staged.
     files = list(data_packs(commits))
-    for each in commits.branch_directories():
-        files += commits.paths_in(names.commits_directory(each))
+    for each in commits.files.branch_directories():
+        files += paths_in(commits.storage, names.commits_directory(each))
     staged: list[str] = []
     with contextlib.suppress(PermissionError):  # a user who may only read has no access
         staged = storage.list(names.STAGING)
@@ -140,7 +141,7 @@ class _Referred:
     def __init__(self, commits: Commits, needed: Reachable) -> None:
         self._commits = commits
         self._needed = needed
-        self._oldest_kept_versions = {branch: commits.oldest_kept(branch) for branch in living_branches(commits)}
+        self._oldest_kept_versions = {branch: commits.oldest_kept.of(branch) for branch in living_branches(commits)}
         self._offsets: dict[str, array[int]] = {}
         self._lengths: dict[str, array[int]] = {}  # of frames, at most
         self._ends: dict[str, int] = {}  # of frames
@@ -179,7 +180,7 @@ class _Referred:
         end = self._ends.get(path)
         if end is None and names.is_commit_path(path):  # expired, but the file is needed
             place = names.parse_commit_path(path)
-            stored = None if place is None else self._commits.read(*place)
+            stored = None if place is None else self._commits.files.read(*place)
             end = 0 if stored is None else _end_of_frames(stored)
         frames = 0
         if path in self._offsets:  # several runs may refer to one value

@@ -29,6 +29,7 @@ from txstore.format.shown import html_head, readable_size
 from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
+from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.spare import Spare
@@ -43,7 +44,7 @@ from txstore.maintenance.reachable import (
 )
 from txstore.segments.packs import MissingPackError
 from txstore.steps import step
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.transactions.participants.reclaim import reclaim_staging
 
 
@@ -157,7 +158,7 @@ class _Vacuum:
         head = self.commits.head(self.branch)
         if head is None:
             return VacuumReport(0, 0, len(staged), staged_size, staged_size, self.dry_run)
-        oldest_kept_before = oldest_kept = self.commits.oldest_kept(self.branch)
+        oldest_kept_before = oldest_kept = self.commits.oldest_kept.of(self.branch)
         has_own = head.header.branch == self.branch
         if has_own:
             oldest_kept = self.wanted(head, keep, before)
@@ -170,7 +171,7 @@ class _Vacuum:
             self._spare.restore()
         fork = self.commits.branches.fork(self.branch)
         first = oldest_kept_before if fork is None else max(oldest_kept_before, fork.version + 1)
-        named = {(tag.branch, tag.version) for tag in self.commits.tags().values()}
+        named = {(tag.branch, tag.version) for tag in self.commits.tags.all().values()}
         named |= {(record.fork.branch, record.fork.version) for record in self.commits.branches.all().values()}
         # A header only claims the number of versions: do not loop over them.
         kept = sum(branch == self.branch and first <= version < oldest_kept for branch, version in named)
@@ -205,7 +206,7 @@ class _Vacuum:
 
     def _bases(self) -> Iterator[int]:
         """Yield the base versions of recorded transactions: a named transaction outlives its processes."""
-        for record in self.commits.recorded():
+        for record in recorded(self.commits.storage):
             if record.branch == self.branch:
                 yield 0 if record.base is None else record.base[0]
 
@@ -233,7 +234,7 @@ class _Vacuum:
                     oldest_kept = head.header.oldest_kept
                 if head.header.oldest_kept > before:
                     self._make_durable(head)  # an interrupted vacuum may not have done this
-                    self.commits.write_oldest_kept(head)
+                    self.commits.oldest_kept.write(head)
                 return head
             except OSError as error:
                 if not is_full(error):
@@ -248,7 +249,7 @@ class _Vacuum:
 
     def _make_durable(self, head: Stored) -> None:
         try:
-            self.commits.make_durable(head)
+            self.commits.durability.make(head)
         except OSError as error:
             raise SyncFailedError(error) from error  # I9: for lack of room, too
 
@@ -261,7 +262,7 @@ class _Vacuum:
             self._sweep(oldest_kept)
 
     def _publish(self, head: Stored) -> Stored:
-        writer = self.commits.new_pack(os.urandom(16), 0)
+        writer = self.commits.staged.new(os.urandom(16), 0)
         # Always durable (I10): files of commits with `durability="none"` are synced once, not each time.
         publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
@@ -313,14 +314,14 @@ class _Vacuum:
                 return self._unreachable(oldest_kept)
             except (CommitNotFoundError, CorruptionError):
                 # Another vacuum may have raised it further meanwhile, and deleted files that we were about to read.
-                if self._oldest_kept_versions() == oldest_kept_versions and not self.commits.is_below_oldest_kept(
+                if self._oldest_kept_versions() == oldest_kept_versions and not self.commits.oldest_kept.is_above(
                     self.branch, oldest_kept
                 ):
                     raise
-                oldest_kept = max(oldest_kept, self.commits.oldest_kept(self.branch))
+                oldest_kept = max(oldest_kept, self.commits.oldest_kept.of(self.branch))
 
     def _oldest_kept_versions(self) -> dict[str, int]:
-        return {branch: self.commits.oldest_kept(branch) for branch in living_branches(self.commits)}
+        return {branch: self.commits.oldest_kept.of(branch) for branch in living_branches(self.commits)}
 
     def _unreachable(self, oldest_kept: int) -> tuple[list[str], list[str]]:
         """Find the files that no kept commit of any branch needs.
@@ -332,35 +333,35 @@ class _Vacuum:
         candidates = list(data_packs(self.commits))
         # `dry_run` has deleted nothing yet.
         staged = StagedPacks(set(self.storage.list(names.STAGING)) - self._reclaimed)
-        directories = self.commits.branch_directories()
+        directories = self.commits.files.branch_directories()
         pinned = {branch: self.snapshots.pins(branch).lowest(SPAN) for branch in {MAIN, *directories}}
-        bases = list(self.commits.recorded())
+        bases = list(recorded(self.commits.storage))
         needed = Reachable(self.commits)
         for stored in kept_commits(self.commits, {self.branch: oldest_kept}):
             needed.add(stored)
-        living = {branch: self.commits.oldest_kept(branch) for branch in living_branches(self.commits)}
+        living = {branch: self.commits.oldest_kept.of(branch) for branch in living_branches(self.commits)}
         living[self.branch] = oldest_kept
         doomed, empty = [], []
         for branch in directories:
-            versions = sorted(self.commits.versions(branch))
+            versions = sorted(self.commits.files.versions(branch))
             kept_from = living.get(branch, versions[-1] + 1 if versions else 0)
             lowest = min(
                 [kept_from, *self._versions_pinned(branch, versions, pinned[branch])]
                 + [0 if each.base is None else each.base[0] for each in bases if each.branch == branch]
             )
             for version in versions:
-                if lowest <= version < kept_from and (found := self.commits.read(branch, version)) is not None:
+                if lowest <= version < kept_from and (found := self.commits.files.read(branch, version)) is not None:
                     # A reader that asks for a deleted one pins it until it gets the error: then it may exist in part.
                     with contextlib.suppress(MissingPackError):
                         needed.add(found)
-            for path in self.commits.paths_in(names.commits_directory(branch)):
+            for path in paths_in(self.commits.storage, names.commits_directory(branch)):
                 found_version = names.parse_version(path.rpartition("/")[2])
                 if branch in living and names.parse_stop(path.rpartition("/")[2]) is not None:
                     continue  # a repair needs it
                 # An orphan that was moved aside: its commit was never acknowledged.
                 if found_version is None or (found_version < lowest and path not in needed.paths):
                     doomed.append(path)
-            raised = self.commits.paths_in(names.oldest_kept_directory(branch))
+            raised = paths_in(self.commits.storage, names.oldest_kept_directory(branch))
             if branch in living:
                 highest = max(raised, default="")  # names have one length, except for absurdly large numbers
                 doomed += [path for path in raised if path != highest]
@@ -374,7 +375,7 @@ class _Vacuum:
         """Yield the lowest version of a branch that a living process reads, if any."""
         for version in versions if seq is not None else ():
             with contextlib.suppress(CorruptionError):
-                stored = self.commits.read(branch, version)
+                stored = self.commits.files.read(branch, version)
                 if stored is not None and seq is not None:
                     yield max(0, seq - (stored.header.seq - version))  # both grow by one with each commit
                     return

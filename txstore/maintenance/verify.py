@@ -41,7 +41,7 @@ from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.runs import names_of
 from txstore.storage.foreign import FileVersion
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.sources import Sources
 
@@ -175,14 +175,14 @@ class Verifier:
                 continue
             living.append(record.id)
             try:
-                self.commits.fork_point(record.id)
+                self.commits.files.fork_point(record.id)
             except (TxStoreError, OSError) as error:
                 self._add_error(error, path, part="branch")
             self._named.add((record.fork.branch, record.fork.version))
 
     def _check_chain(self, branch: str) -> None:
         """Find the readable commits; report the unreadable ones, and links that do not hold."""
-        there = self.commits.versions(branch)  # before the head is read: other processes may be committing
+        there = self.commits.files.versions(branch)  # before the head is read: other processes may be committing
         oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self.commits.branches.fork(branch)
         first = 0 if fork is None else fork.version + 1
@@ -204,10 +204,10 @@ class Verifier:
             if version > top:
                 path = names.commit_path(branch, version)
                 self._add(Fault(path, "this commit does not follow the one in the version before it", part="orphan"))
-        checked = self.commits.begin(partial(self._check_head_cache, branch), oldest_kept)
+        checked = self.commits.files.begin(partial(self._check_head_cache, branch), oldest_kept)
         child: Stored | None = None
         versions = self._versions_down(branch, there, top, oldest_kept)
-        for version, stored, end, refused in self.commits.each(partial(self._read_or_error, branch), versions):
+        for version, stored, end, refused in self.commits.files.each(partial(self._read_or_error, branch), versions):
             path = names.commit_path(branch, version)
             if refused is not None:
                 self._add_error(refused, path)
@@ -239,10 +239,10 @@ class Verifier:
         if merged is None:
             return
         try:
-            if self.commits.named(merged) is not None:
+            if self.commits.files.named(merged) is not None:
                 self._named.add((merged.branch, merged.version))
                 return
-            is_given_up = merged.version < self.commits.oldest_kept(merged.branch)
+            is_given_up = merged.version < self.commits.oldest_kept.of(merged.branch)
             if is_given_up or not self.commits.branches.is_living(merged.branch):
                 return
         except (TxStoreError, OSError):
@@ -272,14 +272,14 @@ class Verifier:
         self, branch: str, version: int
     ) -> tuple[int, Stored | None, bytes, TxStoreError | OSError | None]:
         try:
-            stored, end = self.commits.read_with_end(branch, version) or (None, b"")
+            stored, end = self.commits.files.read_with_end(branch, version) or (None, b"")
         except (TxStoreError, OSError) as error:
             return version, None, b"", error
         return version, stored, end, None
 
     def _read_quietly(self, place: Place) -> Stored | None:
         try:
-            return self.commits.read(*place)
+            return self.commits.files.read(*place)
         except (TxStoreError, OSError):
             return None
 
@@ -287,7 +287,7 @@ class Verifier:
         """Report a damaged head cache, and lost newest commits: those up to a durable one that it names."""
         path = names.head_cache_path(branch)
         try:
-            head_cache = self.commits.read_head_cache(branch)
+            head_cache = self.commits.head_caches.read(branch)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -298,10 +298,10 @@ class Verifier:
             if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._add(Fault(path, error.reason, part="head cache"))
             return
-        if not self.commits.is_durable(head_cache) or head_cache.version < oldest_kept:
+        if not self.commits.head_caches.is_durable(head_cache) or head_cache.version < oldest_kept:
             return  # a power loss can leave an older head cache than that of the last vacuum
         try:
-            stored = self.commits.read(branch, head_cache.version)
+            stored = self.commits.files.read(branch, head_cache.version)
         except (OSError, TxStoreError):
             return  # it is only a cache; a damaged commit is reported where its version is read
         if stored is None or stored.header.id != head_cache.commit_id:
@@ -336,14 +336,14 @@ class Verifier:
     def _read_again(self, place: Place) -> Stored | None:
         """Return a commit, from the bytes that were fetched for the check if they suffice."""
         if place not in self._files_of:
-            return self.commits.read(*place)
+            return self.commits.files.read(*place)
         path, length = self._files_of[place][0]
-        begin = max(length - self.commits.tail_size, 0)
+        begin = max(length - self.commits.files.tail_size, 0)
         try:
             tail = self._fetched.read_range(path, begin, length - begin)
         except FileNotFoundError:
             return None
-        return self.commits.decode(path, *place, tail, begin + len(tail))
+        return self.commits.files.decode(path, *place, tail, begin + len(tail))
 
     def _check_pack(self, stored: Stored, name: PackName, repository_id: bytes, end: int, values: Values) -> None:
         branch, version = place = stored.header.branch, stored.header.version
@@ -463,7 +463,9 @@ class Verifier:
         Then the value may be gone.
         """
         if first not in self._oldest:
-            self._oldest = {first: Snapshot(self.commits.read(*first), open_packs(self.storage), self.storage.url)}
+            self._oldest = {
+                first: Snapshot(self.commits.files.read(*first), open_packs(self.storage), self.storage.url)
+            }
         runs = self._oldest[first].runs
         found = runs.lookup(encoded)
         return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
@@ -480,7 +482,7 @@ class Verifier:
             self._add_error(error, names.GUARD, part="guard")
 
     def _check_tags(self) -> None:
-        deque(self._each(self._check_tag, sorted(self.commits.tag_names())), maxlen=0)
+        deque(self._each(self._check_tag, sorted(self.commits.tags.names())), maxlen=0)
 
     def _check_tag(self, name: str) -> None:
         try:
@@ -497,7 +499,7 @@ class Verifier:
             path
             for oldest_kept in oldest_kept_versions
             if names.belongs(oldest_kept)
-            for path in self.commits.paths_in(oldest_kept)
+            for path in paths_in(self.commits.storage, oldest_kept)
         ):
             try:
                 Tag.decode(self.storage.read(path))

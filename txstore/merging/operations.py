@@ -67,7 +67,7 @@ class OfBranch(Source):
 
     def onto(self, head: Stored) -> Incoming | None:
         commits = self.engine.commits
-        commits.check_living(self._branch)
+        commits.branches.check_living(self._branch)
         theirs = commits.head(self._branch)
         if theirs is None:
             raise CommitNotFoundError(f"branch {self._name!r}", advice="it has no commits yet")

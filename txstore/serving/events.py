@@ -139,7 +139,7 @@ class Events:
         told = []
         for name, head in heads.items():
             own = commits.branches.id_of(name)
-            line = islice(commits.ancestors(head), _TOLD)
+            line = islice(commits.chain.ancestors(head), _TOLD)
             # The commits before the start of a new branch were sent for the branch that they belong to.
             new = [*takewhile(partial(_is_new, branch=own, known=known), line)]
             ids = [stored.header.id.hex() for stored in reversed(new)]

@@ -59,7 +59,7 @@ class History:
             ],
             "tags": [
                 {"name": name, "commit": tag.commit_id.hex()}
-                for name, tag in sorted(self._engine.commits.tags().items())
+                for name, tag in sorted(self._engine.commits.tags.all().items())
             ],
         }
 
@@ -131,7 +131,7 @@ class History:
         called: dict[bytes, dict[str, list[str]]] = {}
         for name, stored in heads.items():
             called.setdefault(stored.header.id, {"branches": [], "tags": []})["branches"].append(name)
-        for name, tag in sorted(self._engine.commits.tags().items()):
+        for name, tag in sorted(self._engine.commits.tags.all().items()):
             called.setdefault(tag.commit_id, {"branches": [], "tags": []})["tags"].append(name)
         return called
 
@@ -156,7 +156,7 @@ class History:
         match = _PLACE.fullmatch(place)
         if match is None or not names.is_branch_id(match[1]):
             raise Failure(400, "WrongArgument", "before= must be the `next` of the previous answer")
-        stored = self._engine.commits.read(match[1], int(match[2]))
+        stored = self._engine.commits.files.read(match[1], int(match[2]))
         if stored is None:
             raise CommitNotFoundError(f"commit in version {match[2]}", advice="it is no longer kept: omit before=")
         return stored
@@ -164,7 +164,7 @@ class History:
     def _has_changed(self, stored: Stored, path: str) -> bool:
         snapshots, commits = self._engine.snapshots, self._engine.commits
         try:
-            parent = commits.parent(stored)
+            parent = commits.files.parent(stored)
             if parent is None and stored.header.parent_id != encoding.NO_ID:
                 return False  # the parent is not kept, so the changes are unknown
             return next(changed(snapshots.of(parent), snapshots.of(stored), path), None) is not None
@@ -201,10 +201,10 @@ class _Walk:
 
     def _parents(self, stored: Stored) -> list[Stored]:
         """Return the parents that are kept."""
-        line = self._commits.ancestors(stored)
+        line = self._commits.chain.ancestors(stored)
         next(line)
         merged = stored.header.merged
-        found = [next(line, None), None if merged is None else self._commits.named(merged)]
+        found = [next(line, None), None if merged is None else self._commits.files.named(merged)]
         return [each for each in found if each is not None]
 
     @property

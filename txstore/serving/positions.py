@@ -58,8 +58,8 @@ class Positions:
             raise RepositoryNotFoundError(self._engine.url)
         place = self._places.get(ref)
         if place is not None:
-            stored = commits.read(*place)
-            if stored is not None and stored.header.id.hex() == ref and commits.is_kept(stored):
+            stored = commits.files.read(*place)
+            if stored is not None and stored.header.id.hex() == ref and commits.kept.has(stored):
                 return stored
         try:
             stored = find_commit(commits, ref)

@@ -243,3 +243,9 @@ def write_over(storage: Storage, path: str, content: bytes, *, at_most: int = 0o
     finally:
         file.close()
     storage.sync_directory(os.path.dirname(path))
+
+
+def paths_in(storage: Storage, directory: str) -> list[str]:
+    """Return what belongs to the repository in one of its directories. Other programs may leave files there."""
+    found = (f"{directory}/{name}" for name in storage.list(directory))
+    return [path for path in found if names.belongs(path)]

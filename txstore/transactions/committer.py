@@ -133,7 +133,7 @@ class Committer:
 
     def _make_durable(self, stored: Stored) -> None:
         try:
-            self.commits.ensure_durable(stored)
+            self.commits.durability.ensure(stored)
         except OSError as error:
             raise SyncFailedError(error) from error
 
@@ -312,7 +312,7 @@ class Committer:
     def _move_to(self, head: Snapshot) -> Snapshot:
         if head.oldest_kept > max(self.base.version, 0):
             # I10: tombstones of later deletions may be gone.
-            raise SnapshotExpiredError(self.commits.label(self.branch, self.base.version))
+            raise SnapshotExpiredError(self.commits.branches.label(self.branch, self.base.version))
         self.writes = self.writes or self._writes()
         since = self.head.seq
         if was_settled := self.merges.settled is not None:

@@ -87,10 +87,9 @@ class Part:
 
     def _begin_own(self) -> Writer:
         self._commits.identity.create(durable=self.members.record.durability == "fsync")
-        if not self._commits.is_tidy:
-            self._commits.is_tidy = True
+        if self._commits.staged.tidies_first():
             reclaim_staging(self._commits)
-        writer = self._commits.new_pack(self.members.record.id, 0)
+        writer = self._commits.staged.new(self.members.record.id, 0)
         if self.members.shared is not None:
             writer.publish()
         return writer

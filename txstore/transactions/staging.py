@@ -302,7 +302,7 @@ class Staging:
 
     def path_of(self, pack_id: bytes) -> str:
         """Return the path of a part before the commit."""
-        return self._commits.staged_path(self.record.id, packfile.number_of(self.record.id, pack_id))
+        return self._commits.staged.path(self.record.id, packfile.number_of(self.record.id, pack_id))
 
     # --- the end
 

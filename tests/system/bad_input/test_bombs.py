@@ -138,7 +138,10 @@ def test_orphans_without_end(forged, count):
 
     repo = txstore.Repository(forged(change))
     commits = repo.engine.commits
-    true_read, commits.read = commits.read, lambda branch, version: read.append(version) or true_read(branch, version)
+    true_read, commits.files.read = (
+        commits.files.read,
+        lambda branch, version: read.append(version) or true_read(branch, version),
+    )
     assert commits.head() is None
     assert len(read) < 3 * count + 10
 

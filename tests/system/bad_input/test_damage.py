@@ -54,7 +54,7 @@ def written(tmp_path_factory) -> tuple[Path, list[Contents]]:
 def damaged(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.write_head_cache(commits.head(), durable=True)  # the original's says nothing of a copy
+    commits.head_caches.write(commits.head(), durable=True)  # the original's says nothing of a copy
     return tmp_path / "data.tx"
 
 

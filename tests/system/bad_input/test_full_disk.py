@@ -13,6 +13,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.replaced import replace_storage
 from tests.system.bad_input.disk import tree
 from txstore.storage.local import LocalStagedFile, LocalStorage
 
@@ -276,7 +277,7 @@ class FullStorage(LocalStorage):
 
 
 def with_storage(repo: txstore.Repository, storage: LocalStorage) -> txstore.Repository:
-    repo.engine.storage = repo.engine.commits.storage = storage
+    replace_storage(repo.engine, storage)
     return repo
 
 

@@ -182,7 +182,9 @@ def assert_tidy(repo: txstore.Repository) -> None:
     assert os.listdir(root / names.STAGING) == []
     packs = {path.name for path in (root / names.PACKS).rglob("*") if path.is_file()}
     commits = repo.engine.commits
-    referred = {pack.name.id.hex() for stored in commits.ancestors(commits.head()) for pack in stored.header.packs}
+    referred = {
+        pack.name.id.hex() for stored in commits.chain.ancestors(commits.head()) for pack in stored.header.packs
+    }
     assert packs == referred
 
 

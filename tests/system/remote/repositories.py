@@ -39,7 +39,7 @@ def packs(repo: txstore.Repository) -> set[str]:
 
 def referred(repo: txstore.Repository) -> set[str]:
     commits = repo.engine.commits
-    return {pack.name.id.hex() for stored in commits.ancestors(commits.head()) for pack in stored.header.packs}
+    return {pack.name.id.hex() for stored in commits.chain.ancestors(commits.head()) for pack in stored.header.packs}
 
 
 def assert_tidy(repo: txstore.Repository) -> None:

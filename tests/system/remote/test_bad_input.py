@@ -57,7 +57,7 @@ def one(s3: Server) -> tuple[Server, str]:
     """A repository on S3 with one array."""
     repo = opened(s3, s3.url())
     write(repo)
-    repo.engine.commits._head_caches.finish(TIMEOUT)  # or it would be there again when a test has deleted it
+    repo.engine.commits.head_caches._writer.finish(TIMEOUT)  # or it would be there again when a test has deleted it
     forget_what_was_read()
     return s3, repo.url
 
@@ -156,8 +156,8 @@ def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
     repo.tags["v1"] = 0
     with repo.transaction("large") as store:
         store["large"] = bytes(2 << 20)
-    repo.engine.commits.write_oldest_kept(repo.engine.commits.head())
-    repo.engine.commits._head_caches.finish(TIMEOUT)
+    repo.engine.commits.oldest_kept.write(repo.engine.commits.head())
+    repo.engine.commits.head_caches._writer.finish(TIMEOUT)
     forget_what_was_read()
     proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")
     with pytest.raises(PermissionError, match="not allowed to read this"):
@@ -172,7 +172,7 @@ def test_a_key_that_may_not_delete(s3, proxy):
         repo = opened(through, url)
         with repo.begin(f"{number}") as mapping:
             mapping["a"] = b"%d" % number
-        repo.engine.commits._head_caches.finish(TIMEOUT)
+        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
     assert sorted(path for path, _ in below(objects_of(repo))) == [
         "commits/main/0000000000",
         "commits/main/0000000001",

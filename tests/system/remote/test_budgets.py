@@ -11,7 +11,7 @@ import zarr
 import txstore
 from tests.system.remote.proxy import Proxy
 from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
-from txstore.history import remote_commits
+from txstore.history import object_head_caches
 from txstore.storage import leases, pack_cache
 
 pytestmark = pytest.mark.long
@@ -21,7 +21,7 @@ CHUNKS = 100_000
 
 @pytest.fixture
 def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
-    monkeypatch.setattr(remote_commits, "HEAD_CACHE_PERIOD", 0.0)  # one for each commit
+    monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)  # one for each commit
     monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
@@ -37,7 +37,7 @@ def finish_head_caches(*repos: txstore.Repository) -> None:
     wait_for_requests()
     wait_for_background_cleanup()
     for repo in repos:
-        repo.engine.commits._head_caches.finish(TIMEOUT)
+        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
 
 
 def begin(proxy: Proxy, *writers: txstore.Repository) -> None:

@@ -42,7 +42,7 @@ class Bucket:
 
     def settle(self, repo: txstore.Repository) -> None:
         """Wait for what is written in the background."""
-        repo.engine.commits._head_caches.finish(TIMEOUT)
+        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     repo = full.open()
     full.proxy.faults = Faults()
     commits = repo.engine.commits
-    commits.write_oldest_kept = stop
+    commits.oldest_kept.write = stop
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)
     full.settle(repo)

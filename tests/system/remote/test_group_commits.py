@@ -66,6 +66,6 @@ def test_writers_are_killed(server_of, tmp_path, faults):
     assert set(told) <= set(made), "a commit that was acknowledged is lost"
     assert len(set(made) - set(told)) <= KILLED, "of each that was killed, one commit at most is not acknowledged"
     assert {key.replace("/c/", "/") for key in repo.mapping() if key != "a"} == set(made)
-    stored = [repo.engine.commits.read("main", version) for version in range(len(log))]
+    stored = [repo.engine.commits.files.read("main", version) for version in range(len(log))]
     assert any(each.header.group_commit for each in stored), "nobody has met anybody"
     assert repo.verify().faults == []

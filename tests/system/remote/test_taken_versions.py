@@ -23,7 +23,7 @@ from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
 from tests.waiting import wait_until
 from txstore.format import names
-from txstore.history import remote_commits
+from txstore.history import object_head_caches, remote_commits
 from txstore.maintenance import replacing, vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
@@ -50,8 +50,8 @@ class Place:
 
     def write_head_caches(self) -> None:
         """Wait for those under way: their answers tell of versions, and they may name what a repair takes away."""
-        for writer in list(remote_commits._writers):
-            if writer._commits.storage.url == self.url:  # another test's may wait for its own, long period
+        for writer in list(object_head_caches._writers):
+            if writer._objects.url == self.url:  # another test's may wait for its own, long period
                 writer.finish(LONGEST_SECONDS)
 
     def delete_head_cache(self) -> None:
@@ -88,14 +88,14 @@ class Place:
 def place(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> Place:
-    monkeypatch.setattr(remote_commits, "HEAD_CACHE_PERIOD", 0.0)
+    monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)
     return Place(with_engine(server_of("s3"), request.param), proxy)
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that was seen is followed without another look, however slow this machine is."""
-    monkeypatch.setattr(remote_commits, "_STAYS", 1e9)
+    monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(remote_commits, "TRUSTED", 1e9)
 
 
@@ -210,7 +210,7 @@ def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting)
     late.commit()
     commit(second, "on top")
     commit(second, "and more")
-    remote_commits._STAYS = 0.0  # `trusting` puts it back
+    object_head_caches.STAYS = 0.0  # `trusting` puts it back
     with pytest.raises(txstore.CorruptionError, match=rf"{taken.id} was here, and another one.*{CAUSE}"):
         commit(first, "refused")
     with pytest.raises(OSError, match=STOPPED):
@@ -257,7 +257,7 @@ def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting
     place.ignore_conditions()
     late.commit()
     above = commit(first, "above")  # which follows what is there no more
-    remote_commits._STAYS = 0.0
+    object_head_caches.STAYS = 0.0
     with pytest.raises(OSError, match=CAUSE):
         commit(second, "refused")
     with pytest.raises(OSError, match=STOPPED):
@@ -578,7 +578,7 @@ def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, 
     late.commit()
     commit(first, "above")
     commit(first, "and more")
-    remote_commits._STAYS = 0.0
+    object_head_caches.STAYS = 0.0
     with pytest.raises((OSError, txstore.CorruptionError)):
         commit(second, "refused")
     place.create_exclusively()

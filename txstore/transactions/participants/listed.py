@@ -19,6 +19,7 @@ from txstore.format.keys import is_document, node_of_document
 from txstore.format.packfile import FRAMES_OF_KEYS, REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
+from txstore.history.open_transactions import recorded
 from txstore.transactions.participants.tails import Tail, tail_of
 
 #: The end of a chunk's key.
@@ -61,7 +62,7 @@ class Watch:
     def transactions(self) -> Iterator[OpenTransaction]:
         """Yield the open transactions. Raises `PermissionError` if the user may not read staged files."""
         staged = sorted(filter(None, map(names.parse_staging, self._commits.storage.list(names.STAGING))))
-        records = {record.id: record for record in self._commits.recorded()}
+        records = {record.id: record for record in recorded(self._commits.storage)}
         self._tails = {place: self._tails[place] for place in staged if place in self._tails}
         for transaction in {**records, **dict.fromkeys(each for each, _ in staged)}:
             numbers = [number for each, number in staged if each == transaction]

@@ -13,23 +13,18 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import threading
-import time
 from collections.abc import Sequence
 
 from txstore.format import names, packfile
 from txstore.format.encoding import MalformedError
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
-from txstore.history.remote_commits import RemoteCommits
 from txstore.steps import step
 from txstore.storage import leases
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, paths_in
 from txstore.storage.objects.interface import Object
+from txstore.storage.remote import RemoteStorage
 from txstore.transactions.participants.name_rule import name_rule
-
-#: Seconds after which a process that opened a repository on an object store looks for uploads of dead processes, and
-#: after which it looks again. A process that uploads much looks at once.
-FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 
 
 @step("reclaim")
@@ -41,7 +36,7 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     storage = commits.storage
     dead: list[str] = []
     reclaimed: list[str] = []
-    files = [posixpath.basename(path) for path in commits.paths_in(names.STAGING)]
+    files = [posixpath.basename(path) for path in paths_in(commits.storage, names.STAGING)]
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
     kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
@@ -95,32 +90,25 @@ def look_by_the_way(commits: Commits, *, is_large: bool) -> None:
 
     `is_large`: the caller uploads so much that one more request does not matter.
     """
-    if not isinstance(commits, RemoteCommits):
+    storage = commits.staged.due_for_look(is_large=is_large)
+    if storage is None:
         return
-    now = time.monotonic()
-    if commits.looked_at is None:
-        is_due = is_large or now - commits.opened_at >= FIRST_LOOK
-    else:
-        is_due = now - commits.looked_at >= NEXT_LOOK
-    if not is_due:
-        return
-    commits.looked_at = now
 
     def look() -> None:
         with contextlib.suppress(OSError, RuntimeError):  # this only frees space; a later writer tries again
-            reclaim_uploads(commits)
+            reclaim_uploads(storage)
 
     with contextlib.suppress(RuntimeError):  # the interpreter ends, or the system allows no more threads
         threading.Thread(target=look, name="txstore reclaim", daemon=True).start()
 
 
-def reclaim_uploads(commits: RemoteCommits) -> list[str]:
+def reclaim_uploads(storage: RemoteStorage) -> list[str]:
     """Delete uploads of dead processes that no commit can refer to; return the paths. Raises `OSError`.
 
     All files of the transaction are older, by the server's clock, than the time for which a process continues without
     renewing its lease. And the file that a process writes before it commits is missing.
     """
-    objects = commits.storage.objects
+    objects = storage.objects
     deleted: list[str] = []
     staged: dict[bytes, list[Object]] = {}
     for each in objects.list(names.STAGING):
@@ -131,7 +119,7 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
         return deleted
     now = objects.now()
     for transaction, files in staged.items():
-        if not _are_old(files, now) or not _is_never_committed(commits, transaction, files):
+        if not _are_old(files, now) or not _is_never_committed(storage, transaction, files):
             continue
         directory = names.data_pack_directory(transaction)
         found = [each for each in objects.list(directory) if _is_pack_of(transaction, directory, each.name)]
@@ -139,8 +127,8 @@ def reclaim_uploads(commits: RemoteCommits) -> list[str]:
             paths = [f"{directory}/{each.name}" for each in found]
             # Delete the packs first: after an interruption, the files in `.staging/` lead to the remaining packs.
             for group in (paths, [f"{names.STAGING}/{each.name}" for each in files]):
-                for first in range(0, len(group), commits.storage.capabilities.deleted_together):
-                    objects.delete(group[first : first + commits.storage.capabilities.deleted_together])
+                for first in range(0, len(group), storage.capabilities.deleted_together):
+                    objects.delete(group[first : first + storage.capabilities.deleted_together])
             deleted += paths
     return deleted
 
@@ -161,9 +149,8 @@ def _are_old(found: Sequence[Object], now: float) -> bool:
     return all(each.modified is not None and now - each.modified > leases.KEPT for each in found)
 
 
-def _is_never_committed(commits: RemoteCommits, transaction: bytes, files: Sequence[Object]) -> bool:
+def _is_never_committed(storage: RemoteStorage, transaction: bytes, files: Sequence[Object]) -> bool:
     """Tell whether no process has begun to commit a transaction, and none can begin, because it has no name."""
-    storage = commits.storage
     path, record = names.staging_path(transaction, 0), names.open_path(transaction)
     sizes = {f"{names.STAGING}/{each.name}": each.size for each in files}
     if names.sealed_path(transaction) in sizes:

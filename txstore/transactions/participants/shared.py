@@ -199,7 +199,7 @@ class SharedTransaction:
                     self.storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
                 return None
             if committed.header.synced:
-                self._commits.make_durable(committed)  # I1: before the packs that it was made from are deleted
+                self._commits.durability.make(committed)  # I1: before the packs that it was made from are deleted
         except BaseException:
             self.close()  # it stays sealed, and the next process recovers it
             raise
@@ -209,7 +209,7 @@ class SharedTransaction:
     def find_commit(self) -> Stored | None:
         """Return the commit that this transaction made, or None."""
         least = -1 if self.record.base is None else self.record.base[0]
-        for stored in self._commits.ancestors(self._commits.head(self.record.branch)):
+        for stored in self._commits.chain.ancestors(self._commits.head(self.record.branch)):
             if stored.header.version <= least:
                 return None
             if stored.header.id == self.id:
@@ -285,7 +285,7 @@ class SharedTransaction:
 
     def packs(self) -> Collection[str]:
         """Return the names of all packs that participants stored besides their own files, with one request."""
-        return self._commits.staged_packs(self.id)
+        return self._commits.staged.beside(self.id)
 
     def tail(self, participant: int) -> Tail:
         return tail_of(self._commits, self.id, participant)
@@ -301,7 +301,7 @@ class SharedTransaction:
                     f"there is, or was, a participant {number - 1} of this transaction, and can be no more: commit it"
                 )
                 raise TransactionStateError(reason, state="open")
-            writer = self._commits.new_pack(self.id, number)
+            writer = self._commits.staged.new(self.id, number)
             append_about(writer)
             try:
                 writer.publish()
@@ -324,17 +324,17 @@ class SharedTransaction:
 
         If a participant's pack is the file that it stages into, `end` deletes it.
         """
-        self._commits.delete_staged_packs(self.id, numbers)
+        self._commits.staged.delete(self.id, numbers)
 
     def commit_pack(self) -> Writer:
         """Return an empty pack of participant 0, to become the commit file."""
         self.storage.delete(names.staging_path(self.id, 0))  # a process that died while committing may have left it
-        return self._commits.new_pack(self.id, 0)
+        return self._commits.staged.new(self.id, 0)
 
     def read(self, link: Link) -> bytes:
         """Return a value that another participant staged. Raises `TransactionStateError` if the value is gone."""
         nth, offset = packfile.split_offset(link.offset)
-        path = self._commits.staged_path(self.id, packfile.pack_number(link.participant, nth))
+        path = self._commits.staged.path(self.id, packfile.pack_number(link.participant, nth))
         try:
             value = self.storage.read_range(path, offset, link.length)
         except FileNotFoundError:

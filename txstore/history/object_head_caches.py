@@ -1,0 +1,216 @@
+"""Head caches on an object store: written when there is time, not more often than `HEAD_CACHE_PERIOD`.
+
+Each holds the end of the commit's file, too: a process that opens the repository has the header, and as a rule the
+index of the run, without another request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import posixpath
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from txstore import processes
+from txstore.commit import MAIN, Stored
+from txstore.errors import CorruptionError
+from txstore.format import encoding, names
+from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
+from txstore.history.commit_files import CommitFiles
+from txstore.history.identity import Identity
+from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
+from txstore.storage.objects.interface import ObjectStore
+from txstore.storage.remote import RemoteStorage
+from txstore.storage.request_threads import REQUESTS, executor
+
+#: Bytes at the end of a commit file that are read at once, and kept by the head cache.
+TAIL = 64 << 10
+#: Seconds between two head caches of one process.
+HEAD_CACHE_PERIOD = 1.0
+#: Seconds that a process waits for its last head cache when it ends.
+EXIT_SECONDS = 2.0
+#: Seconds for which a head that was read is followed without another look: the version tells whether it is still the
+#: head.
+STAYS = 1.0
+
+
+class _Expected(NamedTuple):
+    """A head cache that was asked for before anybody has wanted it."""
+
+    content: Future[bytes]
+    asked: float
+    process: int
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.process == os.getpid() and time.monotonic() - self.asked < STAYS
+
+
+class IdentityOfObjects(Identity):
+    """`format.json`, and the head cache beside it: what is asked for next of a repository."""
+
+    def __init__(self, storage: RemoteStorage, expect_head_cache: Callable[[], None]) -> None:
+        super().__init__(storage)
+        self._expect_head_cache = expect_head_cache
+
+    def _content(self) -> bytes:
+        self._expect_head_cache()
+        return super()._content()
+
+    @property
+    def _proves_guard(self) -> bool:
+        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
+
+
+class ObjectHeadCaches:
+    """An object for each branch, written in the background."""
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        self._storage = storage
+        self._expected: _Expected | None = None
+        self.made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
+        self._writer = _HeadCacheWriter(self, storage.objects)
+
+    def read(self, branch: str) -> HeadCache:
+        return self.read_with_end(branch)[0]
+
+    def is_durable(self, head_cache: HeadCache) -> bool:
+        return head_cache.durable and head_cache.place == self._storage.place() != 0
+
+    def of(self, stored: Stored, *, durable: bool) -> HeadCache:
+        return stored.head_cache(durable=durable, boot=self._storage.boot(), place=self._storage.place())
+
+    def note(self, stored: Stored, tail: bytes) -> None:
+        """Note the newest commit, and the end of its file: it is written after the next `write`."""
+        self._writer.note(stored, tail)
+
+    def write(self, stored: Stored, *, durable: bool) -> None:
+        self.made[stored.header.branch] = stored.header.id  # nothing else is found wrong with it
+        self._writer.start()
+
+    def write_of_copy(self, stored: Stored) -> None:
+        self._writer.write(stored, self._storage.read_tail(stored.path, TAIL)[0])
+
+    def stop(self) -> None:
+        self._writer.forget()
+
+    def forget(self) -> None:
+        self.stop()
+        # They hold the ends of commit files.
+        directory = posixpath.dirname(names.head_cache_path(MAIN))
+        self._storage.delete(*[f"{directory}/{name}" for name in self._storage.list(directory)])
+
+    def expect(self) -> None:
+        """Ask for the head cache before it is needed: the first look for the head then waits only once."""
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            content = executor("single request", REQUESTS).submit(
+                self._storage.objects.get, names.head_cache_path(MAIN)
+            )
+            self._expected = _Expected(content, time.monotonic(), os.getpid())
+
+    def read_with_end(self, branch: str) -> tuple[HeadCache, bytes]:
+        """Return the head cache, and the end of the commit's file that stands behind it."""
+        expected, self._expected = self._expected, None
+        try:
+            if branch == MAIN and expected is not None and expected.is_fresh:
+                content = expected.content.result()
+            else:
+                content = self._storage.objects.get(names.head_cache_path(branch))
+        finally:
+            expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
+        return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
+
+    def commit(self, branch: str, files: CommitFiles) -> Stored | None:
+        """Return the commit that the head cache holds."""
+        try:
+            head_cache, tail = self.read_with_end(branch)
+        except (OSError, encoding.MalformedError):
+            return None
+        with contextlib.suppress(CorruptionError):
+            stored = files.decode(
+                names.commit_path(branch, head_cache.version), branch, head_cache.version, tail, head_cache.file_length
+            )
+            if stored.header.id == head_cache.commit_id:
+                return stored
+        return None  # it is only a cache
+
+
+_writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
+
+
+class _HeadCacheWriter:
+    """Writes the newest head cache in the background: no caller waits for it, and not every commit has one."""
+
+    def __init__(self, head_caches: ObjectHeadCaches, objects: ObjectStore) -> None:
+        self._head_caches = head_caches
+        self._objects = objects
+        self._lock = processes.new_lock()
+        self._noted: dict[str, tuple[Stored, bytes]] = {}  # by branch
+        self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
+        self._last = -HEAD_CACHE_PERIOD
+        processes.watch(self)
+        _writers.add(self)
+
+    def after_fork_in_child(self) -> None:
+        self._noted, self._thread = {}, None  # they are the parent's
+
+    def note(self, stored: Stored, tail: bytes) -> None:
+        with self._lock:
+            self._noted[stored.header.branch] = stored, tail
+
+    def forget(self) -> None:
+        with self._lock:
+            self._noted, thread = {}, self._thread
+        if thread is not None:
+            thread.join()
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._noted or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._run, name="txstore head cache", daemon=True)
+            try:
+                self._thread.start()
+            # the interpreter is ending, or there can be no more threads: the head cache can do without
+            except RuntimeError:
+                self._thread = None
+
+    def finish(self, timeout: float) -> None:
+        """Wait a moment for the last head cache when the process ends: who commits once and ends has one, too."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while noted := self._next():
+            for stored, tail in noted:
+                self.write(stored, tail)
+
+    def _next(self) -> list[tuple[Stored, bytes]]:
+        wait = self._last + HEAD_CACHE_PERIOD - time.monotonic()
+        if wait > 0:
+            threading.main_thread().join(wait)  # the last head cache is not put off when the process ends
+        with self._lock:
+            noted, self._noted = list(self._noted.values()), {}
+            if not noted:
+                self._thread = None
+        return noted
+
+    def write(self, stored: Stored, tail: bytes) -> None:
+        """Write the head cache for a commit; `tail` is the end of its file."""
+        self._last = time.monotonic()
+        content = self._head_caches.of(stored, durable=True).encode() + tail
+        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the head cache
+            self._objects.put(names.head_cache_path(stored.header.branch), [content])
+
+
+@atexit.register
+def _finish_head_caches() -> None:
+    for writer in list(_writers):
+        writer.finish(EXIT_SECONDS)

@@ -1,0 +1,46 @@
+"""The oldest kept version of each branch: a vacuum may have deleted what lies below it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from txstore.commit import Stored
+from txstore.format import names
+from txstore.format.records import Tag
+from txstore.history.branch_names import BranchNames
+from txstore.steps import step
+from txstore.storage.interface import Storage
+
+
+class OldestKept:
+    """What vacuums have said, branch by branch: one small file each time."""
+
+    def __init__(self, storage: Storage, branches: BranchNames) -> None:
+        self._storage = storage
+        self._branches = branches
+
+    def of(self, branch: str) -> int:
+        """Return the lowest version that every vacuum so far has kept; of a new branch, that of its parent."""
+        directory = names.oldest_kept_directory(branch)
+        raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
+        fork = None if raised else self._branches.fork(branch)
+        return max(raised, default=0) if fork is None else fork.version
+
+    def is_above(self, branch: str, version: int) -> bool:
+        """Tell whether a vacuum has given up a version, or what was there before the first one (-1)."""
+        oldest_kept = self.of(branch)
+        return oldest_kept > 0 and version < oldest_kept
+
+    @step("write oldest kept version")
+    def write(self, stored: Stored) -> None:
+        """Say that what lies below the oldest kept version of a vacuum's commit, which is durable, goes now.
+
+        Raises `OSError`.
+        """
+        header = stored.header
+        content = Tag(header.branch, header.version, header.id).encode()
+        self._storage.make_directory(names.oldest_kept_directory(header.branch), durable=True)
+        # the process that made the branch's directory may not have done so
+        self._storage.sync_directory(names.OLDEST_KEPT)
+        with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
+            self._storage.write_once(names.oldest_kept_path(header.branch, header.oldest_kept), content, durable=True)
