@@ -1,7 +1,7 @@
-"""Small durable commits of eight processes at once: in line, synced side by side, against one after another.
+"""Small durable commits of eight processes at once: in a queue, synced side by side, against one after another.
 
 The second is how it was before there was a line: each is synced while it has the turn, which still is what others do
-who don't stand in line. On a disk that is durable in no time both wait for Python. So it is measured on this disk, and
+who don't queue. On a disk that is durable in no time both wait for Python. So it is measured on this disk, and
 on one whose flushes take as long as those of most disks.
 """
 
@@ -86,7 +86,7 @@ class Disk:
 class _Task(NamedTuple):
     path: str
     commits: int
-    in_line: bool
+    queues: bool
     flush: float
 
 
@@ -94,7 +94,7 @@ def _serve(pipe: Connection, barrier: Any, number: int) -> None:
     """Commit as told, until told no more."""
     pipe.send(None)
     while (task := pipe.recv()) is not None:
-        UnderLock.queues = task.in_line
+        UnderLock.queues = task.queues
         disk = Disk(f"{task.path}.disk", task.flush)
         repo = txstore.Repository(task.path)
         commit(repo, number, 0)
@@ -132,7 +132,7 @@ class Crowd:
         for pipe in self._pipes:
             pipe.recv()  # it is up
 
-    def take(self, flush: float, *, in_line: bool) -> float:
+    def take(self, flush: float, *, queues: bool) -> float:
         path = f"{self._folder}/{next(self._numbers)}.tx"
         repo = txstore.Repository(path)
         commit(repo, PROCESSES, 0)
@@ -140,9 +140,9 @@ class Crowd:
             file.write(bytes(_STATE.size))
         settle(self._folder)
         for pipe in self._pipes:
-            pipe.send(_Task(path, self._commits, in_line, flush))
+            pipe.send(_Task(path, self._commits, queues, flush))
         told = [pipe.recv() for pipe in self._pipes]
-        self.latencies[in_line] += [each for _, _, seconds in told for each in seconds]
+        self.latencies[queues] += [each for _, _, seconds in told for each in seconds]
         made = len(list(repo.log()))
         if made != 1 + PROCESSES * (self._commits + 1):
             raise RuntimeError(f"{path}: {made} commits are there")
@@ -164,19 +164,19 @@ def group(setting: Setting) -> list[Row]:
         ):
             crowd.latencies = {True: [], False: []}
             takes: dict[str, Callable[[], float]] = {
-                OURS: lambda flush=flush: crowd.take(flush, in_line=True),  # type: ignore[misc]
-                BEFORE: lambda flush=flush: crowd.take(flush, in_line=False),  # type: ignore[misc]
+                OURS: lambda flush=flush: crowd.take(flush, queues=True),  # type: ignore[misc]
+                BEFORE: lambda flush=flush: crowd.take(flush, queues=False),  # type: ignore[misc]
             }
             samples = interleaved(takes, setting.rounds(7, 2))
             figures = [
                 {
                     "who": who,
                     "commits a second": PROCESSES * commits / medians(samples)[who],
-                    "median of one": percentile(crowd.latencies[in_line], 50),
-                    "99th percentile": percentile(crowd.latencies[in_line], 99),
+                    "median of one": percentile(crowd.latencies[queues], 50),
+                    "99th percentile": percentile(crowd.latencies[queues], 99),
                     "load": os.getloadavg()[0],
                 }
-                for who, in_line in ((OURS, True), (BEFORE, False))
+                for who, queues in ((OURS, True), (BEFORE, False))
             ]
             a_second = " and ".join(f"{each['commits a second']:.0f}" for each in figures)
             what = f"{PROCESSES} processes of small commits on {where}: commits a second, of {BEFORE} ({a_second})"

@@ -297,7 +297,7 @@ EDITS = [
         "history.publisher:Publisher.publish",
         "not self.commits.files.has(ahead)",
         "False",
-        "killed in line",
+        "killed in the queue",
     ),
     # Compaction outputs: what keeps one that waits, and what may take the place of what.
     Edit(

@@ -1,9 +1,9 @@
 """The system calls that `txstore.storage.interface` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in
-`permissions`, `pins`, `kernel_locks`, `turns` and `line`. Locks of open file descriptions are granted as the kernel
-does; chunk-key locks and watches there are none.
+replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in `permissions`,
+`pins`, `kernel_locks`, `turns` and `sync_queue`. Locks of open file descriptions are granted as the kernel does;
+chunk-key locks and watches there are none.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
 from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
-from txstore.storage import line, permissions, tree, turns
 from txstore.storage import local as storage
+from txstore.storage import permissions, sync_queue, tree, turns
 from txstore.transactions import part
 from txstore.transactions.transaction import Transaction
 
@@ -524,8 +524,8 @@ def simulated() -> Iterator[System]:
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(turns, "fcntl", _Fcntl()),
         mock.patch.object(turns, "_tell"),  # who has the turn: for people, and for as long as it lasts
-        mock.patch.object(line, "fcntl", _Fcntl()),
-        mock.patch.object(line, "os", _os),
+        mock.patch.object(sync_queue, "fcntl", _Fcntl()),
+        mock.patch.object(sync_queue, "os", _os),
         mock.patch.object(turns, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),

@@ -416,7 +416,7 @@ def rivals(seed: int) -> Callable[[World], None]:
 
 def crowd(seed: int) -> Callable[[World], None]:
     def crowd(world: World) -> None:
-        """Four processes commit at once: each on top of what those ahead of it in line are about to commit."""
+        """Four processes commit at once: each on top of what those ahead of it in the queue are about to commit."""
         world.put(world.open(), {"a": world.value()})
 
         def program(number: int) -> Callable[[], None]:
@@ -432,7 +432,7 @@ def crowd(seed: int) -> Callable[[World], None]:
     return crowd
 
 
-def killed_in_line(world: World) -> None:
+def killed_in_the_queue(world: World) -> None:
     """The one that a process is about to follow is killed before it is in its version."""
     world.put(world.open(), {"a": world.value()})
     first = Process()
@@ -458,7 +458,7 @@ def killed_in_line(world: World) -> None:
 
 
 def upkeep_behind_a_line(world: World) -> None:
-    """A commit stands in line when somebody wants to be alone: who vacuums waits until that is in its version."""
+    """A commit queues when somebody wants to be alone: who vacuums waits until that is in its version."""
     for _ in range(3):
         world.put(world.open(), {"a": world.value()})
 
@@ -950,7 +950,7 @@ WORKLOADS: dict[str, Workload] = {
     "rivals 3": Workload(rivals(3)),
     "crowd 1": Workload(crowd(1)),
     "crowd 2": Workload(crowd(2)),
-    "killed in line": Workload(killed_in_line),
+    "killed in the queue": Workload(killed_in_the_queue),
     "upkeep behind a line": Workload(upkeep_behind_a_line),
     "copied": Workload(first_commit, copied_before_any_commit),
     "copied with a commit": Workload(cooperative_on_copy, copied),

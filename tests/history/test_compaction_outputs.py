@@ -434,7 +434,7 @@ def without_turns(*_: Any, **__: Any) -> Any:
     return contextlib.nullcontext()
 
 
-def test_who_loses_a_place_in_line_installs_at_the_second_try(on_disk, inline, monkeypatch):
+def test_who_loses_a_place_in_the_queue_installs_at_the_second_try(on_disk, inline, monkeypatch):
     repo = on_disk()
     with_one(repo)
     path, publish, left = some(repo).data.name.path, Publisher.publish, [None]
@@ -450,7 +450,7 @@ def test_who_loses_a_place_in_line_installs_at_the_second_try(on_disk, inline, m
     assert installed(repo) == [path]
 
 
-def test_who_stands_in_line_installs_on_top_of_what_is_ahead(on_disk, inline, monkeypatch):
+def test_who_queues_installs_on_top_of_what_is_ahead(on_disk, inline, monkeypatch):
     """Two threads of one process: the second names as its parent what the first has not made yet."""
     repo = on_disk()
     model = with_one(repo)

@@ -225,7 +225,7 @@ def run(
     `without` is a clause of the rules that does not hold in this process.
     """
     conflicts.CLAUSES = tuple(clause for clause in conflicts.CLAUSES if clause.name != without)
-    # Those that sync stand in line behind one another; the other waits until they have left it.
+    # Those that sync queue behind one another; the other waits until they have left it.
     repo = txstore.Repository(url, durability="none" if process == 0 else "fsync")
     chance = random.Random(seed)
     storage = watch(repo)

@@ -36,7 +36,7 @@ from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, Storage
-from txstore.storage.line import Line
+from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.turns import WARN_AFTER, this_user
 
 #: The publisher syncs a longer commit (in bytes) before it takes the commit lock, so that no committer waits for its
@@ -239,11 +239,11 @@ class Publisher:
         queues = follow is not None and self.durable and self.end <= SYNC_BEFORE_LOCK
         # The lock only gives each committer a turn: a version is taken once even without it. A waiting committer calls
         # `catch_up` before it gets the lock. Then under the lock it has to check only the last commit.
-        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, in_line=queues) as line:
+        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, queues=queues) as queue:
             lost = _Lost(self.storage)
             while True:
                 # 1. The parent: the head, or the commit that the last committer in the queue is about to make.
-                ahead = None if line is None else self._last_in(line)
+                ahead = None if queue is None else self._last_in(queue)
                 if ahead is None or follow is None:
                     made = self._make_header(plan, plan.catch_up)
                 else:
@@ -258,12 +258,12 @@ class Publisher:
                 stored = made.stored
 
                 # 2. The next committer has its turn, while this one makes its file durable.
-                if line is not None:
-                    line.stand(_PLACE.pack(stored.header.id, stored.header.version))
+                if queue is not None:
+                    queue.join(_PLACE.pack(stored.header.id, stored.header.version))
                 if self.durable:
                     self._sync()
-                if line is not None and ahead is not None:
-                    line.wait()
+                if queue is not None and ahead is not None:
+                    queue.wait()
                     if not self.commits.files.has(ahead):
                         raise LostPlaceError
 
@@ -271,7 +271,7 @@ class Publisher:
                 try:
                     stored = self._take_version(stored, joins=made.joins)
                 except VersionTakenError:
-                    if line is not None:
+                    if queue is not None:
                         raise LostPlaceError from None
                     lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
                     if self.writer.set_aside():
@@ -297,9 +297,9 @@ class Publisher:
             raise LostPlaceError  # with so much to upload, it would lose the version
         return _Made(self._write_header(head.stored, contents), contents.joins, head)
 
-    def _last_in(self, line: Line) -> Stored | None:
+    def _last_in(self, queue: SyncQueue) -> Stored | None:
         """Return the commit that the last committer in the queue is about to make. None if the queue is empty."""
-        said = line.last()
+        said = queue.last()
         if said is None:
             return None
         with contextlib.suppress(OSError, TxStoreError, struct.error):
@@ -307,7 +307,7 @@ class Publisher:
             ahead = self.commits.files.read_staged(commit_id, self.branch, version)
             if ahead is not None and self.commits.durability.is_fit_parent(self.branch, ahead):
                 return ahead
-        line.drain()  # this commit can't follow it: it may be on another branch
+        queue.drain()  # this commit can't follow it: it may be on another branch
         return None
 
     def _take_version(self, stored: Stored, *, joins: bool = False) -> Stored:

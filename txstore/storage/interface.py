@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from txstore._native import local
     from txstore.storage.capabilities import Capabilities
     from txstore.storage.dispatch import Dispatch
-    from txstore.storage.line import Line
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
+    from txstore.storage.sync_queue import SyncQueue
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
 
@@ -207,16 +207,16 @@ class Storage(Protocol):
         """Return an even number that tells this directory from a copy of it; 0 if there is no repository."""
 
     def lock(
-        self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False
-    ) -> contextlib.AbstractContextManager[Line | None]:
+        self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False
+    ) -> contextlib.AbstractContextManager[SyncQueue | None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
 
         Raises `CommitTimeoutError` after `lock_timeout`.
 
         If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
 
-        With `in_line`, committers that had a turn before may still stand in the line that is returned, and the caller
-        may, too. None: this storage has no lines. Without `in_line`, all committers in line have left it.
+        With `queues`, committers that had a turn before may still be in the queue that is returned, and the caller
+        may join it. None: this storage has no queues. Without `queues`, all committers have left the queue.
         """
 
     def lock_directory(self) -> str:

@@ -24,10 +24,10 @@ from txstore.storage import turns
 from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
-from txstore.storage.line import Line
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.permissions import Sharing
+from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.tree import Tree, real_path
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LocalStorage:
         self.cache = PackCache()
 
     @property
-    def _has_lines(self) -> bool:
+    def _has_queues(self) -> bool:
         """Whether committers may queue: kernel locks show them each other, and no other machine uses the files."""
         return sys.platform == "linux" and self.capabilities.lock_of is LockOf.ALL_PROCESSES
 
@@ -348,8 +348,8 @@ class LocalStorage:
             return 0
         return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
-    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False) -> _Turn:
-        return _Turn(self, path, prepare, in_line)
+    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False) -> _Turn:
+        return _Turn(self, path, prepare, queues)
 
     def _open_lock(self, path: str) -> local.Descriptor:
         return self._open_in_place(path, os.O_RDWR, self._sharing.writers)
@@ -362,32 +362,32 @@ class _Turn:
     traceback lives, and the next commit of this process waits for it.
     """
 
-    def __init__(self, storage: LocalStorage, path: str, prepare: Callable[[], object] | None, in_line: bool) -> None:
+    def __init__(self, storage: LocalStorage, path: str, prepare: Callable[[], object] | None, queues: bool) -> None:
         self._storage = storage
         self._path = path
         self._prepare = prepare
-        self._in_line = in_line
+        self._queues = queues
         self._descriptor: local.Descriptor | None = None
 
-    def __enter__(self) -> Line | None:
+    def __enter__(self) -> SyncQueue | None:
         try:
             return self._take()
         except BaseException:
             self.__exit__()
             raise
 
-    def _take(self) -> Line | None:
+    def _take(self) -> SyncQueue | None:
         storage = self._storage
         # The locks belong to the open file description: two threads that open the file exclude each other too.
         self._descriptor = storage._open_lock(self._path)
         descriptor = self._descriptor.fileno()
         turns.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
-        if not storage._has_lines:
+        if not storage._has_queues:
             return None
-        line = Line(descriptor, storage.url, self._path, storage.lock_timeout)
-        if self._in_line:
-            return line
-        line.drain()
+        queue = SyncQueue(descriptor, storage.url, self._path, storage.lock_timeout)
+        if self._queues:
+            return queue
+        queue.drain()
         return None
 
     def __exit__(self, *_: object) -> None:

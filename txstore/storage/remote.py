@@ -328,7 +328,7 @@ class RemoteStorage:
         return encoding.crc32c(self.url.encode()) & ~1 or 2
 
     @contextmanager
-    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, in_line: bool = False) -> Iterator[None]:
+    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False) -> Iterator[None]:
         """Let the threads of this process take turns. Other processes are met at the version."""
         with self._lock:
             turn = self._turns.setdefault(path, processes.new_lock())

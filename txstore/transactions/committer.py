@@ -63,11 +63,11 @@ class Committer:
         message: str,
         is_wanted: bool,
         *,
-        in_line: bool = True,
+        may_queue: bool = True,
     ) -> None:
         """`is_wanted`: make the commit even if it changes nothing.
 
-        `in_line`: the commit may follow one that has no version yet; if that is never made, this attempt is aborted.
+        `may_queue`: the commit may follow one that has no version yet; if that is never made, this attempt is aborted.
         """
         record = staging.record
         self.commits = commits
@@ -93,7 +93,7 @@ class Committer:
         self.merges = Merges(staging, self.publisher)
         self.together: dict[str, Staged] = {}  # documents copied next to each other in the commit's own file
         self.statistics = Statistics()
-        self._in_line = in_line and staging.other_parent is None  # a merge reads commits below the head
+        self._may_queue = may_queue and staging.other_parent is None  # a merge reads commits below the head
         self.own: Section | None = None
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
@@ -173,7 +173,7 @@ class Committer:
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # on an error, `catch_up` meets and raises it again
-        return self.publisher.publish(self, self.follow if self._in_line and strategy.queues else None)
+        return self.publisher.publish(self, self.follow if self._may_queue and strategy.queues else None)
 
     def _is_fresh(self) -> bool:
         """Tell whether other processes can hardly have committed since the base, and the conflict check is short."""

@@ -78,7 +78,7 @@ class Ending:
                 try:
                     stored = committer.run()
                 except LostPlaceError:
-                    committer = Committer(*arguments, in_line=False)
+                    committer = Committer(*arguments, may_queue=False)
                     stored = committer.run()
                 if stored is not None:
                     result = self._snapshots.made(stored, committer.head)

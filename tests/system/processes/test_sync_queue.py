@@ -1,4 +1,4 @@
-"""Commits in line: synced side by side, each on top of one that is not in its version yet, and may never be."""
+"""Commits in the queue: synced side by side, each on top of one that is not in its version yet, and may never be."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.transactions.faults import watch
 from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
-from txstore.storage import line, turns
+from txstore.storage import turns
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody stands in line")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody queues")
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -73,7 +73,7 @@ class Committer:
         return self.pipe.recv()
 
     def stands(self) -> Committer:
-        """Return when its commit stands in line, and is being synced."""
+        """Return when its commit queues, and is being synced."""
         self.pipe.send(None)
         self.heard("syncs")
         return self
@@ -153,7 +153,7 @@ def test_all_are_synced_at_once_and_seen_in_their_order(repo: txstore.Repository
 
 @pytest.mark.parametrize("who", [0, 1, 2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, errno.EIO, errno.ENOSPC])
-def test_one_in_line_does_not_arrive(repo: txstore.Repository, begin: Begin, who: int, how: int) -> None:
+def test_one_in_the_queue_does_not_arrive(repo: txstore.Repository, begin: Begin, who: int, how: int) -> None:
     crowd = [begin({f"{number}": b"1"}).stands() for number in range(3)]
     lost = crowd.pop(who)
     if how == signal.SIGKILL:
@@ -238,7 +238,7 @@ def test_who_stands_behind_a_stopped_one_is_told_of_it(
 
 
 @pytest.mark.parametrize("what", ["scratch", "branch", "of a branch"])
-def test_who_does_not_stand_in_line_waits_until_it_is_empty(
+def test_who_does_not_queue_waits_until_it_is_empty(
     repo: txstore.Repository, open_repo: OpenRepo, begin: Begin, what: str
 ) -> None:
     repo.branches["dev"] = repo.commit(0)
@@ -293,7 +293,7 @@ def test_on_a_full_disk_the_turn_is_kept(repo: txstore.Repository, monkeypatch: 
     with repo.begin() as transaction:
         transaction["a"] = b"1"
     with monkeypatch.context() as patch:
-        patch.setattr(line.os, "pwrite", full)
+        patch.setattr(sync_queue.os, "pwrite", full)
         with repo.begin() as transaction:
             transaction["b"] = b"1"
     assert turn[0] is None
@@ -337,7 +337,7 @@ def _commit_on_and_on(url: str, acknowledge: Connection, number: int, round_: in
 
 
 @pytest.mark.long
-def test_killed_at_random_moments_while_many_stand_in_line(repo: txstore.Repository) -> None:
+def test_killed_at_random_moments_while_many_queue(repo: txstore.Repository) -> None:
     """Each acknowledged commit is there, once; what nobody was told of is there as a whole or not at all."""
     chance = random.Random(18)
     told: set[str] = set()

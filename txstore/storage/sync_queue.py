@@ -33,16 +33,16 @@ _ENTRY = _SAID + turns.ABOUT_SIZE
 MOST_SAID = _SAID - _HEAD.size
 
 
-class Line:
-    """The line at one file, for a process whose turn it is there. It ends with the turn: `turns.leave`."""
+class SyncQueue:
+    """The queue at one file, for a process whose turn it is there. It ends with the turn: `turns.leave`."""
 
     def __init__(self, descriptor: int, url: str, path: str, timeout: float | None) -> None:
         self._descriptor = descriptor
-        self._new_wait = partial(turns.Wait, url, path, timeout, self._first_standing)
+        self._new_wait = partial(turns.Wait, url, path, timeout, self._first_member)
         self._ahead: int | None = None  # the place that is waited for before this one
 
     def last(self) -> bytes | None:
-        """Return the entry of the last committer in the queue, which `stand` will follow; None if the queue is empty.
+        """Return the entry of the last committer in the queue, which `join` will follow; None if the queue is empty.
 
         Waits for a committer that has written no entry. Raises `CommitTimeoutError`.
         """
@@ -58,11 +58,11 @@ class Line:
         return None
 
     def drain(self) -> None:
-        """Wait until the line is empty. Raises `CommitTimeoutError`."""
+        """Wait until the queue is empty. Raises `CommitTimeoutError`."""
         self._ahead = None
         self._wait_for(0, _MOST)
 
-    def stand(self, said: bytes) -> None:
+    def join(self, said: bytes) -> None:
         """Take the last place and release the lock. If the disk is full, keep the lock: others then wait longer."""
         place = 0 if self._ahead is None else self._ahead + 1
         fields = _HEAD.pack(0, place, len(said))[encoding.CHECKSUM.size :] + said
@@ -107,7 +107,7 @@ class Line:
             return None
         return entry[_HEAD.size : end]
 
-    def _first_standing(self) -> str:
+    def _first_member(self) -> str:
         """Return the first committer in the queue, for which all others wait."""
         place = stop = self._taken(0, _MOST)
         while stop:
