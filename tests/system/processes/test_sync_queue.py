@@ -24,7 +24,7 @@ from tests.transactions.faults import watch
 from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
-from txstore.storage import turns
+from txstore.storage import sync_queue, turns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody queues")
 
