@@ -29,7 +29,7 @@ class KeptCommits:
         self._head = head
 
     def has(self, stored: Stored) -> bool:
-        """Tell whether a commit is one that no vacuum has given up.
+        """Tell whether a commit is kept: no vacuum has expired it.
 
         It is not below the oldest kept version of a branch that there is, or it is tagged, or a branch begins behind
         it, or it is the last that a commit that is kept has merged of a branch.

@@ -27,7 +27,7 @@ class OldestKept:
         return max(raised, default=0) if fork is None else fork.version
 
     def is_above(self, branch: str, version: int) -> bool:
-        """Tell whether a vacuum has given up a version, or what was there before the first one (-1)."""
+        """Tell whether a vacuum has expired a version. Version -1 is the empty state before the first commit."""
         oldest_kept = self.of(branch)
         return oldest_kept > 0 and version < oldest_kept
 

@@ -235,7 +235,7 @@ class Session:
     def for_block(self) -> Session:
         """Return the session for a `with` block: in a participant, a new one for that block alone.
 
-        If something fails in the block, only the block's writes are given up, so that it can be tried again.
+        If something fails in the block, only the block's writes are aborted, so that it can be tried again.
         """
         if not self.is_participant or (self.is_block and self.depth) or not self.transaction.members.is_participant:
             return self

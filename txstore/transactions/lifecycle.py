@@ -44,8 +44,8 @@ class Lifecycle:
         """Raise `TransactionStateError` if this process can stage and commit nothing any more."""
         if self.state == "failed" and self._staging.part.has_given_up:
             raise TransactionStateError(
-                f"an earlier write failed here ({self.cause!r}), and what this process had staged since it began that "
-                "work is given up: do it again, all of it, in a new `with store:` block",
+                f"an earlier write failed here ({self.cause!r}), so all writes of that work are aborted: do all of the "
+                "work again, in a new `with store:` block",
                 state=self.state,
             ) from self.cause
         if self.state == "failed":

@@ -394,8 +394,8 @@ class Part:
 
 def _given_up() -> TransactionStateError:
     return TransactionStateError(
-        "a write of this process failed, and what it had staged since it began that work is given up: do it again, all "
-        "of it, in a new `with store:` block",
+        "a write of this process failed, so all writes of that work are aborted: do all of the work again, in a new "
+        "`with store:` block",
         state="failed",
     )
 

@@ -563,7 +563,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if has_failed and complete:
             cause = self.lifecycle.cause
             raise TransactionStateError(
-                f"a write of this block failed ({cause!r}): all that it has staged is given up; do it again",
+                f"a write of this block failed ({cause!r}): all its writes are aborted. Do the work again",
                 state="failed",
             ) from cause
 

@@ -145,7 +145,7 @@ def two_blocks(_: TxStore, sent: bytes) -> None:
 
 def test_an_inner_block_that_fails_fails_the_outer_one(repo, store):
     with members(store, 1) as (worker,):
-        with pytest.raises(TransactionStateError, match="given up"):
+        with pytest.raises(TransactionStateError, match="aborted"):
             worker.do(nested)
         with pytest.raises(txstore.ParticipantLostError):
             store.commit()
