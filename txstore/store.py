@@ -34,10 +34,10 @@ from txstore.history.opening import Access
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
 from txstore.segments.runs import Located
-from txstore.sessions.held_documents import Reliance
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.operations import is_on_loop
 from txstore.sessions.session import Joining, Session
+from txstore.sessions.stale_arrays import Reliance
 from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
 

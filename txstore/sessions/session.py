@@ -1,6 +1,6 @@
 """Runs the transactions of one store, one after the other. Array objects outlive them.
 
-Each call of zarr is of one transaction. What array objects may rely on from one to the next: `held_documents` (I6).
+Each call of zarr is of one transaction. What array objects may rely on from one to the next: `stale_arrays` (I6).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Located
 from txstore.sessions import operations
 from txstore.sessions.gate import PATIENCE, Gate, busy
-from txstore.sessions.held_documents import HeldDocuments, Reliance
 from txstore.sessions.operations import Finish, of_context
+from txstore.sessions.stale_arrays import HeldDocuments, Reliance
 from txstore.transactions.begin import check_description
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.reads import check_isolation
