@@ -50,8 +50,8 @@ from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region
 from txstore.segments.runs import Runs
-from txstore.sessions import session as sessions
-from txstore.sessions.session import Session
+from txstore.sessions import session, stale_arrays
+from txstore.sessions.stale_arrays import HeldDocuments
 from txstore.transactions import conflicts, merges
 from txstore.transactions.conflicts import Check
 from txstore.transactions.merges import Merges
@@ -277,18 +277,18 @@ RULES = [
 
 
 STALE = [
-    Weakening("no document is stale", compared(lambda *_: DocumentChange.NONE, sessions),
+    Weakening("no document is stale", compared(lambda *_: DocumentChange.NONE, stale_arrays),
               stale(create(), other_type, use=lambda z: z[:])),
     Weakening("what changed back was never different", replace(DocumentChange, "or_worse", lambda self, other: other),
               stale(create(), other_type, edit_document("x/zarr.json", data_type="int32"), attributes(a=1),
                     use=lambda z: z[:])),
-    Weakening("no chunk of an old object is dropped", replace(sessions, "drops_chunk", lambda *_: False),
+    Weakening("no chunk of an old object is dropped", replace(stale_arrays, "drops_chunk", lambda *_: False),
               stale(create(), resize(4), use=lambda z: z[SECOND])),
-    Weakening("no edge has moved", replace(sessions, "moved_edges", lambda *_: frozenset()),
+    Weakening("no edge has moved", replace(stale_arrays, "moved_edges", lambda *_: frozenset()),
               stale(create(n=6), append(7, 7), use=lambda z: z.__setitem__(slice(4, 6), 5))),
-    Weakening("no chunk is at the edge", replace(sessions, "is_at_edge", lambda *_: False),
+    Weakening("no chunk is at the edge", replace(stale_arrays, "is_at_edge", lambda *_: False),
               stale(create(n=6), append(7, 7), use=lambda z: z.__setitem__(slice(4, 6), 5))),
-    Weakening("no document is of an array", replace(sessions, "may_be_array", lambda *_: False), rolled_back),
+    Weakening("no document is of an array", replace(stale_arrays, "may_be_array", lambda *_: False), rolled_back),
 ]  # fmt: skip
 
 
@@ -321,9 +321,9 @@ READS = [
               reads(lambda t: [*t.keys_below("d")], lambda t: t.delete_dir("d"))),
     Weakening("what was written as it was is forgotten", forget_unchanged, reads(change("a", b"1"), change("a"))),
     Weakening("what participants read is overlooked", overlook_reads, participant_reads),
-    Weakening("what an older transaction read is overlooked", replace(Session, "_rely_on_documents", lambda *_: None),
+    Weakening("what an older transaction read is overlooked", replace(HeldDocuments, "count_as_read", lambda *_: None),
               older_array),
-    Weakening("growth is never stale", replace(sessions, "SERIALIZABLE", "never"), grown_array),
+    Weakening("growth is never stale", replace(session, "SERIALIZABLE", "never"), grown_array),
 ]  # fmt: skip
 
 
