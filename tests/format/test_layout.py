@@ -4,6 +4,7 @@ worked example of docs/understand/format.md is what the code writes."""
 import contextlib
 import re
 import struct
+import time
 import types
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -504,7 +505,8 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
             return RepositoryFormat(REPOSITORY).encode()
 
     monkeypatch.setattr(identity, "RepositoryFormat", Fixed)
-    monkeypatch.setattr(versions, "time", types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9))
+    clock = types.SimpleNamespace(time_ns=lambda: int(TIME.timestamp()) * 10**9, monotonic=time.monotonic)
+    monkeypatch.setattr(versions, "time", clock)
     monkeypatch.setattr(versions, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
     object.__setattr__(tx._staging.record, "id", COMMIT)
