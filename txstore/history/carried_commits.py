@@ -1,4 +1,4 @@
-"""Commits that later commits carry: on an object store, the last of each group tells of all before it in the group.
+"""Reads commits that later commits carry: on an object store, the last commit of each group carries the earlier ones.
 
 So a reader of a long chain makes one request for each group, not for each commit.
 """
@@ -35,7 +35,7 @@ class CarriedCommits:
             return b""
         encoded = parent.header.encode()
         if commitfile.header_hash(encoded) != parent.hash:
-            return b""  # there is more in it than is known here
+            return b""  # this process does not know all commits of the group
         return carried.carry(encoded, parent.footer.encode(), self._carried_by(parent) or b"")
 
     def is_before(self, known: Stored, newest: Stored) -> bool:
@@ -47,7 +47,7 @@ class CarriedCommits:
         return True
 
     def _carried_by(self, stored: Stored) -> bytes | None:
-        """Return what a commit carries, if it does, and that is at hand."""
+        """Return the commits that a commit carries, if this process has them at hand."""
         for kind, offset, length in stored.header.sections:
             if kind == commitfile.SECTION_CARRIED:
                 found = self._cache.find(stored.header.id, offset, length)
@@ -72,12 +72,12 @@ class CarriedCommits:
             yield from group
 
     def _group(self, branch: str, oldest_kept: int, end: int) -> list[Stored | None]:
-        """Return what is in a version, and below it down to where its group begins."""
+        """Return the commit in a version, and those below it down to the start of its group."""
         last = self._files.read(branch, end)
         return [None] if last is None else [last, *self._told_by(last, max(end - end % carried.GROUP, oldest_kept))]
 
     def _told_by(self, last: Stored, first: int) -> list[Stored | None]:
-        """Return the commits before one, of its branch and down to a version: as it names them, or as they are."""
+        """Return the commits of a branch before one, down to a version: carried by it, or from their own files."""
         branch = last.header.branch
         found: list[Stored | None] = []
         with contextlib.suppress(encoding.MalformedError):

@@ -1,4 +1,4 @@
-"""The chain of commits: from one to its parent, and so on down to the oldest that is kept."""
+"""Follows the chain of commits from a commit to its parent, down to the oldest kept commit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from txstore.history.oldest_kept import OldestKept
 
 
 class Told(Protocol):
-    """What commits tell of those before them."""
+    """The commits that later commits carry."""
 
     def by_child(self, parent: Stored | None, branch: str) -> bytes:
-        """Return what the commit after a parent is to carry of those before it."""
+        """Return the earlier commits that the next commit after `parent` has to carry."""
 
     def below(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
         """Yield what is in the version that a commit's parent had, and below it in the same branch, down to the oldest
@@ -27,7 +27,7 @@ class Told(Protocol):
 
 
 class NothingTold:
-    """Commit files are read one by one: that takes no requests."""
+    """Reads commit files one by one, on a disk, where that takes no requests."""
 
     def __init__(self, files: CommitFiles) -> None:
         self._files = files
@@ -40,7 +40,7 @@ class NothingTold:
 
 
 def read_below(files: CommitFiles, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
-    """As `Told.below`, from the commit files themselves."""
+    """Do as `Told.below`, from the commit files themselves."""
     branch = stored.header.fork or stored.header.branch
     below = range(stored.header.version - 1, oldest_kept - 1, -1)
     return files.each(partial(files.read, branch), below, wanted=wanted)
@@ -63,7 +63,7 @@ class Chain:
         as_told: bool = False,
         lowest: int | None = None,
     ) -> Iterator[Stored]:
-        """Yield a commit and those before it that are kept, newest first. `wanted`: how many, if that is known.
+        """Yield a commit and its kept ancestors, newest first. `wanted`: the number that the caller needs, if known.
 
         `as_told`: what later commits tell of them is enough, be their files there or not. `lowest`: an oldest kept
         version that may be below the one that the commit names, between which there may be nothing. Raises
@@ -93,16 +93,16 @@ class Chain:
             if asked is not None:
                 oldest_kept, asked = max(oldest_kept, asked()), None
                 if header.version <= oldest_kept:
-                    return  # what is below may be anything
+                    return  # the file below may belong to no history
             if error is not None:
                 raise error
             if stored is None and (
                 header.version <= given_up or (oldest_kept := self._oldest_kept.of(header.branch)) >= header.version
             ):
-                return  # a vacuum has overtaken us
+                return  # a vacuum has expired it meanwhile
             if stored is None and not self._branches.is_living(header.branch):
-                return  # one has deleted what was left of the branch
-            if header.fork:  # from here on, that branch says what is kept: nothing else, if it was deleted
+                return  # a vacuum has deleted the rest of the branch
+            if header.fork:  # from here on, the oldest kept version of that branch counts
                 given_up = -1
                 oldest_kept = (
                     self._oldest_kept.of(header.fork) if self._branches.is_living(header.fork) else header.version

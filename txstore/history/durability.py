@@ -1,4 +1,4 @@
-"""What makes commits durable, and what is known to be durable (I1)."""
+"""Makes commits durable, and tells which commits are known to be durable (I1)."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class Durability(Protocol):
     """Makes the commits of one repository durable."""
 
     def pending(self, branch: str, parent: Stored | None) -> int:
-        """Return how many commits of a branch, `parent` and those right below, are not known to be durable."""
+        """Return the number of commits of a branch, from `parent` downward, that are not known to be durable."""
 
     def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
-        """Tell whether a durable commit may be made on top without `make` (I1)."""
+        """Tell whether a durable commit may follow `parent` without `make` (I1)."""
 
     def ensure(self, stored: Stored) -> None:
-        """Make a commit and all before it durable, unless they are known to be. Raises `OSError`."""
+        """Make a commit and all its ancestors durable, unless they are known to be. Raises `OSError`."""
 
     def ensure_without_room(self, stored: Stored) -> None:
-        """As `ensure`, where there may be no room to write anything."""
+        """Do as `ensure`, on a disk that may be full."""
 
     def make(self, newest: Stored | None, branch: str | None = None) -> None:
-        """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
+        """Make a commit, all its ancestors and the repository itself durable, unless they are known to be (I1).
 
-        `branch`: the one that is to be committed to. Raises `OSError`.
+        `branch`: the branch of the next commit. Raises `OSError`.
         """
 
     def settle(self, stored: Stored) -> None:
-        """Make the name of a commit durable that has just got it. Raises `CommitUnknownError` (I3)."""
+        """Make the new name of a commit durable. Raises `CommitUnknownError` (I3)."""
 
 
 class DurableObjects:
-    """What a server has confirmed is durable: nothing is pending."""
+    """Durability on an object store: an object is durable when the server has confirmed it."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -63,17 +63,17 @@ class DurableObjects:
         self.make(stored)
 
     def ensure_without_room(self, stored: Stored) -> None:
-        """To ask the server whether it creates exclusively would take room."""
+        """Do nothing: to ask the server whether it creates exclusively would take space."""
 
     def make(self, newest: Stored | None, branch: str | None = None) -> None:
         self._identity.create(durable=True)
 
     def settle(self, stored: Stored) -> None:
-        """It is durable since it was created."""
+        """Do nothing: the object is durable since it was created."""
 
 
 class SyncedFiles:
-    """Files, and the names that they have, are durable when they were synced."""
+    """Durability on a disk: files and their names are durable after they were synced."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class SyncedFiles:
         self._head_caches = head_caches
 
     def pending(self, branch: str, parent: Stored | None) -> int:
-        """Return how many commits of a branch, `parent` and those right below, are not known to be durable."""
+        """Return the number of commits of a branch, from `parent` downward, that are not known to be durable."""
         if parent is None or parent.header.branch != branch:
             return 0
         header = parent.header
@@ -104,10 +104,10 @@ class SyncedFiles:
         return max(0, header.version - max(vouched, self._durable.version(branch)))
 
     def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
-        """Tell whether a durable commit may be made on top without `make` (I1).
+        """Tell whether a durable commit may follow `parent` without `make` (I1).
 
-        Names may be pending: the sync of the directory that makes the new name durable does so for all below it. That
-        of the directory itself is made durable for the first commit of a branch.
+        Names may be pending: the sync of the directory makes the new name durable, and all older ones. The first commit
+        of a branch makes the name of the directory durable.
         """
         if branch in self._durable.copied or parent is None or parent.header.branch != branch:
             return False
@@ -115,25 +115,25 @@ class SyncedFiles:
         return not pending or (parent.header.synced and pending <= MAX_PENDING)
 
     def ensure(self, stored: Stored) -> None:
-        """Make a commit and all before it durable, unless they are known to be. Raises `OSError`."""
+        """Make a commit and all its ancestors durable, unless they are known to be. Raises `OSError`."""
         if stored.header.branch in self._durable.copied or stored.header.version > self._durable.version(
             stored.header.branch
         ):
             self.make(stored)
 
     def ensure_without_room(self, stored: Stored) -> None:
-        """As `ensure`, where there may be no room to write anything."""
+        """Do as `ensure`, on a disk that may be full."""
         self.ensure(stored)
 
     @step("make durable")
     def make(self, newest: Stored | None, branch: str | None = None) -> None:
-        """Make a commit and all before it durable, and that there is a repository, where that is not known (I1).
+        """Make a commit, all its ancestors and the repository itself durable, unless they are known to be (I1).
 
-        Commits made with `durability="none"` are synced file by file, down to the first that was made durable: its
-        committer did the same for those below it. `branch`: the one that is to be committed to. Raises `OSError`.
+        This syncs commits made with `durability="none"` file by file, down to the first durable commit: its committer
+        has done the same for its ancestors. `branch`: the branch of the next commit. Raises `OSError`.
         """
         branch = branch or (MAIN if newest is None else newest.header.branch)
-        self._identity.create(durable=True)  # of a copy, empty directories may be missing
+        self._identity.create(durable=True)  # in a copy, empty directories may be missing
         self._identity.make_durable()
         if self._durable.copied:
             self._sync_all()
@@ -145,7 +145,7 @@ class SyncedFiles:
             except FileNotFoundError:
                 if not self._oldest_kept.is_above(stored.header.branch, stored.header.version):
                     raise
-                break  # a vacuum, which is durable, has removed it
+                break  # a vacuum has deleted it, and a vacuum is durable
         for each in dict.fromkeys([branch, branch if newest is None else newest.header.branch]):
             self._storage.sync_directory(names.commits_directory(each))
         self._durable.copied.clear()
@@ -157,9 +157,9 @@ class SyncedFiles:
         of_commits = map(names.commits_directory, self._files.branch_directories())
         of_branches = [names.BRANCHES] if self._branches.files() else []
         for directory in [*paths_in(self._storage, names.PACKS), names.TAGS, *of_branches, *of_commits]:
-            with contextlib.suppress(WrongFileTypeError):  # no directory, so that nothing of ours is in it
+            with contextlib.suppress(WrongFileTypeError):  # no directory, so no file of ours is in it
                 for path in paths_in(self._storage, directory):
-                    with contextlib.suppress(FileNotFoundError):  # deleted by a vacuum since
+                    with contextlib.suppress(FileNotFoundError):  # a vacuum has just deleted it
                         self._storage.sync_file(path)
                 self._storage.sync_directory(directory)
         self._storage.sync_directory(names.PACKS)
@@ -177,7 +177,7 @@ class SyncedFiles:
 
     @step("settle commit")
     def settle(self, stored: Stored) -> None:
-        """Make the name of a commit durable that has just got it, and so those of all commits before it (I1).
+        """Make the new name of a commit durable, and so the names of all its ancestors (I1).
 
         Raises `CommitUnknownError` (I3).
         """
@@ -188,6 +188,6 @@ class SyncedFiles:
             raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
         self._durable.reach(branch, stored.header.version)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            # else it has moved on, and should not go back
+            # else it names a later commit already
             if self._head_caches.read(branch).commit_id == stored.header.id:
                 self._head_caches.write(stored, durable=True)

@@ -1,4 +1,4 @@
-"""The head cache of a branch: where to look for the head. The versions are the truth."""
+"""Reads and writes head caches, which say where to look for the head of a branch. Only versions are authoritative."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class HeadCaches(Protocol):
     """The head caches of one repository, one for each branch."""
 
     def read(self, branch: str) -> HeadCache:
-        """Raises `OSError` or `MalformedError`."""
+        """Return the head cache of a branch. Raises `OSError` or `MalformedError`."""
 
     def is_durable(self, head_cache: HeadCache) -> bool:
-        """Tell whether a head cache says, of this directory, that its commit is durable."""
+        """Tell whether a head cache was written for this directory, and says that its commit is durable."""
 
     def of(self, stored: Stored, *, durable: bool) -> HeadCache:
-        """Return the head cache that names a commit, true of this directory in this boot."""
+        """Return a head cache for a commit that is valid in this directory until the next boot."""
 
     def write(self, stored: Stored, *, durable: bool) -> None:
-        """Write the head cache of a commit that was just made. The commit stands whatever becomes of it."""
+        """Write the head cache of a new commit. If this fails, the commit is valid all the same."""
 
     def write_of_copy(self, stored: Stored) -> None:
-        """Write the head cache of a durable commit that a backup has put in its place."""
+        """Write the head cache of a durable commit that a backup has copied."""
 
     def stop(self) -> None:
-        """Return when no head cache that was asked for by now is written any more."""
+        """Wait until no earlier `write` is still running, and drop pending ones."""
 
     def forget(self) -> None:
-        """Delete what head caches hold of commit files that are about to be replaced."""
+        """Delete head caches that hold bytes of commit files, which the caller is about to replace."""
 
 
 class FileHeadCaches:
-    """A small file for each branch, written in place."""
+    """Head caches on a disk: a small file for each branch, written in place."""
 
     def __init__(self, storage: Storage, durable: DurableVersions) -> None:
         self._storage = storage
@@ -53,7 +53,7 @@ class FileHeadCaches:
     def of(self, stored: Stored, *, durable: bool) -> HeadCache:
         place = self._storage.place()
         if not durable and stored.header.branch in self._durable.copied:
-            place = place ^ 2 or 4  # of no directory: its readers have to know that nothing of the copy was synced
+            place = place ^ 2 or 4  # the place of no directory: readers must know that the copy was not synced
         return stored.head_cache(durable=durable, boot=self._storage.boot(), place=place)
 
     def write(self, stored: Stored, *, durable: bool) -> None:
@@ -65,7 +65,7 @@ class FileHeadCaches:
         self.write(stored, durable=True)
 
     def stop(self) -> None:
-        """Each is written at once."""
+        """Do nothing: `write` writes at once."""
 
     def forget(self) -> None:
-        """They hold nothing of commit files."""
+        """Do nothing: these hold no bytes of commit files."""

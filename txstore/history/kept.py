@@ -1,4 +1,4 @@
-"""Which commits a vacuum keeps, and which names keep them."""
+"""Tells which commits a vacuum keeps, and which names keep them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txstore.history.tag_names import TagNames
 
 
 class KeptCommits:
-    """What tags, branches, merges and the oldest kept versions of a repository keep."""
+    """The commits that tags, branches, merges and the oldest kept versions of a repository keep."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class KeptCommits:
     def has(self, stored: Stored) -> bool:
         """Tell whether a commit is kept: no vacuum has expired it.
 
-        It is not below the oldest kept version of a branch that there is, or it is tagged, or a branch begins behind
-        it, or it is the last that a commit that is kept has merged of a branch.
+        A commit is kept if it is not below the oldest kept version of an existing branch, if it is tagged, if a branch
+        starts at it, or if it is the last commit of a branch that a kept commit has merged.
         """
         header = stored.header
         if self._oldest_kept.of(header.branch) <= header.version and self._branches.is_living(header.branch):
@@ -40,21 +40,21 @@ class KeptCommits:
         return self._is_held(stored) or self._is_merged(stored)
 
     def stays(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
-        """Tell whether a commit is kept whatever becomes of one name that it has."""
+        """Tell whether a commit is kept even without one of its names."""
         header = stored.header
         if header.version >= self._oldest_kept.of(header.branch) and self._branches.is_living(header.branch):
             return True
         return self._is_held(stored, but_tag=but_tag, but_branch=but_branch)
 
     def _is_held(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
-        """Tell whether a commit is tagged, or a branch begins behind it."""
+        """Tell whether a commit is tagged, or a branch starts at it."""
         commit_id = stored.header.id
         if any(tag.commit_id == commit_id for name, tag in self._tags.all().items() if name != but_tag):
             return True
         return any(record.commit_id == commit_id for name, record in self._branches.all().items() if name != but_branch)
 
     def _is_merged(self, stored: Stored) -> bool:
-        """Tell whether a commit that is kept has merged this one."""
+        """Tell whether a kept commit has merged this one."""
         living = [MAIN, *(record.id for record in self._branches.all().values())]
         heads = [head for head in map(self._head, living) if head is not None]
         place, related = (stored.header.branch, stored.header.version), self._branches.related()
@@ -62,9 +62,9 @@ class KeptCommits:
 
 
 def kept_with(stored: Stored, related: Collection[str]) -> Iterator[tuple[str, int]]:
-    """Yield the branches and versions of commits that are kept as long as a commit is: how far it reaches into others.
+    """Yield the branch and version of each commit that a given commit keeps: the last that it has merged of a branch.
 
-    They are what a later merge begins at, with any of the `related` branches.
+    A later merge with any of the `related` branches starts from these.
     """
     header = stored.header
     if header.merged is not None:

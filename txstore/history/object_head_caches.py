@@ -1,7 +1,7 @@
-"""Head caches on an object store: written when there is time, not more often than `HEAD_CACHE_PERIOD`.
+"""Writes head caches on an object store, in the background, at most once per `HEAD_CACHE_PERIOD`.
 
-Each holds the end of the commit's file, too: a process that opens the repository has the header, and as a rule the
-index of the run, without another request.
+Each also holds the end of the commit's file: a process that opens the repository gets the header, and usually the index
+of the run, without another request.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
 
-#: Bytes at the end of a commit file that are read at once, and kept by the head cache.
+#: Bytes of the end of a commit file: read with one request, and stored in the head cache.
 TAIL = 64 << 10
 #: Seconds between two head caches of one process.
 HEAD_CACHE_PERIOD = 1.0
-#: Seconds that a process waits for its last head cache when it ends.
+#: Seconds that an ending process waits for its last head cache.
 EXIT_SECONDS = 2.0
-#: Seconds for which a head that was read is followed without another look: the version tells whether it is still the
+#: Seconds for which a process relies on a head that it has read. Creating the version shows whether it is still the
 #: head.
 STAYS = 1.0
 
 
 class _Expected(NamedTuple):
-    """A head cache that was asked for before anybody has wanted it."""
+    """A head cache that is being fetched before a caller needs it."""
 
     content: Future[bytes]
     asked: float
@@ -53,7 +53,7 @@ class _Expected(NamedTuple):
 
 
 class IdentityOfObjects(Identity):
-    """`format.json`, and the head cache beside it: what is asked for next of a repository."""
+    """Reads `format.json`, and fetches the head cache at the same time, because callers need it next."""
 
     def __init__(self, storage: RemoteStorage, expect_head_cache: Callable[[], None]) -> None:
         super().__init__(storage)
@@ -65,16 +65,16 @@ class IdentityOfObjects(Identity):
 
     @property
     def _proves_guard(self) -> bool:
-        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # of these it finds out nothing
+        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # these make no guard
 
 
 class ObjectHeadCaches:
-    """An object for each branch, written in the background."""
+    """Head caches on an object store: an object for each branch, written in the background."""
 
     def __init__(self, storage: RemoteStorage) -> None:
         self._storage = storage
         self._expected: _Expected | None = None
-        self.made: dict[str, bytes] = {}  # of each branch, the last commit that was made here
+        self.made: dict[str, bytes] = {}  # for each branch, the last commit of this process
         self._writer = _HeadCacheWriter(self, storage.objects)
 
     def read(self, branch: str) -> HeadCache:
@@ -87,11 +87,11 @@ class ObjectHeadCaches:
         return stored.head_cache(durable=durable, boot=self._storage.boot(), place=self._storage.place())
 
     def note(self, stored: Stored, tail: bytes) -> None:
-        """Note the newest commit, and the end of its file: it is written after the next `write`."""
+        """Record the newest commit and the end of its file, for the next `write`."""
         self._writer.note(stored, tail)
 
     def write(self, stored: Stored, *, durable: bool) -> None:
-        self.made[stored.header.branch] = stored.header.id  # nothing else is found wrong with it
+        self.made[stored.header.branch] = stored.header.id  # this commit needs no further check
         self._writer.start()
 
     def write_of_copy(self, stored: Stored) -> None:
@@ -102,12 +102,12 @@ class ObjectHeadCaches:
 
     def forget(self) -> None:
         self.stop()
-        # They hold the ends of commit files.
+        # These objects hold the ends of commit files.
         directory = posixpath.dirname(names.head_cache_path(MAIN))
         self._storage.delete(*[f"{directory}/{name}" for name in self._storage.list(directory)])
 
     def expect(self) -> None:
-        """Ask for the head cache before it is needed: the first look for the head then waits only once."""
+        """Fetch the head cache early, so that the first look for the head waits for one request only."""
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             content = executor("single request", REQUESTS).submit(
                 self._storage.objects.get, names.head_cache_path(MAIN)
@@ -115,7 +115,7 @@ class ObjectHeadCaches:
             self._expected = _Expected(content, time.monotonic(), os.getpid())
 
     def read_with_end(self, branch: str) -> tuple[HeadCache, bytes]:
-        """Return the head cache, and the end of the commit's file that stands behind it."""
+        """Return the head cache, and the end of the commit's file that it holds."""
         expected, self._expected = self._expected, None
         try:
             if branch == MAIN and expected is not None and expected.is_fresh:
@@ -123,7 +123,7 @@ class ObjectHeadCaches:
             else:
                 content = self._storage.objects.get(names.head_cache_path(branch))
         finally:
-            expected = None  # it has the error, whose traceback has this frame, and with it all callers and their pins
+            expected = None  # its error has this frame in the traceback, and so all callers with their pins
         return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
 
     def commit(self, branch: str, files: CommitFiles) -> Stored | None:
@@ -145,20 +145,20 @@ _writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
 
 
 class _HeadCacheWriter:
-    """Writes the newest head cache in the background: no caller waits for it, and not every commit has one."""
+    """Writes the newest head cache in the background. No caller waits, and some commits get none."""
 
     def __init__(self, head_caches: ObjectHeadCaches, objects: ObjectStore) -> None:
         self._head_caches = head_caches
         self._objects = objects
         self._lock = processes.new_lock()
         self._noted: dict[str, tuple[Stored, bytes]] = {}  # by branch
-        self._thread: threading.Thread | None = None  # None: nothing is being written, and nothing is going to be
+        self._thread: threading.Thread | None = None  # None: it writes nothing, and has nothing to write
         self._last = -HEAD_CACHE_PERIOD
         processes.watch(self)
         _writers.add(self)
 
     def after_fork_in_child(self) -> None:
-        self._noted, self._thread = {}, None  # they are the parent's
+        self._noted, self._thread = {}, None  # they belong to the parent
 
     def note(self, stored: Stored, tail: bytes) -> None:
         with self._lock:
@@ -177,12 +177,12 @@ class _HeadCacheWriter:
             self._thread = threading.Thread(target=self._run, name="txstore head cache", daemon=True)
             try:
                 self._thread.start()
-            # the interpreter is ending, or there can be no more threads: the head cache can do without
+            # the interpreter ends, or allows no more threads: a head cache is optional
             except RuntimeError:
                 self._thread = None
 
     def finish(self, timeout: float) -> None:
-        """Wait a moment for the last head cache when the process ends: who commits once and ends has one, too."""
+        """Wait a moment for the last head cache, so that a process that commits once and ends has one, too."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
@@ -195,7 +195,7 @@ class _HeadCacheWriter:
     def _next(self) -> list[tuple[Stored, bytes]]:
         wait = self._last + HEAD_CACHE_PERIOD - time.monotonic()
         if wait > 0:
-            threading.main_thread().join(wait)  # the last head cache is not put off when the process ends
+            threading.main_thread().join(wait)  # ends at once when the process ends
         with self._lock:
             noted, self._noted = list(self._noted.values()), {}
             if not noted:
@@ -206,7 +206,7 @@ class _HeadCacheWriter:
         """Write the head cache for a commit; `tail` is the end of its file."""
         self._last = time.monotonic()
         content = self._head_caches.of(stored, durable=True).encode() + tail
-        with contextlib.suppress(OSError, RuntimeError):  # the commit stands whatever becomes of the head cache
+        with contextlib.suppress(OSError, RuntimeError):  # the commit is valid without a head cache
             self._objects.put(names.head_cache_path(stored.header.branch), [content])
 
 

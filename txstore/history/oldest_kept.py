@@ -1,4 +1,4 @@
-"""The oldest kept version of each branch: a vacuum may have deleted what lies below it."""
+"""Stores the oldest kept version of each branch. A vacuum may have deleted the commits below it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from txstore.storage.interface import Storage
 
 
 class OldestKept:
-    """What vacuums have said, branch by branch: one small file each time."""
+    """The oldest kept versions of one repository. A vacuum writes one small file for each."""
 
     def __init__(self, storage: Storage, branches: BranchNames) -> None:
         self._storage = storage
         self._branches = branches
 
     def of(self, branch: str) -> int:
-        """Return the lowest version that every vacuum so far has kept; of a new branch, that of its parent."""
+        """Return the lowest version that every vacuum has kept. For a new branch: the version it starts at."""
         directory = names.oldest_kept_directory(branch)
         raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
         fork = None if raised else self._branches.fork(branch)
@@ -33,14 +33,14 @@ class OldestKept:
 
     @step("write oldest kept version")
     def write(self, stored: Stored) -> None:
-        """Say that what lies below the oldest kept version of a vacuum's commit, which is durable, goes now.
+        """Record the oldest kept version of a vacuum's durable commit: the vacuum deletes the commits below it next.
 
         Raises `OSError`.
         """
         header = stored.header
         content = Tag(header.branch, header.version, header.id).encode()
         self._storage.make_directory(names.oldest_kept_directory(header.branch), durable=True)
-        # the process that made the branch's directory may not have done so
+        # the process that made the branch's directory may not have synced it
         self._storage.sync_directory(names.OLDEST_KEPT)
-        with contextlib.suppress(FileExistsError):  # by a vacuum that was interrupted
+        with contextlib.suppress(FileExistsError):  # an interrupted vacuum has written it
             self._storage.write_once(names.oldest_kept_path(header.branch, header.oldest_kept), content, durable=True)

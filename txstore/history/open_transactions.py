@@ -1,4 +1,4 @@
-"""The records of transactions that are open: what has a name outlives its processes."""
+"""Reads the records of open transactions. A named transaction outlives its processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txstore.storage.interface import Storage
 
 
 def recorded(storage: Storage) -> Iterator[TransactionRecord]:
-    """Yield the records of the transactions of a repository that are open."""
+    """Yield the records of the open transactions of a repository."""
     files = storage.list(names.STAGING)
     transactions = set(map(names.parse_record, files)) - {None}
     # A record that was renamed while they were listed may be missing from the list; what was staged is there.
@@ -23,7 +23,7 @@ def recorded(storage: Storage) -> Iterator[TransactionRecord]:
 
 
 def _record(storage: Storage, transaction: bytes) -> TransactionRecord | None:
-    """Return the record of a transaction; None if it has just ended, has none, or died while it was written."""
+    """Return the record of a transaction. None if it has none, has just ended, or its owner died while writing it."""
     # The first again: between two looks, it may have been unsealed.
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError, encoding.MalformedError):

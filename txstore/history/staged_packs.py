@@ -1,4 +1,4 @@
-"""Where the packs of a transaction lie until it is committed."""
+"""Places the packs of a transaction before its commit, and deletes those that dead processes have left."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from txstore.segments.packs import PackWriter, Writer
 from txstore.storage.interface import Storage, paths_in
 from txstore.storage.remote import RemoteStorage
 
-#: Seconds from when a process has opened a repository on an object store until it looks for what the dead have
-#: uploaded, unless it uploads much itself: then it looks at once. And until it looks again.
+#: Seconds after which a process that opened a repository on an object store looks for uploads of dead processes, and
+#: after which it looks again. A process that uploads much looks at once.
 FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 
 
 class StagingPlace(Protocol):
-    """The packs of the transactions of one repository that are open."""
+    """The packs of the open transactions of one repository."""
 
     def new(self, transaction: bytes, number: int) -> Writer:
-        """Return a pack of a transaction to be written; that of number 0 becomes the commit file."""
+        """Return a new pack of a transaction. The pack with number 0 becomes the commit file."""
 
     def path(self, transaction: bytes, number: int) -> str:
-        """Return where a pack of a transaction lies until it is committed."""
+        """Return the path of a pack before the commit."""
 
     def beside(self, transaction: bytes) -> Collection[str]:
-        """Return the names of what participants have stored beside their own packs, all with one request."""
+        """Return the names of all packs that participants stored besides their own files, with one request."""
 
     def delete(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
-        """Delete what is stored beside the participants' own packs: packs of these numbers, or all there are."""
+        """Delete the packs besides the participants' own files: those with these numbers, or all."""
 
     def group(self, key: str) -> int:
-        """Return in which of several packs a value lies when packs are rewritten: values of one group lie together."""
+        """Return the group of a value: when packs are rewritten, values of one group lie together."""
 
     def tidies_first(self) -> bool:
-        """Tell, once, whether this process is to look for what dead processes have staged before it stages more."""
+        """Tell whether this process should look for packs of dead processes before it stages. True once at most."""
 
     def due_for_look(self, *, is_large: bool) -> RemoteStorage | None:
-        """Return where it is time to look for what dead processes have uploaded; None: it is not.
+        """Return the storage if it is time to look for uploads of dead processes, else None.
 
-        `is_large`: the caller uploads so much itself that one more request is nothing.
+        `is_large`: the caller uploads so much that one more request does not matter.
         """
 
 
 class PacksInStaging:
-    """All lie below `.staging/`."""
+    """The place on a disk: all packs lie below `.staging/`."""
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
         self._storage = storage
@@ -66,7 +66,7 @@ class PacksInStaging:
         return ()
 
     def delete(self, transaction: bytes, numbers: Collection[int] | None = None) -> None:
-        """There is nothing beside them."""
+        """Do nothing: there are no other packs."""
 
     def group(self, key: str) -> int:
         return 0
@@ -80,13 +80,13 @@ class PacksInStaging:
 
 
 class PacksInPlace:
-    """Data packs are uploaded to where commits refer to them: an object can't be moved."""
+    """The place on an object store: packs have their final path, because objects can't be moved."""
 
     def __init__(self, storage: RemoteStorage, identity: Identity) -> None:
         self._storage = storage
         self._identity = identity
         self._opened_at = time.monotonic()
-        self._looked_at: float | None = None  # for what dead processes have uploaded
+        self._looked_at: float | None = None  # for uploads of dead processes
 
     def new(self, transaction: bytes, number: int) -> Writer:
         return ObjectWriter(self._storage, transaction, number, self._identity.id)
@@ -109,11 +109,11 @@ class PacksInPlace:
         self._storage.objects.delete([names.data_pack_path(pack) for pack in packs])
 
     def group(self, key: str) -> int:
-        # Opening a group reads many documents, and little else.
+        # Opening a group reads many documents and few other values.
         return int(is_document(key))
 
     def tidies_first(self) -> bool:
-        return False  # that takes a request: it is done by the way
+        return False  # that takes a request: `due_for_look` says when
 
     def due_for_look(self, *, is_large: bool) -> RemoteStorage | None:
         now = time.monotonic()

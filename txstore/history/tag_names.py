@@ -1,4 +1,4 @@
-"""Which tags there are, and which commit each names."""
+"""Reads the tags of a repository, and the commit that each names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TagNames:
         """Return all tags by their names. Raises `CorruptionError`."""
         found = {}
         for name in self.names():
-            with contextlib.suppress(CommitNotFoundError):  # deleted meanwhile
+            with contextlib.suppress(CommitNotFoundError):  # another process has just deleted it
                 found[name] = self.read(name)
         return found
 
