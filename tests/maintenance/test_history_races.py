@@ -192,11 +192,11 @@ def test_what_holds_the_sources_is_gone_afterwards(steps: Steps, monkeypatch: py
     held = []
     real = Publisher.publish
 
-    def publish(self: Publisher, plan: object) -> object:
+    def publish(self: Publisher, *arguments: object) -> object:
         held.append([record.branch for record in recorded(repo.engine.storage)])
         if len(held) == 2:
             raise OSError(5, "Input/output error")
-        return real(self, plan)  # type: ignore[arg-type]
+        return real(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Publisher, "publish", publish)
     copy(repo)
