@@ -387,7 +387,7 @@ class Repository:
         # With locks, others wait for these; and a transaction with a name is begun by somebody else.
         if arguments.get("name") is not None or arguments.get("lock") is not None:
             return nullcontext()
-        return self.engine.commits.turns(self.engine.branch(arguments.get("branch", MAIN)))
+        return self.engine.commits.versions.turns(self.engine.branch(arguments.get("branch", MAIN)))
 
     def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
         """Return a store of a new transaction, when it is its turn, or at a time by `time.monotonic`."""

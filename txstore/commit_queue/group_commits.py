@@ -295,7 +295,7 @@ class BranchListing(NamedTuple):
 
 
 class GroupCommitHistory(Protocol):
-    """The history that group commits are put into: `RemoteCommits`."""
+    """The history that group commits are put into: `DecidedCommits`."""
 
     def list_from(self, branch: str, version: int) -> BranchListing:
         """Return what there is of a branch from a version on."""
@@ -312,6 +312,10 @@ class GroupCommitHistory(Protocol):
     def first_unseen(self, branch: str) -> int:
         """Return the first version that is not known to be in its place."""
 
+
+class Proof(Protocol):
+    """Whether the server creates objects exclusively."""
+
     def confirm(self, stored: Stored) -> None:
         """Raise `CommitUnknownError` if a commit that was just made may have taken another's place."""
 
@@ -324,10 +328,12 @@ class GroupCommits:
         line: GroupCommitHistory,
         objects: ObjectStore,
         late_answers: Creator,
+        proof: Proof,
         is_freed: Callable[[str, int], bool],
     ) -> None:
         """`is_freed` tells whether a vacuum may have freed a version of a branch."""
         self._line = line
+        self._proof = proof
         self._is_freed = is_freed
         self._objects = objects
         self._late_answers = late_answers
@@ -486,7 +492,7 @@ class GroupCommits:
         """Raise an error if a vacuum has passed a group commit, or if another commit may have had its version."""
         if not self._is_history(mine.header.branch, mine.header.version, look):
             raise FileNotFoundError(f"version {mine.header.version} was freed by a vacuum")
-        self._line.confirm(mine)
+        self._proof.confirm(mine)
 
     def _follow(self, group_commit: Sequence[GroupCommitMember]) -> set[int]:
         """Put what follows a leader in its place; return what is there then."""

@@ -29,9 +29,10 @@ from txstore.errors import (
 )
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
-from txstore.history.commits import Commits, VersionTakenError
+from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
+from txstore.history.versions import VersionTakenError
 from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
@@ -201,9 +202,8 @@ class Publisher:
         Before anything is published: somebody may have made an error of the warning.
         """
         now = time.time_ns() // 1000
-        if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
+        if head.header.time - now <= MAX_CLOCK_LEAD or not self.commits.warns_of(head, MAX_CLOCK_LEAD):
             return
-        self.commits.warned_of = head.header.time  # once: the commits that follow are dated a microsecond later
         # Commits above the first one have their dates because of it.
         first = self.commits.files.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
@@ -235,7 +235,7 @@ class Publisher:
                 contents = plan.contents(head)
                 if contents is None:
                     return None
-                if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
+                if not contents.joins and self.commits.versions.is_crowded(self.branch) and self.writer.set_aside():
                     raise LostPlaceError  # it would be late with all that it has to send
                 stored = self._write_header(head.stored, contents)
                 if self.durable:
@@ -311,13 +311,13 @@ class Publisher:
         """Rename the file into its version: this is the commit, which is returned. Raises `VersionTakenError`."""
         self.proposed = True
         try:
-            stored = self.commits.take_version(self.writer.path, stored, joins=joins)
+            stored = self.commits.versions.take(self.writer.path, stored, joins=joins)
         except (VersionTakenError, OSError):
             self.proposed = False  # it was read back: another commit is there, or nothing
             raise
         except BaseException:
             # I3: where the server may yet come to it, what the commit refers to must stay.
-            self.proposed = self.commits.may_have_taken(stored)
+            self.proposed = self.commits.versions.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
         if not self._keeps_out_others:  # else no process can delete it meanwhile
@@ -346,11 +346,11 @@ class Publisher:
         Before the head cache names it: a version that was never taken is not below the oldest kept version, now or when
         it was taken.
         """
-        if not self.commits.is_passed(stored):
+        if not self.commits.versions.is_passed(stored):
             return
         if self._keeps_out_others:
             self.proposed = False
-            self.commits.give_back(stored)
+            self.commits.versions.give_back(stored)
         else:
             # Others may have built on it, and a vacuum may have passed it then. It stays: what needs it is not known.
             above = self.commits.files.read(self.branch, stored.header.version + 1)

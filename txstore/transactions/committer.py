@@ -149,7 +149,7 @@ class Committer:
         # 2. Conflicts with all that is known by now, and broken constraints, are found before others wait for
         #    this commit, unless there is so little to look at that they hardly wait.
         if not self._is_fresh():
-            self.commits.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
+            self.commits.versions.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
 
         # 3. Every now and then, runs of the head are merged: as much as is little beside what this commit brings.
         self._append_merged_run(self.head)
@@ -167,7 +167,7 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. All that is large is made durable, and it is looked for the head meanwhile. Then this plan catches up and
         #    says what the header holds (`contents`), once for each version that is tried, until the file takes one.
-        strategy = self.commits.strategy
+        strategy = self.commits.versions.strategy
         looked = strategy.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
@@ -255,7 +255,7 @@ class Committer:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
         names = self.commits.compaction_outputs.left(self.branch, head.run_names)
-        if chosen := index.plan_merge(names, self.commits.merged_at_once, brought):
+        if chosen := index.plan_merge(names, self.commits.compaction_outputs.merged_at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
@@ -305,7 +305,7 @@ class Committer:
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # here, and not when others wait for us
         is_small = self.publisher.end <= PROPOSED
-        found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
+        found = self.commits.heads.to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
         return self._move_to(self.snapshots.newest(self.branch, found))
@@ -405,7 +405,7 @@ class Committer:
             constraints=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
-            joins=not kept and self.commits.strategy.may_join(self._only_sets),
+            joins=not kept and self.commits.versions.strategy.may_join(self._only_sets),
         )
 
     def _only_sets(self) -> bool:
