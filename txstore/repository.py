@@ -402,7 +402,7 @@ class Repository:
         # A holder of locks needs no queue: others wait for the locks. Another process may have begun a named one.
         if arguments.get("name") is not None or arguments.get("lock") is not None:
             return nullcontext()
-        return self.engine.commits.turns(self.engine.branch(arguments.get("branch", MAIN)))
+        return self.engine.commits.versions.turns(self.engine.branch(arguments.get("branch", MAIN)))
 
     def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
         """Return a store of a new transaction at its turn in the queue, or at the time `until` of `time.monotonic`."""

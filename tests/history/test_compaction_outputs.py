@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from txstore.history.remote_commits import RemoteCommits
 
 import txstore
 from tests import aside
@@ -30,7 +31,6 @@ from txstore.format import names, packfile
 from txstore.history.commits import Commits
 from txstore.history.open_transactions import recorded
 from txstore.history.publisher import LostPlaceError, Publisher
-from txstore.history.remote_commits import RemoteCommits
 from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import INSTALLED_FOR, CompactionOutput, CompactionOutputs
 from txstore.storage.interface import paths_in

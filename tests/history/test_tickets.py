@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from txstore.history.remote_commits import RemoteCommits
 
 import txstore
 from tests.waiting import TIMEOUT, wait_until
@@ -21,7 +22,6 @@ from txstore.commit_queue import tickets
 from txstore.commit_queue.group_commits import BranchListing, Look
 from txstore.commit_queue.tickets import Pace, Seen, Turns, Waiting
 from txstore.format import names
-from txstore.history.remote_commits import RemoteCommits
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -101,7 +101,7 @@ def has_met_others(url: str) -> txstore.Repository:
 
 
 def pace(repo: txstore.Repository) -> tickets.Pace:
-    with repo.engine.commits.turns("main") as turns:
+    with repo.engine.commits.versions.turns("main") as turns:
         assert turns is not None
         return turns._pace
 
@@ -177,7 +177,7 @@ def test_who_is_interrupted_once_more_when_it_leaves_has_given_its_ticket_back(u
     def interrupted(self: Turns) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), knows_head(url).engine.commits.turns("main") as turns:
+    with pytest.raises(KeyboardInterrupt), knows_head(url).engine.commits.versions.turns("main") as turns:
         assert turns is not None
         assert turns.lost()
         wait_until(lambda: in_line(url))
@@ -196,7 +196,7 @@ def test_those_in_line_have_their_turns_in_order(url, patient):
 
     crew = []
     for repo in [knows_head(url) for _ in range(CREW)]:
-        turns = repo.engine.commits.turns("main")
+        turns = repo.engine.commits.versions.turns("main")
         assert isinstance(turns, Turns)
         assert turns.lost()
         crew.append((repo, turns))
@@ -210,7 +210,7 @@ def test_those_in_line_have_their_turns_in_order(url, patient):
 
 
 def test_who_loses_its_turn_stays_where_it_is_in_line(url, drawn):
-    with txstore.Repository(url).engine.commits.turns("main") as turns:
+    with txstore.Repository(url).engine.commits.versions.turns("main") as turns:
         assert turns is not None
         assert turns.lost()
         wait_until(lambda: in_line(url))
@@ -225,7 +225,7 @@ def test_who_loses_its_turn_stays_where_it_is_in_line(url, drawn):
 
 def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(url):
     """Nobody takes a turn for over that is not; who has seen the line go on lets the next one see it at once."""
-    with knows_head(url).engine.commits.turns("main") as turns:
+    with knows_head(url).engine.commits.versions.turns("main") as turns:
         assert isinstance(turns, Turns)
         assert turns.lost()
         wait_until(lambda: in_line(url))

@@ -295,7 +295,7 @@ class BranchListing(NamedTuple):
 
 
 class GroupCommitHistory(Protocol):
-    """The history to which group commits are added: `RemoteCommits`."""
+    """The history to which group commits are added: `DecidedCommits`."""
 
     def list_from(self, branch: str, version: int) -> BranchListing:
         """List the objects of a branch from a version on."""
@@ -312,6 +312,10 @@ class GroupCommitHistory(Protocol):
     def first_unseen(self, branch: str) -> int:
         """Return the first version whose file this process has not seen."""
 
+
+class Proof(Protocol):
+    """Whether the server creates objects exclusively."""
+
     def confirm(self, stored: Stored) -> None:
         """Raise `CommitUnknownError` if a new commit may have taken the version of another commit."""
 
@@ -324,10 +328,12 @@ class GroupCommits:
         line: GroupCommitHistory,
         objects: ObjectStore,
         late_answers: Creator,
+        proof: Proof,
         is_freed: Callable[[str, int], bool],
     ) -> None:
         """`is_freed` tells whether a vacuum may have freed a version of a branch."""
         self._line = line
+        self._proof = proof
         self._is_freed = is_freed
         self._objects = objects
         self._late_answers = late_answers
@@ -486,7 +492,7 @@ class GroupCommits:
         """Raise an error if a vacuum has passed a group commit, or if another commit may have had its version."""
         if not self._is_history(mine.header.branch, mine.header.version, look):
             raise FileNotFoundError(f"version {mine.header.version} was freed by a vacuum")
-        self._line.confirm(mine)
+        self._proof.confirm(mine)
 
     def _follow(self, group_commit: Sequence[GroupCommitMember]) -> set[int]:
         """Write the files of the commits after the leader's; return the versions that then exist."""

@@ -108,7 +108,7 @@ class Answer(NamedTuple):
 
 
 class VersionLog(Protocol):
-    """The history whose versions committers wait for: `RemoteCommits`."""
+    """The history whose versions committers wait for: `ObjectHeads`."""
 
     @property
     def shows_tickets(self) -> bool:

@@ -53,7 +53,7 @@ class Chain:
         self._files = files
         self._oldest_kept = oldest_kept
         self._branches = branches
-        self._told = told
+        self.told = told
 
     def ancestors(
         self,
@@ -71,7 +71,7 @@ class Chain:
         """
         if stored is None:
             return
-        down = self._told.below if as_told else partial(read_below, self._files)
+        down = self.told.below if as_told else partial(read_below, self._files)
         oldest_kept, given_up = stored.header.oldest_kept, -1  # below `given_up`, a commit of this branch may be gone
         if lowest is not None:
             oldest_kept, given_up = min(lowest, oldest_kept), oldest_kept

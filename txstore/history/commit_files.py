@@ -13,6 +13,7 @@ from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.history.branch_names import BranchNames
 from txstore.history.identity import Identity
 from txstore.storage.interface import Storage
+from txstore.storage.pack_cache import PackCache
 from txstore.storage.request_threads import in_advance, in_background
 
 S = TypeVar("S")
@@ -29,8 +30,8 @@ class FileReads(NamedTuple):
     tail_size: int = 4096
     #: Commits that are read at once for a reader that goes through all of them.
     at_once: int = 1
-    #: Keeps the end of a commit file that was read. None: the system does so.
-    keep: Callable[[Stored, bytes], None] | None = None
+    #: Where the ends of commit files that were read are kept. None: the system keeps them.
+    kept_in: PackCache | None = None
 
 
 @lru_cache(_REMEMBERED)
@@ -46,7 +47,7 @@ class CommitFiles:
         self._storage = storage
         self._identity = identity
         self._branches = branches
-        self.tail_size, self.read_at_once, self._keep = reads
+        self.tail_size, self.read_at_once, self._kept_in = reads
 
     # --- one commit
 
@@ -94,9 +95,13 @@ class CommitFiles:
     def decode(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
         """Return the commit in a file of `size` bytes of which the last are `tail`. Raises `CorruptionError`."""
         stored = self.decode_only(path, branch, version, tail, size)
-        if self._keep is not None:
-            self._keep(stored, tail)
+        self.keep(stored, tail)
         return stored
+
+    def keep(self, stored: Stored, tail: bytes) -> None:
+        """Keep the end of a commit file, of which more is asked for next: the index of its run, and small values."""
+        if self._kept_in is not None:
+            self._kept_in.keep(stored.header.id, stored.footer.file_length - len(tail), tail)
 
     def decode_only(self, path: str, branch: str, version: int, tail: bytes, size: int) -> Stored:
         """As `decode`, for a caller that has the whole file, and keeps that itself."""

@@ -15,10 +15,31 @@ from typing import Any, NamedTuple
 
 from fsspec.core import split_protocol
 
+from txstore.commit_queue.group_commits import GroupCommits
+from txstore.commit_queue.tickets import Tickets
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
-from txstore.history.commits import Commits
-from txstore.history.remote_commits import RemoteCommits
+from txstore.history.branch_names import BranchNames
+from txstore.history.carried_commits import CarriedCommits
+from txstore.history.chain import Chain, NothingTold
+from txstore.history.commit_files import CommitFiles, FileReads
+from txstore.history.commits import Commits, Way
+from txstore.history.contention import Contention
+from txstore.history.creation_proof import CreationProof
+from txstore.history.decided import DecidedCommits
+from txstore.history.durability import DurableObjects, SyncedFiles
+from txstore.history.durable_versions import DurableVersions
+from txstore.history.head_caches import FileHeadCaches
+from txstore.history.heads import FileHeads, KnownHeads
+from txstore.history.identity import Identity
+from txstore.history.listings import Listings, Looks
+from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
+from txstore.history.object_heads import ObjectHeads
+from txstore.history.object_versions import ExclusiveCreate
+from txstore.history.oldest_kept import OldestKept
+from txstore.history.staged_packs import PacksInPlace, PacksInStaging
+from txstore.history.versions import RenameUnderLock
+from txstore.history.whole_groups import WholeGroups
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.interface import Storage
 from txstore.storage.local import LocalStorage
@@ -46,6 +67,9 @@ class Access(NamedTuple):
 
 
 _PLAIN = Access()
+#: Bytes of runs that a small commit merges, or a few times as many: in files that takes milliseconds; in an object
+#: store they go to the server, and may have to come from there first.
+MERGED_IN_FILES, MERGED_IN_OBJECTS = 256 << 10, 16 << 10
 #: The prefix of a URL that a store prints, and of a URL that fsspec chains.
 PRINTED, CHAINED = "txstore://", "txstore::"
 
@@ -118,4 +142,83 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
 
 def open_commits(storage: Storage) -> Commits:
     """Return the history of the repository on a storage. The repository need not exist yet."""
-    return RemoteCommits(storage) if isinstance(storage, RemoteStorage) else Commits(storage)
+    return _commits_in_objects(storage) if isinstance(storage, RemoteStorage) else _commits_in_files(storage)
+
+
+def _commits_in_files(storage: Storage) -> Commits:
+    identity = Identity(storage)
+    branches = BranchNames(storage, identity)
+    files = CommitFiles(storage, identity, branches, FileReads())
+    oldest_kept = OldestKept(storage, branches)
+    chain = Chain(files, oldest_kept, branches, NothingTold(files))
+    known, durable = KnownHeads(identity, branches), DurableVersions(branches)
+    head_caches = FileHeadCaches(storage, durable)
+    way = Way(
+        FileHeads(storage, branches, files, oldest_kept, head_caches, durable, known),
+        RenameUnderLock(storage, files, oldest_kept, known),
+        head_caches,
+        SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches),
+        PacksInStaging(storage, identity),
+        are_pins_seen=True,
+        merged_at_once=MERGED_IN_FILES,
+    )
+    return Commits(storage, identity, branches, files, oldest_kept, chain, way)
+
+
+def _commits_in_objects(storage: RemoteStorage) -> Commits:
+    makes_requests = storage.capabilities.makes_requests
+    head_caches = ObjectHeadCaches(storage)
+    identity = IdentityOfObjects(storage, head_caches.expect)
+    branches = BranchNames(storage, identity)
+    files = CommitFiles(storage, identity, branches, FileReads(tail_size=TAIL, at_once=128, kept_in=storage.cache))
+    oldest_kept = OldestKept(storage, branches)
+    carried = CarriedCommits(files, identity, branches, storage.cache)
+    chain = Chain(files, oldest_kept, branches, carried)
+    known, looks, listings = KnownHeads(identity, branches), Looks(), Listings(storage.objects)
+    contention = Contention(listings)
+    decided = DecidedCommits(storage, files, listings, known)
+    proof = CreationProof(storage, listings, head_caches)
+    group_commits = GroupCommits(decided, storage.objects, storage.late_answers, proof, oldest_kept.is_above)
+    groups = WholeGroups(storage, files, listings, contention, group_commits)
+    heads = ObjectHeads(
+        storage,
+        branches,
+        files,
+        oldest_kept,
+        carried,
+        head_caches,
+        known,
+        looks,
+        listings,
+        contention,
+        decided,
+        groups,
+        proof,
+        makes_requests=makes_requests,
+    )
+    versions = ExclusiveCreate(
+        storage,
+        identity,
+        files,
+        oldest_kept,
+        head_caches,
+        known,
+        looks,
+        listings,
+        contention,
+        decided,
+        group_commits,
+        proof,
+        Tickets(heads, storage.objects),
+        makes_requests=makes_requests,
+    )
+    way = Way(
+        heads,
+        versions,
+        head_caches,
+        DurableObjects(identity),
+        PacksInPlace(storage, identity),
+        are_pins_seen=False,
+        merged_at_once=MERGED_IN_OBJECTS,
+    )
+    return Commits(storage, identity, branches, files, oldest_kept, chain, way)

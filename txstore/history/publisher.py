@@ -29,9 +29,10 @@ from txstore.errors import (
 )
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
-from txstore.history.commits import Commits, VersionTakenError
+from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
+from txstore.history.versions import VersionTakenError
 from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
@@ -207,9 +208,8 @@ class Publisher:
         This runs before anything is published, because a user may have turned the warning into an error.
         """
         now = time.time_ns() // 1000
-        if head.header.time - now <= MAX_CLOCK_LEAD or head.header.time - self.commits.warned_of <= MAX_CLOCK_LEAD:
+        if head.header.time - now <= MAX_CLOCK_LEAD or not self.commits.warns_of(head, MAX_CLOCK_LEAD):
             return
-        self.commits.warned_of = head.header.time  # warn once: the next commits are dated a microsecond later each
         # Commits above the first one have future times only because of it.
         first = self.commits.files.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
@@ -293,7 +293,7 @@ class Publisher:
         contents = plan.contents(head)
         if contents is None:
             return None
-        if not contents.joins and self.commits.is_crowded(self.branch) and self.writer.set_aside():
+        if not contents.joins and self.commits.versions.is_crowded(self.branch) and self.writer.set_aside():
             raise LostPlaceError  # with so much to upload, it would lose the version
         return _Made(self._write_header(head.stored, contents), contents.joins, head)
 
@@ -314,13 +314,13 @@ class Publisher:
         """Rename the file to its version: this makes the commit. Returns the commit. Raises `VersionTakenError`."""
         self.proposed = True
         try:
-            stored = self.commits.take_version(self.writer.path, stored, joins=joins)
+            stored = self.commits.versions.take(self.writer.path, stored, joins=joins)
         except (VersionTakenError, OSError):
             self.proposed = False  # the version was read back: it is free, or has another commit
             raise
         except BaseException:
             # I3: if the server may still execute the request, the files that the commit refers to must stay.
-            self.proposed = self.commits.may_have_taken(stored)
+            self.proposed = self.commits.versions.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
         if not self._keeps_out_others:  # else the lock keeps other processes from deleting the branch
@@ -342,11 +342,11 @@ class Publisher:
         A committer that slept during a vacuum may do that; its commit is then not part of the history. This runs before
         the head cache names the commit. A version that was never taken before is never below the oldest kept version.
         """
-        if not self.commits.is_passed(stored):
+        if not self.commits.versions.is_passed(stored):
             return
         if self._keeps_out_others:
             self.proposed = False
-            self.commits.give_back(stored)
+            self.commits.versions.give_back(stored)
         else:
             # Other commits may follow it, and a vacuum may have passed it only then. So it stays: they may need it.
             above = self.commits.files.read(self.branch, stored.header.version + 1)
@@ -384,7 +384,7 @@ class Publisher:
             constraints = {} if parent is None else parent.header.constraints
         sections = contents.sections
         offset = max((align(section.offset + section.length) for section in sections), default=self._frames_end)
-        carried = self.commits.told.by_child(parent, self.branch)
+        carried = self.commits.chain.told.by_child(parent, self.branch)
         if carried:
             sections = (*sections, Section(commitfile.SECTION_CARRIED, offset, len(carried)))
             self.writer.write_at(offset, carried + bytes(-len(carried) % 8))

@@ -501,7 +501,7 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
         writer.sync()
         commits.durability.make(head)
         stored = Stored(new, footer, commitfile.header_hash(encoded))
-        commits.take_version(writer.path, stored)
+        commits.versions.take(writer.path, stored)
         commits.head_caches.write(stored, durable=False)
         commits.durability.settle(stored)
     finally:

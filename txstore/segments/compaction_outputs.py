@@ -137,7 +137,7 @@ class CompactionOutputs:
     def __init__(self, storage: Storage, at_once: int) -> None:
         """`at_once`: bytes of runs that small commits merge themselves."""
         self._storage = storage
-        self._at_once = at_once
+        self.at_once = at_once
         self._merges: dict[str, _RunMerge] = {}  # by branch
         self._unsettled: list[CompactionOutput] = []  # held, and never deleted here: a commit may list them
         self._committed: set[str] = set()  # branches that this process has committed to
@@ -203,7 +203,7 @@ class CompactionOutputs:
             self._committed.add(branch)
         for pack in useless:
             self._storage.dispatch.clean_up_later(pack.drop)
-        inputs = tuple(compaction.merged_in_background(runs, self._at_once)) if is_due else ()
+        inputs = tuple(compaction.merged_in_background(runs, self.at_once)) if is_due else ()
         if not inputs:
             return
         self._storage.dispatch.expect_cleanup()

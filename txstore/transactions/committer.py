@@ -148,7 +148,7 @@ class Committer:
         # 2. Look for conflicts with known commits, and for broken constraints, before other committers wait for this
         #    one. Skip this if the check is so short that they hardly wait.
         if not self._is_fresh():
-            self.commits.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
+            self.commits.versions.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
 
         # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
         self._append_merged_run(self.head)
@@ -168,7 +168,7 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. Make large files durable, and look for the head meanwhile. Then, for each version that the publisher tries,
         #    `catch_up` moves to the head and `contents` gives the header's content, until the file takes a version.
-        strategy = self.commits.strategy
+        strategy = self.commits.versions.strategy
         looked = strategy.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
@@ -250,7 +250,7 @@ class Committer:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.packs)
         names = self.commits.compaction_outputs.left(self.branch, head.run_names)
-        if chosen := compaction.merged_by_commit(names, self.commits.merged_at_once, brought):
+        if chosen := compaction.merged_by_commit(names, self.commits.compaction_outputs.at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
@@ -301,7 +301,7 @@ class Committer:
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # now, not when other committers wait for this one
         is_small = self.publisher.end <= PROPOSED
-        found = self.commits.head_to_follow(self.branch) if is_small else self.commits.head(self.branch)
+        found = self.commits.heads.to_follow(self.branch) if is_small else self.commits.head(self.branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
         return self._move_to(self.snapshots.newest(self.branch, found))
@@ -401,7 +401,7 @@ class Committer:
             constraints=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
-            joins=not kept and self.commits.strategy.may_join(self._only_sets),
+            joins=not kept and self.commits.versions.strategy.may_join(self._only_sets),
         )
 
     def _only_sets(self) -> bool:

@@ -1,0 +1,89 @@
+"""Whether others are about to commit to a branch, as far as this process has met them."""
+
+from __future__ import annotations
+
+import time
+
+from txstore.commit import Stored
+from txstore.commit_queue.group_commits import BranchListing
+from txstore.history.listings import Listings
+
+#: A group commit this young, in seconds, means that others are about to commit.
+_RECENT = 2.0
+#: Other committers that make it unlikely that a version is still free after a large upload.
+_CROWD = 2
+
+
+class Contention:
+    """What this process knows of other committers, branch by branch."""
+
+    def __init__(self, listings: Listings) -> None:
+        self._listings = listings
+        self._is_contended: dict[str, bool] = {}  # others are about to commit, too
+        self._is_crowded: dict[str, bool] = {}
+        self._led: dict[str, int] = {}  # the version that another committer is about to take for all
+        self._has_lost = False  # a version, in the commit that is under way
+        self._has_waited: bytes | None = None  # the last commit here that has let others pass
+
+    def is_contended(self, branch: str) -> bool:
+        return self._listings.can_list_on and self._is_contended.get(branch, False)
+
+    def has_crowd(self, branch: str) -> bool:
+        return self._listings.can_list_on and self._is_crowded.get(branch, False)
+
+    def is_led(self, branch: str, version: int) -> bool:
+        return self._led.get(branch) == version
+
+    def set_contended(self, branch: str, is_contended: bool) -> None:
+        self._is_contended[branch] = is_contended
+
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Tell, once for each commit, whether it is to let others pass."""
+        header = stored.header
+        if not self.is_contended(header.branch) or header.fork is not None or self._has_waited == header.id:
+            return False
+        self._has_waited = header.id
+        return True
+
+    def note_won(self) -> None:
+        self._has_lost = False
+
+    def note_lost(self, branch: str) -> None:
+        """Note that another committer was faster.
+
+        A committer that has met one other, once, tries again alone: that takes fewer trips than to ask who else there
+        is. But not where it was never seen that others can be looked for in that way.
+        """
+        self._is_contended[branch] = self._has_lost and self._listings.has_listed_on
+        self._has_lost = True
+
+    def note_line(self, branch: str, line: list[Stored]) -> None:
+        """Note what was found in a version that was lost, and in those behind it."""
+        is_group = line[-1].header.group_commit is not None
+        self._is_contended[branch] |= (len(line) > 1 and self._listings.has_listed_on) or is_group
+
+    def note_in_turn(self, branch: str) -> None:
+        """Committers in line don't commit together: each needs what the one before has committed."""
+        self._is_contended[branch] = self._has_lost = False
+
+    def note_group(self, stored: Stored, length: int) -> None:
+        """Note that a commit is of a group commit of this many."""
+        branch = stored.header.branch
+        if abs(time.time() - stored.header.time / 1e6) < _RECENT:
+            self._is_contended[branch] = True
+            self._is_crowded[branch] = self._is_crowded.get(branch, False) or length > _CROWD
+
+    def notice(self, branch: str, top: int, listed: BranchListing) -> None:
+        """Note whether others are about to commit: what they propose lies behind the version that they want, or wanted.
+
+        That may be a few versions below the head by now, where somebody takes them faster than others learn of it.
+        """
+        newest = listed.versions[top].modified
+        others = {
+            commit
+            for (version, commit), proposal in listed.proposals.items()
+            if version >= top or (newest is not None and newest - (proposal.modified or 0.0) < _RECENT)
+        }
+        self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
+        self._led[branch] = max(listed.leads, default=-1)
+        self._has_lost = False

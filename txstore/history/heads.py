@@ -1,0 +1,207 @@
+"""Finding the head of a branch: its newest commit."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from txstore.commit import Stored
+from txstore.errors import CorruptionError
+from txstore.format import encoding, names
+from txstore.history.branch_names import BranchNames
+from txstore.history.commit_files import CommitFiles
+from txstore.history.durable_versions import DurableVersions
+from txstore.history.head_caches import FileHeadCaches
+from txstore.history.identity import Identity
+from txstore.history.oldest_kept import OldestKept
+from txstore.storage.interface import Storage
+
+#: So often a search for the head begins anew that a vacuum has overtaken.
+_SEARCHES = 20
+
+
+class Heads(Protocol):
+    """Finds the heads of the branches of one repository."""
+
+    def find(self, branch: str) -> Stored | None:
+        """Return the newest commit, None if there is none yet; of a branch without its own, that it begins behind."""
+
+    def to_follow(self, branch: str) -> Stored | None:
+        """Return the newest commit, or one that was the newest a moment ago: a committer that proposes to follow it is
+        told.
+        """
+
+
+class KnownHeads:
+    """Of each branch, the head that this process has found last. What was there must not be missing later (I4)."""
+
+    def __init__(self, identity: Identity, branches: BranchNames) -> None:
+        self._identity = identity
+        self._branches = branches
+        self._newest: dict[str, Stored] = {}
+
+    def of(self, branch: str) -> Stored | None:
+        return self._newest.get(branch)
+
+    def note(self, branch: str, found: Stored) -> None:
+        self._newest[branch] = found
+
+    def note_newer(self, branch: str, found: Stored) -> None:
+        """Note a head, unless another thread has found a newer one since."""
+        there = self._newest.get(branch)
+        if there is None or there.header.version < found.header.version:
+            self._newest[branch] = found
+
+    def forget(self, branch: str) -> None:
+        self._newest.pop(branch, None)
+
+    def forget_all(self) -> None:
+        self._newest.clear()
+
+    def check(self, branch: str, newest: Stored | None, found: Stored | None) -> None:
+        """Raise `CorruptionError` if a head that was found is older than one that was known before, or none."""
+        if found is None:
+            self._identity.check_there()
+        if newest is not None and (found is None or found.header.version < newest.header.version):
+            self._branches.check_living(branch)
+            # I4: what was there is not missing but lost.
+            reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
+            raise CorruptionError(names.commits_directory(branch), reason=reason)
+
+
+class FileHeads:
+    """Follows the head cache, and from there each version that is taken; without one, it looks at all versions."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        branches: BranchNames,
+        files: CommitFiles,
+        oldest_kept: OldestKept,
+        head_caches: FileHeadCaches,
+        durable: DurableVersions,
+        known: KnownHeads,
+    ) -> None:
+        self._storage = storage
+        self._branches = branches
+        self._files = files
+        self._oldest_kept = oldest_kept
+        self._head_caches = head_caches
+        self._durable = durable
+        self._known = known
+
+    def to_follow(self, branch: str) -> Stored | None:
+        return self.find(branch)
+
+    def find(self, branch: str) -> Stored | None:
+        newest = self._known.of(branch)
+        found = (
+            self._follow_head_cache(branch, newest) or self._search(branch, newest) or self._files.fork_point(branch)
+        )
+        for _ in range(_SEARCHES):
+            while True:
+                above = self._files.read(branch, 0 if found is None else found.header.version + 1)
+                if above is None or not above.follows(found):  # nothing, or an orphan: not followed
+                    break
+                found = above
+            # I10: below the oldest kept version there are gaps. A search may have been overtaken by a vacuum, a head
+            # cache written late.
+            if not self._oldest_kept.is_above(branch, -1 if found is None else found.header.version):
+                break
+            found = self._search(branch, newest) or self._files.fork_point(branch)
+        else:
+            raise CorruptionError(
+                names.oldest_kept_directory(branch), reason="it names a version that is above all commits"
+            )
+        # `newest` is what was known when the search began: another thread may have found a newer one since.
+        self._known.check(branch, newest, found)
+        if found is not None:
+            self._known.note(branch, found)
+        return found
+
+    def _follow_head_cache(self, branch: str, newest: Stored | None) -> Stored | None:
+        try:
+            head_cache = self._head_caches.read(branch)
+        except (OSError, encoding.MalformedError):
+            return None  # it is only a cache: the versions are the truth
+        is_durable = head_cache.durable
+        if newest is not None and newest.header.id == head_cache.commit_id:
+            # A commit never changes; but is it still there?
+            found = newest if self._storage.exists(newest.path) else None
+        else:
+            found = self._files.read(branch, head_cache.version)
+            # All that was below it when the head cache was written is there, unless the power was lost since, or this
+            # is a copy: what was true of the original need not be true of it.
+            place = self._storage.place()
+            is_here = head_cache.place == place != 0
+            is_durable = is_here and head_cache.durable
+            is_of_boot = is_here and head_cache.boot == self._storage.boot() != 0
+            (self._durable.copied.discard if head_cache.place in (0, place) else self._durable.copied.add)(branch)
+            if (
+                found is None
+                or found.header.id != head_cache.commit_id
+                or not (is_durable or is_of_boot or self._is_whole(found, newest))
+            ):
+                return None
+        if (
+            is_durable
+            and found is not None
+            and head_cache.version > self._durable.version(branch)
+            and self._head_caches.is_durable(head_cache)
+        ):
+            self._durable.reach(branch, head_cache.version)
+        return found
+
+    def _search(self, branch: str, newest: Stored | None) -> Stored | None:
+        """Find a commit near the head without a head cache: the highest one whose chain of parents is whole."""
+        lowest: int | None = None  # version, of those whose chain breaks where that of a commit above them did
+        for version in sorted(self._files.versions(branch), reverse=True):
+            if lowest is not None and version >= lowest:
+                continue  # only commits that were read on the way down could vouch for it
+            found = self._files.read(branch, version)
+            if found is not None:
+                lowest = self._break_below(found, newest)
+                if lowest is None:
+                    return found
+        return None
+
+    def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
+        """Tell whether a version is missing. In a copy any may be: what commits vouch for was true of the original."""
+        header, versions = stored.header, set(self._files.versions(stored.header.branch))
+        fork = self._branches.fork(header.branch)
+        first = max(
+            header.oldest_kept, -1 if known is None else known.header.version, 0 if fork is None else fork.version + 1
+        )
+        return any(version not in versions for version in range(first, header.version))
+
+    def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
+        return self._break_below(stored, known) is None
+
+    def _break_below(self, stored: Stored, known: Stored | None) -> int | None:
+        """Return where the parents of a commit are not there any more: the version above that. None: the chain is
+        whole.
+
+        It is if they exist down to one that was durable before its child was made. A commit that was synced vouches for
+        all commits below it but the pending ones that it lists (I1); one made with `durability="none"` vouches for
+        none.
+        """
+        if stored.header.branch in self._durable.copied and self._has_gaps(stored, known):
+            return stored.header.version
+        vouched = 0  # what lies below this version was durable when a commit was made that we have met
+        oldest_kept = 0
+        while known is None or stored.header.id != known.header.id:
+            header = stored.header
+            oldest_kept = max(oldest_kept, header.oldest_kept)
+            if header.version <= oldest_kept:
+                return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
+            below = self._files.parent(stored)
+            if not stored.follows(below):
+                is_removed = below is None and self._oldest_kept.is_above(header.branch, header.version - 1)
+                return None if is_removed else header.version
+            if header.fork:
+                return None  # what a branch begins behind was made durable before there was the branch
+            if header.synced:
+                vouched = max(vouched, header.version - header.pending)
+            if below is None or below.header.version < vouched:
+                return None
+            stored = below
+        return None

@@ -1,0 +1,207 @@
+"""Finding the head on an object store: few requests, since each takes its time.
+
+A listing that begins right below the newest known commit tells in one request whether it is still there and what has
+come since.
+"""
+
+from __future__ import annotations
+
+from txstore.commit import Stored
+from txstore.commit_queue.group_commits import BEHIND, Look
+from txstore.commit_queue.tickets import End, Seen
+from txstore.format import names
+from txstore.history import object_head_caches
+from txstore.history.branch_names import BranchNames
+from txstore.history.carried_commits import CarriedCommits
+from txstore.history.commit_files import CommitFiles
+from txstore.history.contention import Contention
+from txstore.history.creation_proof import CreationProof
+from txstore.history.decided import DecidedCommits
+from txstore.history.heads import KnownHeads
+from txstore.history.listings import Listings, Looks
+from txstore.history.object_head_caches import ObjectHeadCaches
+from txstore.history.oldest_kept import OldestKept
+from txstore.history.whole_groups import WholeGroups
+from txstore.storage.objects.interface import Object
+from txstore.storage.remote import RemoteStorage
+
+
+class ObjectHeads:
+    """The `Heads` of an object store, and the `VersionLog` of those that wait for a version."""
+
+    def __init__(
+        self,
+        storage: RemoteStorage,
+        branches: BranchNames,
+        files: CommitFiles,
+        oldest_kept: OldestKept,
+        carried: CarriedCommits,
+        head_caches: ObjectHeadCaches,
+        known: KnownHeads,
+        looks: Looks,
+        listings: Listings,
+        contention: Contention,
+        decided: DecidedCommits,
+        groups: WholeGroups,
+        proof: CreationProof,
+        *,
+        makes_requests: bool,
+    ) -> None:
+        self._storage = storage
+        self._branches = branches
+        self._files = files
+        self._oldest_kept = oldest_kept
+        self._carried = carried
+        self._head_caches = head_caches
+        self._known = known
+        self._looks = looks
+        self._listings = listings
+        self._contention = contention
+        self._decided = decided
+        self._groups = groups
+        self._proof = proof
+        self._makes_requests = makes_requests
+        # Of each branch, the commit last met in a listing, and its time there.
+        self._listed: dict[str, tuple[bytes, float | None]] = {}
+
+    def to_follow(self, branch: str) -> Stored | None:
+        newest, look = self._known.of(branch), self._looks.of(branch)
+        if look is None or look.age >= object_head_caches.STAYS or not self._makes_requests:
+            return self.find(branch)
+        if newest is None:
+            return None  # as it was a moment ago, before the first commit
+        last = self._decided.last(branch, newest)
+        group_commit = last.header.group_commit
+        if group_commit is not None and group_commit.place + 1 < group_commit.length:
+            return self.find(branch)  # the next version is decided: no other committer may propose to it
+        return last  # the server says whether the next version is still free
+
+    def find(self, branch: str) -> Stored | None:
+        return self.head_in(branch, None)
+
+    def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
+        newest = self._known.of(branch)
+        look = Look.now() if seen is None else seen.look
+        known = (
+            newest
+            if newest is not None and newest.header.branch == branch
+            else self._head_caches.commit(branch, self._files)
+        )
+        found = self._look_above(branch, known, seen) if known is not None else None
+        if found is None:
+            found = self._search(branch) or self._files.fork_point(branch)
+        if newest is not None and found is not None and found.header.version == newest.header.version:
+            if found.header.id != newest.header.id:
+                self._branches.check_living(branch)
+                raise self._proof.taken_away(newest)
+        self._known.check(branch, newest, found)
+        if found is not None:
+            self._known.note_newer(branch, found)
+        self._looks.note(branch, look)
+        return found
+
+    def see(self, branch: str) -> Seen | None:
+        newest, look = self._known.of(branch), Look.now()
+        if newest is None or newest.header.branch != branch:
+            return None
+        listed = self._listings.above(branch, max(newest.header.version - BEHIND, 0))
+        return None if listed is None else Seen(look, listed)
+
+    def _look_above(self, branch: str, known: Stored, seen: Seen | None) -> Stored | None:
+        """Return the newest commit from a known one on; None if that is not there, and nothing above it.
+
+        `seen`: what was listed from there, if it was a moment ago.
+        """
+        version = known.header.version
+        listed = self._listings.above(branch, max(version - BEHIND, 0)) if seen is None else seen.listed
+        if listed is None:
+            return self._walk_above(branch, known)
+        versions = {at: each for at, each in listed.versions.items() if at >= version}
+        if not versions:
+            # A server's listing may be late: what this process has seen is there all the same.
+            return known if self._files.has_footer(known) else None
+        top = max(versions)
+        self._contention.notice(branch, top, listed)
+        if top == version and self._is_same(known, versions[version]):
+            return self._groups.whole(known, versions)
+        stored = self._files.read(branch, top)
+        if stored is None:
+            return self._search(branch)  # somebody has given it back, or a vacuum has overtaken us
+        if top == version + 1 and not stored.follows(known):
+            self._proof.doubt(known)
+            return known  # an orphan
+        if top > version and self._is_made_here(known) and not self._carried.is_before(known, stored):
+            raise self._proof.taken_away(known)
+        self._listed[branch] = stored.header.id, versions[top].modified
+        return self._groups.whole(stored, versions)
+
+    def _is_made_here(self, stored: Stored) -> bool:
+        return self._head_caches.made.get(stored.header.branch) == stored.header.id
+
+    def _is_same(self, known: Stored, listed: Object) -> bool:
+        """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
+
+        Objects never change: one that has the length and time that it had before is the same. Its time is learned when
+        it is first listed; until then its length has to do, and that it is of this repository.
+        """
+        if listed.size != known.footer.file_length:
+            return False
+        branch = known.header.branch
+        met = self._listed.get(branch)
+        if met is None or met[0] != known.header.id:
+            met = self._listed[branch] = known.header.id, listed.modified
+        return met[1] == listed.modified
+
+    def _walk_above(self, branch: str, known: Stored) -> Stored | None:
+        found: Stored | None = known
+        while found is not None:
+            above = self._files.read(branch, found.header.version + 1)
+            if above is None or not above.follows(found):
+                break
+            found = above
+        if found is known and not self._files.has_footer(known):
+            return None
+        # I10: below the oldest kept version there are gaps.
+        if found is not None and self._oldest_kept.is_above(branch, found.header.version):
+            return None
+        return (
+            None if found is None else self._groups.whole(found, range(known.header.version, found.header.version + 1))
+        )
+
+    def _search(self, branch: str) -> Stored | None:
+        """Find the head in a listing of all versions."""
+        versions = self._listings.all(branch).versions
+        for version in sorted(versions, reverse=True):
+            if (found := self._files.read(branch, version)) is not None:
+                return self._groups.whole(found, versions)
+        return None
+
+    @property
+    def shows_tickets(self) -> bool:
+        return self._listings.can_list_on
+
+    def head_that_was_met(self, branch: str) -> Stored | None:
+        self._contention.note_in_turn(branch)
+        return self.to_follow(branch)
+
+    def note_free(self, branch: str, look: Look) -> None:
+        before = self._looks.of(branch)
+        if before is None or before.monotonic < look.monotonic:
+            self._looks.note_free(branch, look, before)
+
+    def end_of(self, branch: str, version: int) -> End | None:
+        try:
+            return self._storage.read_tail(names.commit_path(branch, version), self._files.tail_size)
+        except FileNotFoundError:
+            return None
+
+    def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
+        newest, found = (
+            self._known.of(branch),
+            self._files.decode(names.commit_path(branch, version), branch, version, *end),
+        )
+        is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
+        if not is_next or found.header.group_commit is not None:
+            return self.find(branch)
+        self._known.note(branch, found)
+        return found

@@ -1,0 +1,183 @@
+"""Taking a version: the moment of commit (I2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from txstore.commit import Stored
+from txstore.commit_queue.strategy import CommitStrategy, UnderLock
+from txstore.commit_queue.tickets import Turns
+from txstore.errors import CommitUnknownError, TxStoreError
+from txstore.format import names
+from txstore.format.commitfile import Header
+from txstore.history.commit_files import CommitFiles
+from txstore.history.heads import KnownHeads
+from txstore.history.oldest_kept import OldestKept
+from txstore.steps import step
+from txstore.storage.interface import Storage
+
+#: Seconds between two looks at a name that is there and not seen yet.
+_LOOK_AGAIN = 0.1
+
+
+class VersionTakenError(Exception):
+    """Another commit has the version. Internal: the committer goes on to the next one."""
+
+
+class Versions(Protocol):
+    """How the committers of one repository compete for versions, and take them."""
+
+    @property
+    def strategy(self) -> CommitStrategy:
+        """What a committer does before its turn, in its turn, or without one."""
+
+    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
+        """Return the turns of a committer that repeats work after a conflict; None where committers do not queue."""
+
+    def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        """Put a finished file into its version. Return the commit as it was made.
+
+        `joins`: it may follow other commits than its own parent, if these touch nothing that it touches.
+
+        Raises `VersionTakenError` if a foreign commit has the version, `CommitUnknownError` if it can't be told whose
+        commit it has (I3), `OSError` if the commit was not made.
+        """
+
+    def may_have_taken(self, stored: Stored) -> bool:
+        """Tell whether a commit that was proposed has its version, or may yet come to have it."""
+
+    def give_back(self, stored: Stored) -> None:
+        """Empty a version below the oldest kept one, which this process has just taken and no commit follows."""
+
+    def is_passed(self, stored: Stored) -> bool:
+        """Tell whether a commit that was just made may have taken a version that a vacuum had freed (I10)."""
+
+    def is_crowded(self, branch: str) -> bool:
+        """Tell whether many committers are about to take the next version, and none of them waits for a turn."""
+
+    def let_stand(self, paths: Collection[str]) -> None:
+        """Wait, before files are deleted, until no committer can take their versions for ones that were never taken
+        (I10).
+        """
+
+    def check_not_stopped(self, branch: str) -> None:
+        """Raise `OSError` if commits may have taken each other's versions: only a repair knows what is needed then."""
+
+
+class Refusals(Protocol):
+    """What a committer does when a version is refused to it."""
+
+    def read_back(self, header: Header, error: OSError) -> Stored | None:
+        """Return what is in the version, None if that is free."""
+
+    def not_taken(self, header: Header, error: OSError) -> Exception:
+        """Return what to raise for a version that is still free after the file was proposed to it."""
+
+    def move_aside(self, orphan: Stored) -> None:
+        """Free the version of a commit that does not follow the one below it."""
+
+
+@step("take version")
+def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refusals) -> None:
+    """Rename a finished file into its version: the moment of commit (I2).
+
+    Raises `VersionTakenError` if a foreign commit has the version, `CommitUnknownError` if it can't be told whose
+    commit it has (I3), `OSError` if the commit was not made.
+    """
+    header = stored.header
+    try:
+        storage.rename_noreplace(source, stored.path)
+    except OSError as error:
+        # I3: "it exists", or any error, is no proof of having lost. Only the version's content is.
+        there = refusals.read_back(header, error)
+        if there is None:
+            refused = refusals.not_taken(header, error)
+            try:
+                if refused is error:
+                    raise
+                raise refused from error
+            finally:
+                del refused  # its traceback has this frame: they would hold one another, and all callers' pins
+        if there.hash != stored.hash:
+            if there.has_parent_of(stored):
+                raise VersionTakenError from error
+            refusals.move_aside(there)
+            put_in_version(storage, source, stored, refusals)
+
+
+def read_back(storage: Storage, files: CommitFiles, header: Header, error: OSError) -> Stored | None:
+    """Return what is in a version that was refused to a commit, None if that is free."""
+    try:
+        deadline = time.monotonic() + storage.capabilities.stale_seconds
+        while (there := files.read(header.branch, header.version)) is None and isinstance(error, FileExistsError):
+            if time.monotonic() >= deadline:
+                break  # it has been emptied since
+            time.sleep(_LOOK_AGAIN)
+        return there
+    except OSError:
+        raise CommitUnknownError(header.id.hex(), reason="the version can't be read back") from error
+
+
+class RenameUnderLock:
+    """Committers wait for one another under the commit lock. A rename that replaces nothing takes the version."""
+
+    strategy: CommitStrategy = UnderLock()
+
+    def __init__(self, storage: Storage, files: CommitFiles, oldest_kept: OldestKept, known: KnownHeads) -> None:
+        self._storage = storage
+        self._files = files
+        self._oldest_kept = oldest_kept
+        self._known = known
+
+    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
+        return contextlib.nullcontext()
+
+    def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        put_in_version(self._storage, source, stored, self)
+        self._known.note(stored.header.branch, stored)
+        return stored
+
+    def read_back(self, header: Header, error: OSError) -> Stored | None:
+        return read_back(self._storage, self._files, header, error)
+
+    def not_taken(self, header: Header, error: OSError) -> Exception:
+        return error
+
+    def move_aside(self, orphan: Stored) -> None:
+        header = orphan.header
+        aside = names.orphan_path(header.branch, header.version, header.id)
+        try:
+            self._storage.rename_noreplace(orphan.path, aside)
+        except (FileExistsError, FileNotFoundError):
+            there = self._files.read(header.branch, header.version)
+            if there is not None and there.header.id == header.id:
+                # A crash between link and unlink left both names. The lock keeps the version as it was just read.
+                self._storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
+
+    def may_have_taken(self, stored: Stored) -> bool:
+        try:
+            there = self._files.read(stored.header.branch, stored.header.version)
+        except (OSError, TxStoreError):
+            return True
+        return there is not None and there.header.id == stored.header.id
+
+    def give_back(self, stored: Stored) -> None:
+        self._known.forget(stored.header.branch)
+        self._storage.delete(stored.path)
+
+    def is_passed(self, stored: Stored) -> bool:
+        return self._oldest_kept.is_above(stored.header.branch, stored.header.decided_in)
+
+    def is_crowded(self, branch: str) -> bool:
+        return False
+
+    def let_stand(self, paths: Collection[str]) -> None:
+        """The commit lock keeps committers out."""
+
+    def check_not_stopped(self, branch: str) -> None:
+        """No two commits take one version."""
