@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import txstore
-from txstore.history.commits import Commits
-from txstore.history.remote_commits import RemoteCommits
+from txstore.history import opening
 from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import CompactionOutput
 
@@ -20,8 +19,8 @@ AT_ONCE, KEYS = 1024, 60
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a thread merge runs of few keys, after any commit but the first of a process."""
-    monkeypatch.setattr(Commits, "merged_at_once", AT_ONCE)
-    monkeypatch.setattr(RemoteCommits, "merged_at_once", AT_ONCE)
+    monkeypatch.setattr(opening, "MERGED_IN_FILES", AT_ONCE)
+    monkeypatch.setattr(opening, "MERGED_IN_OBJECTS", AT_ONCE)
     monkeypatch.setattr(compaction, "STEP", 1)
 
 

@@ -165,9 +165,9 @@ class Edit(NamedTuple):
 
 
 EDITS = [
-    Edit("history.commits:Commits.head", "not above.follows(found)", "False", "overtaken"),
-    Edit("history.commits:Commits._break_below", "not stored.follows(below)", "False", "overtaken"),
-    Edit("history.commits:Commits._break_below", "header.version - header.pending", "header.version", "overtaken"),
+    Edit("history.heads:FileHeads.find", "not above.follows(found)", "False", "overtaken"),
+    Edit("history.heads:FileHeads._break_below", "not stored.follows(below)", "False", "overtaken"),
+    Edit("history.heads:FileHeads._break_below", "header.version - header.pending", "header.version", "overtaken"),
     Edit(
         "history.durability:SyncedFiles.pending",
         "return max(0, header.version - max(vouched, self._durable.version(branch)))",
@@ -175,11 +175,14 @@ EDITS = [
         "scratch",
     ),
     Edit(
-        "history.commits:Commits._follow_head_cache", "head_cache.boot == self.storage.boot() != 0", "True", "overtaken"
+        "history.heads:FileHeads._follow_head_cache",
+        "head_cache.boot == self._storage.boot() != 0",
+        "True",
+        "overtaken",
     ),
     Edit("history.durability:SyncedFiles.is_fit_parent", "parent.header.synced and", "", "scratch"),
-    Edit("history.commits:Commits.take_version", "there.hash != stored.hash", "False", "overtaken"),
-    Edit("history.commits:Commits.take_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
+    Edit("history.versions:put_in_version", "there.hash != stored.hash", "False", "overtaken"),
+    Edit("history.versions:put_in_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
         "commit:Stored.follows",
         "(self.header.parent_id, self.header.parent_hash) == parent",
@@ -286,8 +289,8 @@ EDITS = [
         "vacuumed",
     ),
     Edit(
-        "history.commits:Commits.head",
-        "not self.oldest_kept.is_above(branch, -1 if found is None else found.header.version)",
+        "history.heads:FileHeads.find",
+        "not self._oldest_kept.is_above(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
     ),
@@ -328,7 +331,12 @@ EDITS = [
         'living = ["main"]',
         "branches vacuumed",
     ),
-    Edit("history.publisher:Publisher._check_oldest_kept", "self.commits.give_back(stored)", "pass", "sleeper"),
+    Edit(
+        "history.publisher:Publisher._check_oldest_kept",
+        "self.commits.versions.give_back(stored)",
+        "pass",
+        "sleeper",
+    ),
     Edit(
         "maintenance.optimize:_Optimizer.contents",
         "(at := index.find_runs(self.inputs, runs)) is not None",

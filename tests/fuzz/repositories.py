@@ -36,7 +36,7 @@ from txstore.cli import main
 from txstore.constraints import EqualLength, Fixed, OnlyGrows
 from txstore.errors import TxStoreError
 from txstore.format.documents import Node, compare_documents, moved_edges
-from txstore.history.commits import Commits
+from txstore.history.opening import open_commits
 from txstore.history.snapshot import Snapshots
 from txstore.loaders import Samples, SampleStream
 from txstore.maintenance.check_file import check_frames, check_sections, entries_of, frames_end, open_run
@@ -370,7 +370,7 @@ class MemoryStorage:
 
 
 def _read_a_commit(files: Files, path: str) -> None:
-    commits: Any = Commits(MemoryStorage(files))  # type: ignore[arg-type]
+    commits: Any = open_commits(MemoryStorage(files))  # type: ignore[arg-type]
     version = int(path.rpartition("/")[2])
     with _either():
         commits.head()

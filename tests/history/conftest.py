@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_for_requests
-from txstore.history import object_head_caches, remote_commits
+from txstore.history import object_head_caches, object_versions
 from txstore.storage.objects import client
 
 
@@ -24,7 +24,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
     monkeypatch.setattr(object_head_caches, "STAYS", 1000.0)
-    monkeypatch.setattr(remote_commits, "_STANDS", -1.0)  # nor does a vacuum wait
+    monkeypatch.setattr(object_versions, "_STANDS", -1.0)  # nor does a vacuum wait
 
 
 class Requests(list[str]):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from txstore.history.remote_commits import RemoteCommits
 
 import txstore
 from tests import aside
@@ -28,9 +27,10 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import GroupCommits, members, proposal_of
 from txstore.errors import CommitUnknownError
 from txstore.format import names, packfile
-from txstore.history.commits import Commits
+from txstore.history.object_versions import ExclusiveCreate
 from txstore.history.open_transactions import recorded
 from txstore.history.publisher import LostPlaceError, Publisher
+from txstore.history.versions import RenameUnderLock
 from txstore.segments import compaction, compaction_outputs
 from txstore.segments.compaction_outputs import INSTALLED_FOR, CompactionOutput, CompactionOutputs
 from txstore.storage.interface import paths_in
@@ -360,8 +360,8 @@ def test_a_commit_that_fails_leaves_it_to_the_next(open_again, inline, monkeypat
     model = with_one(repo)
     pack = some(repo)
     with monkeypatch.context() as patched:
-        patched.setattr(Commits, "take_version", raising(OSError(28, "full")))
-        patched.setattr(RemoteCommits, "take_version", raising(OSError(28, "full")))
+        patched.setattr(RenameUnderLock, "take", raising(OSError(28, "full")))
+        patched.setattr(ExclusiveCreate, "take", raising(OSError(28, "full")))
         transaction = repo.begin()
         transaction["small"] = b"1"
         with pytest.raises(OSError, match="full"):
@@ -383,16 +383,16 @@ def raising(error: BaseException) -> Callable[..., Any]:
 def test_of_a_commit_of_unknown_outcome_it_stays(open_again, inline, monkeypatch, is_made):
     repo = open_again()
     model = with_one(repo)
-    path, take = some(repo).data.name.path, type(repo.engine.commits).take_version
+    path, take = some(repo).data.name.path, type(repo.engine.commits.versions).take
 
     def lost(self: Any, *arguments: Any, **options: Any) -> Any:
         if is_made:
             take(self, *arguments, **options)
         raise CommitUnknownError("?", reason="the answer was lost")
 
-    monkeypatch.setattr(Commits, "may_have_taken", lambda *_: True)  # as everywhere that an answer can be lost
+    monkeypatch.setattr(RenameUnderLock, "may_have_taken", lambda *_: True)  # as everywhere that an answer can be lost
     with monkeypatch.context() as patched:
-        patched.setattr(type(repo.engine.commits), "take_version", lost)
+        patched.setattr(type(repo.engine.commits.versions), "take", lost)
         with pytest.raises(CommitUnknownError):
             put(repo)
     assert waiting(repo) is None
@@ -529,12 +529,13 @@ def test_behind_another_in_a_group_commit_it_waits_for_the_next_commit(far, inli
     def slowly(self: GroupCommits, content: bytes, mine: Any, trip: float) -> Any:
         if mine.header.message == "writer 0":
             return None  # it follows
-        wait_until(lambda: len(repos[0].engine.commits.list_from("main", 3).proposals) >= 2 or taken(url, 3))
+        decided = repos[0].engine.commits.heads._decided
+        wait_until(lambda: len(decided.list_from("main", 3).proposals) >= 2 or taken(url, 3))
         return lead(self, content, mine, trip)
 
     monkeypatch.setattr(GroupCommits, "_lead", slowly)
     for repo in repos:
-        repo.engine.commits._is_contended["main"] = True
+        repo.engine.commits.heads._contention.set_contended("main", True)
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda each: each.commit(), crew))
     mine = next(commit for commit in repos[0].log() if commit.message == "writer 0")

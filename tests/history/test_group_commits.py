@@ -20,7 +20,8 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import object_head_caches, remote_commits
+from txstore.history import object_head_caches, whole_groups
+from txstore.history.contention import Contention
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
@@ -61,7 +62,7 @@ def url(far: None) -> Iterator[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commits, "_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(remote_commits, "_PATIENCE", 0.1)
+    monkeypatch.setattr(whole_groups, "_PATIENCE", 0.1)
 
 
 def staged(url: str, name: str, key: str | None = None, value: bytes | None = None, *, branch: str = "main") -> Any:
@@ -70,7 +71,7 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
     commits: Any = repo.engine.commits
-    commits._is_contended[repo.engine.branch(branch)] = True
+    commits.heads._contention.set_contended(repo.engine.branch(branch), True)
     return transaction
 
 
@@ -201,7 +202,7 @@ def test_a_node_that_is_changed_does_not_go_with_what_is_below(url, meet, above)
 
 def test_what_has_packs_goes_along(url, meet, monkeypatch):
     monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-    monkeypatch.setattr(remote_commits.RemoteCommits, "is_contended", lambda *_: True)  # each looks once more
+    monkeypatch.setattr(Contention, "is_contended", lambda *_: True)  # each looks once more
     meet(url, CREW)
     made = [each.result() for each in commit_together(crew(url))]
     assert len(made) == CREW
@@ -257,7 +258,7 @@ def test_who_takes_versions_alone_lets_others_pass_once(url, meet, monkeypatch):
         return let_pass(self, branch, version)
 
     monkeypatch.setattr(GroupCommits, "let_pass", counted)
-    monkeypatch.setattr(remote_commits.RemoteCommits, "is_contended", lambda *_: True)
+    monkeypatch.setattr(Contention, "is_contended", lambda *_: True)
     transaction = alone(url)
     with txstore.Repository(url).begin("other") as mapping:  # which is not one of several
         mapping["c"] = b"1"
@@ -272,11 +273,12 @@ def test_who_takes_versions_alone_lets_others_pass_once(url, meet, monkeypatch):
 )
 def test_who_takes_versions_fast_sees_that_others_are_about_to(url, version, before, is_contended):
     """What they propose is for versions that it has taken long before they learn of it: `before`, in seconds."""
-    commits: Any = txstore.Repository(url).engine.commits
+    contention: Any = txstore.Repository(url).engine.commits.heads._contention
     proposed, made = (None, None) if before is None else (100.0 - before, 100.0)
     proposal = Object("proposal", 1, proposed)
-    commits._notice("main", 5, BranchListing({5: Object("commit", 1, made)}, {(version, b"o" * 16): proposal}, {}, {}))
-    assert commits.is_contended("main") == is_contended
+    listed = BranchListing({5: Object("commit", 1, made)}, {(version, b"o" * 16): proposal}, {}, {})
+    contention.notice("main", 5, listed)
+    assert contention.is_contended("main") == is_contended
 
 
 def test_what_is_no_proposal_is_left_out(url, meet):
@@ -377,11 +379,13 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 
     with all_die_when_it_is_decided(url, monkeypatch):
         commit_together(crew(url))
-    group_commit = commits._group_commits.read("main", 1)
+    group_commit = commits.versions._group_commits.read("main", 1)
     assert [is_taken(url, version) for version in range(1, CREW + 1)] == [True] + [False] * (CREW - 1)
     # It has seen what was decided, goes on behind that, and dies when it has the version.
-    commits._newest["main"], commits._looks["main"] = group_commit[0].stored, Look.now()
-    commits.decided(group_commit)
+    heads = commits.heads
+    heads._known.note("main", group_commit[0].stored)
+    heads._looks.note("main", Look.now())
+    heads._decided.decided(group_commit)
 
     def dies(*_: Any) -> None:
         raise Killed
@@ -474,11 +478,12 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         mapping["a"] = b"0"
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
-    monkeypatch.setattr(awake.engine.commits, "is_contended", lambda branch: False)  # it joins nobody
+    monkeypatch.setattr(awake.engine.commits.heads._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
         commits = each._staging._commits
-        commits._looks["main"] = Look(time.monotonic() - 60, time.time() - 60)
-        monkeypatch.setattr(commits, "head_to_follow", lambda branch, commits=commits: commits._newest[branch])
+        heads = commits.heads
+        heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
+        monkeypatch.setattr(heads, "to_follow", heads._known.of)
         monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)
     fitting, look, check = group_commits.fitting, GroupCommits._look, GroupCommits._check_made
 

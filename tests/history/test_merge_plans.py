@@ -12,8 +12,7 @@ import pytest
 import txstore
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
-from txstore.history.commits import Commits
-from txstore.history.remote_commits import RemoteCommits
+from txstore.history.opening import MERGED_IN_FILES, MERGED_IN_OBJECTS
 from txstore.segments.compaction import STEP, merged_by_commit, merged_in_background
 from txstore.segments.runs import find_runs
 from txstore.storage import pack_cache
@@ -75,7 +74,7 @@ class Line:
         return total
 
 
-AT_ONCE = pytest.mark.parametrize("at_once", [Commits.merged_at_once, RemoteCommits.merged_at_once])
+AT_ONCE = pytest.mark.parametrize("at_once", [MERGED_IN_FILES, MERGED_IN_OBJECTS])
 
 LINES: dict[str, Iterable[int]] = {
     "small commits": [1] * 6_000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import txstore
 from tests.history.conftest import Requests
 from tests.waiting import TIMEOUT
 from txstore.format import names
-from txstore.history import object_head_caches, remote_commits
+from txstore.history import listings, object_head_caches, object_versions
 from txstore.history import publisher as versions_of_history
 from txstore.transactions.transaction import Transaction
 
@@ -59,8 +60,8 @@ def test_who_has_seen_the_head_long_ago_looks_again(
     transaction = repo.begin()
     transaction["a"] = b"1"
     monkeypatch.setattr(object_head_caches, "STAYS", 60.0)
-    later = remote_commits.time.time() + 120  # as after a machine was suspended
-    monkeypatch.setattr(remote_commits.time, "time", lambda: later)
+    later = time.time() + 120  # as after a machine was suspended
+    monkeypatch.setattr(time, "time", lambda: later)
     requests.clear()
     transaction.commit()
     assert names.commits_directory("main") in requests
@@ -138,7 +139,7 @@ def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(
 ) -> None:
     """It has seen the head so long ago that a vacuum may have freed the version since."""
     repo, transaction = passed_by_a_vacuum(url)
-    monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
+    monkeypatch.setattr(listings, "TRUSTED", -1.0)
     with pytest.raises(txstore.CommitUnknownError) as caught:
         transaction.commit()
     assert repo.resolve(caught.value.commit_id) is None
@@ -148,9 +149,9 @@ def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(
 
 
 def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_commits, "_STANDS", 10.0)
+    monkeypatch.setattr(object_versions, "_STANDS", 10.0)
     slept: list[float] = []
-    monkeypatch.setattr(remote_commits.time, "sleep", slept.append)
+    monkeypatch.setattr(object_versions.time, "sleep", slept.append)
     repo = txstore.Repository(url)
     for number in range(3):
         commit(repo, "a", b"%d" % number)
@@ -160,7 +161,7 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     repo.vacuum(keep=1)
     waits = [each for each in slept if each > 1]
     assert len(waits) == 1
-    assert remote_commits.TRUSTED < waits[0] <= 11
+    assert listings.TRUSTED < waits[0] <= 11
 
 
 def test_a_small_commit_does_not_look_for_the_oldest_kept(url: str, requests: Requests) -> None:
@@ -231,7 +232,7 @@ def test_who_sleeps_and_loses_a_version_below_one_that_was_freed(url: str, monke
     other.tags["v1"] = 1
     other.optimize()
     other.vacuum(keep=1)
-    monkeypatch.setattr(remote_commits, "TRUSTED", -1.0)
+    monkeypatch.setattr(listings, "TRUSTED", -1.0)
     with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
     transaction.rollback()

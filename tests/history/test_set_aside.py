@@ -12,7 +12,7 @@ import pytest
 import txstore
 from tests.waiting import wait_for_background_cleanup
 from txstore.format import names
-from txstore.history.remote_commits import RemoteCommits
+from txstore.history.object_versions import ExclusiveCreate
 from txstore.maintenance import rebuild
 from txstore.maintenance.reachable import data_packs
 from txstore.segments.object_writer import SENT_AGAIN
@@ -56,14 +56,14 @@ def overtaken(url: str, monkeypatch: pytest.MonkeyPatch) -> Overtaken:
         transaction = repo.begin()
         for key, value in values.items():
             transaction[key] = value
-        take_version, left = RemoteCommits.take_version, list(theirs)
+        take_version, left = ExclusiveCreate.take, list(theirs)
 
-        def too_late(self: RemoteCommits, *arguments: Any, **options: Any) -> Any:
-            if left and self is repo.engine.commits:
+        def too_late(self: ExclusiveCreate, *arguments: Any, **options: Any) -> Any:
+            if left and self is repo.engine.commits.versions:
                 commit(other, left.pop(0), b"1")
             return take_version(self, *arguments, **options)
 
-        monkeypatch.setattr(RemoteCommits, "take_version", too_late)
+        monkeypatch.setattr(ExclusiveCreate, "take", too_late)
         return transaction, other
 
     return begin

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from txstore.history.remote_commits import RemoteCommits
 
 import txstore
 from tests.waiting import TIMEOUT, wait_until
@@ -22,6 +21,7 @@ from txstore.commit_queue import tickets
 from txstore.commit_queue.group_commits import BranchListing, Look
 from txstore.commit_queue.tickets import Pace, Seen, Turns, Waiting
 from txstore.format import names
+from txstore.history.object_heads import ObjectHeads
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
 
@@ -240,13 +240,13 @@ def test_the_ticket_stays_as_long_as_somebody_outside_of_the_line_may_be_faster(
 
 def test_who_is_overtaken_in_its_turn_goes_on_from_what_it_has_met(url, patient, monkeypatch):
     """It takes the version above at once: who commits in a row would be faster than one that has to look first."""
-    looks, see = [], RemoteCommits.see
+    looks, see = [], ObjectHeads.see
 
-    def noted(self: RemoteCommits, branch: str) -> Any:
+    def noted(self: ObjectHeads, branch: str) -> Any:
         looks.append(threading.current_thread().name)
         return see(self, branch)
 
-    monkeypatch.setattr(RemoteCommits, "see", noted)
+    monkeypatch.setattr(ObjectHeads, "see", noted)
     has_met_others(url).run(overtaken(url, "mine", [1, 0]))
     assert logged(url) == [1, 0, "mine"]
     waited_for = [name for name in looks if "ticket" not in name]

@@ -17,8 +17,7 @@ import pytest
 import txstore
 from tests import reliability
 from tests.maintenance import small
-from txstore.history.commits import Commits
-from txstore.history.opening import open_storage
+from txstore.history.opening import open_commits, open_storage
 from txstore.maintenance.repair import verify_and_repair
 from txstore.maintenance.report import Report
 from txstore.maintenance.verify import verify
@@ -83,7 +82,7 @@ def read_all(path: Path, contents: small.Contents) -> tuple[int, bool]:
 
 
 def verified(path: Path) -> Report:
-    return verify(Commits(open_storage(path)))
+    return verify(open_commits(open_storage(path)))
 
 
 def flips(tree: Tree) -> Iterator[tuple[str, int, int]]:

@@ -13,8 +13,7 @@ from tests.maintenance.test_backup import put
 from tests.system.bad_input.disk import tree
 from txstore.commit import MAIN
 from txstore.format import names
-from txstore.history.commits import Commits
-from txstore.history.opening import open_storage
+from txstore.history.opening import open_commits, open_storage
 from txstore.maintenance.check_file import frames_end
 from txstore.maintenance.repair import verify_and_repair
 
@@ -74,7 +73,7 @@ def test_it_is_backed_up(maintained, tmp_path):
 
 def test_its_runs_are_rebuilt_or_its_keys_are_errors(maintained, tmp_path):
     path, head, _ = maintained
-    commits = Commits(open_storage(path))
+    commits = open_commits(open_storage(path))
     oldest_kept = commits.head(MAIN).header.oldest_kept
     assert oldest_kept > 0
     for version in sorted(commits.files.versions(MAIN)):
@@ -107,7 +106,7 @@ def test_it_is_not_changed(maintained):
 def test_a_damaged_value_of_a_tagged_commit(maintained):
     path, _, _ = maintained
     version = txstore.Repository(path).tags["kept"].version
-    stored = Commits(open_storage(path)).files.read(MAIN, version)
+    stored = open_commits(open_storage(path)).files.read(MAIN, version)
     assert stored is not None
     file = path / stored.path
     content = bytearray(file.read_bytes())

@@ -18,8 +18,7 @@ from tests.system.bad_input.disk import tree
 from txstore.commit import MAIN
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.packfile import PackName
-from txstore.history.commits import Commits
-from txstore.history.opening import open_storage
+from txstore.history.opening import open_commits, open_storage
 from txstore.maintenance.repair import verify_and_repair
 from txstore.maintenance.report import Report
 from txstore.maintenance.verify import verify
@@ -51,7 +50,7 @@ def commit_file(path: Path, version: int) -> Path:
 
 
 def stored_in(path: Path, version: int):
-    stored = Commits(open_storage(path)).files.read(MAIN, version)
+    stored = open_commits(open_storage(path)).files.read(MAIN, version)
     assert stored is not None
     return stored
 
@@ -236,7 +235,7 @@ def test_a_torn_head_is_moved_away(written, path, length):
     report = repaired(path)
     assert ["was durable here" in fault.reason for fault in report.faults] == [True]  # it is lost: said once
     assert f"the head is version {LAST - 1} again" in report.repairs[0].action
-    assert verify(Commits(open_storage(path))).ok
+    assert verify(open_commits(open_storage(path))).ok
     assert contents_of(path) == written[1][:LAST]
     assert f"commits/main/{LAST:010d}" in quarantined(path)
 
@@ -464,7 +463,7 @@ def test_a_pack_that_another_commit_has_brought(written, path):
 
 
 def test_verify_reads_a_repository_that_only_others_may_write(path):
-    assert verify(Commits(open_storage(path))).ok
+    assert verify(open_commits(open_storage(path))).ok
 
 
 def test_a_head_cache_of_another_commit_in_a_version_does_no_harm_to_the_one_that_is_there(path):

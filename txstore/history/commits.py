@@ -23,7 +23,7 @@ from txstore.history.kept import KeptCommits
 from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import StagingPlace
 from txstore.history.tag_names import TagNames
-from txstore.history.versions import Versions
+from txstore.history.versions import VersionTaking
 from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.storage.interface import Storage
 
@@ -32,7 +32,7 @@ class Way(NamedTuple):
     """How commits are found and made on one kind of storage."""
 
     heads: Heads
-    versions: Versions
+    versions: VersionTaking
     head_caches: HeadCaches
     durability: Durability
     staged: StagingPlace

@@ -90,10 +90,10 @@ class ObjectHeads:
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
             found = self._search(branch) or self._files.fork_point(branch)
-        if newest is not None and found is not None and found.header.version == newest.header.version:
-            if found.header.id != newest.header.id:
-                self._branches.check_living(branch)
-                raise self._proof.taken_away(newest)
+        is_of_same_version = newest is not None and found is not None and found.header.version == newest.header.version
+        if newest is not None and found is not None and is_of_same_version and found.header.id != newest.header.id:
+            self._branches.check_living(branch)
+            raise self._proof.taken_away(newest)
         self._known.check(branch, newest, found)
         if found is not None:
             self._known.note_newer(branch, found)

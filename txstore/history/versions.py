@@ -29,7 +29,7 @@ class VersionTakenError(Exception):
     """Another commit has the version. Internal: the committer goes on to the next one."""
 
 
-class Versions(Protocol):
+class VersionTaking(Protocol):
     """How the committers of one repository compete for versions, and take them."""
 
     @property

@@ -47,7 +47,7 @@ class Bucket:
 
 @pytest.fixture
 def bucket(s3, proxy, monkeypatch) -> Iterator[Bucket]:
-    monkeypatch.setattr("txstore.history.remote_commits._STANDS", -1.0)  # nobody is about to commit
+    monkeypatch.setattr("txstore.history.object_versions._STANDS", -1.0)  # nobody is about to commit
     bucket = Bucket(s3, proxy)
     yield bucket
     proxy.faults = Faults()

@@ -16,7 +16,7 @@ from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
 from txstore.commit_queue import group_commits
-from txstore.history import remote_commits
+from txstore.history import whole_groups
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +26,7 @@ WRITERS, KILLED = 6, 3
 
 def write(url: str, options: dict[str, object], writer: int, commits: int, acknowledged: str) -> None:
     """Make commits; a line of a file says of each that it was acknowledged."""
-    group_commits._PATIENCE_SECONDS = remote_commits._PATIENCE = 0.3
+    group_commits._PATIENCE_SECONDS = whole_groups._PATIENCE = 0.3
     repo = txstore.Repository(url, storage_options=options)
     with Path(acknowledged).open("ab", buffering=0) as told:
         for number in range(commits):

@@ -23,7 +23,8 @@ from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
 from tests.waiting import wait_until
 from txstore.format import names
-from txstore.history import object_head_caches, remote_commits
+from txstore.history import listings, object_head_caches
+from txstore.history.creation_proof import CreationProof
 from txstore.maintenance import replacing, vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
@@ -96,7 +97,7 @@ def place(
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that was seen is followed without another look, however slow this machine is."""
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(remote_commits, "TRUSTED", 1e9)
+    monkeypatch.setattr(listings, "TRUSTED", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
@@ -373,13 +374,13 @@ def test_an_answer_of_before_the_switch_comes_late(place, trusting, monkeypatch)
     late = staged(second, "late")
     commit(first, "taken")
     place.switch_versioning_on()
-    confirm = remote_commits.RemoteCommits.confirm
+    confirm = CreationProof.confirm
 
-    def after_another(commits: Any, stored: Any) -> None:
-        commits.storage.objects._connected()._told.note(are_told=False)
-        confirm(commits, stored)
+    def after_another(proof: Any, stored: Any) -> None:
+        proof._storage.objects._connected()._told.note(are_told=False)
+        confirm(proof, stored)
 
-    monkeypatch.setattr(remote_commits.RemoteCommits, "confirm", after_another)
+    monkeypatch.setattr(CreationProof, "confirm", after_another)
     with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
         late.commit()
 
@@ -471,7 +472,7 @@ def test_a_commit_is_not_acknowledged_that_was_made_beside_a_stop(place, trustin
 
     def beside(*arguments: Any) -> None:
         create(*arguments)
-        repo.engine.commits._stopped.add("main")
+        repo.engine.commits.heads._listings.stopped.add("main")
 
     monkeypatch.setattr(repo.engine.commits.storage.late_answers, "create", beside)
     with pytest.raises(txstore.CommitUnknownError, match=STOPPED):
@@ -504,7 +505,7 @@ def replaced_by_the_dead(place: Place, first: txstore.Repository) -> txstore.Com
     taken = commit(first, "taken")
     place.switch_versioning_on()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(remote_commits.RemoteCommits, "confirm", killed)
+        patched.setattr(CreationProof, "confirm", killed)
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     place.create_exclusively()
@@ -535,7 +536,7 @@ def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(remote_commits.RemoteCommits, "confirm", interrupted)
+        patched.setattr(CreationProof, "confirm", interrupted)
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     with pytest.raises(OSError, match=CAUSE):
