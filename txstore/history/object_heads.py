@@ -90,8 +90,7 @@ class ObjectHeads:
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
             found = self._search(branch) or self._files.fork_point(branch)
-        is_of_same_version = newest is not None and found is not None and found.header.version == newest.header.version
-        if newest is not None and found is not None and is_of_same_version and found.header.id != newest.header.id:
+        if newest is not None and found is not None and _has_taken_place_of(newest, found):
             self._branches.check_living(branch)
             raise self._proof.taken_away(newest)
         self._known.check(branch, newest, found)
@@ -205,3 +204,8 @@ class ObjectHeads:
             return self.find(branch)
         self._known.note(branch, found)
         return found
+
+
+def _has_taken_place_of(known: Stored, found: Stored) -> bool:
+    """Tell whether another commit is in the version of a known one."""
+    return found.header.version == known.header.version and found.header.id != known.header.id
