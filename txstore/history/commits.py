@@ -1,7 +1,7 @@
-"""The log of a repository: it finds the head of a branch, reads commits, and appends the next one.
+"""The history of a repository: finds the head of a branch, reads commits, and appends the next one.
 
-How it does so depends on the storage: on a file system a committer renames a file under the commit lock, in an object
-store it creates the next version, which succeeds once. `opening` gives the log its `Way`.
+How it does so depends on the storage. On a file system, a committer renames a file under the commit lock. In an object
+store, it creates the next version, which succeeds once. `opening` chooses the `Way`.
 
 A branch is named by its id here, as it is everywhere below the facade: `branch_names` knows the names.
 """
@@ -29,14 +29,14 @@ from txstore.storage.interface import Storage
 
 
 class Way(NamedTuple):
-    """How commits are found and made on one kind of storage."""
+    """How a history finds and makes commits on one kind of storage."""
 
     heads: Heads
     versions: VersionTaking
     head_caches: HeadCaches
     durability: Durability
     staged: StagingPlace
-    #: Whether a vacuum sees which commits are read.
+    #: Whether a vacuum sees which commits other processes read.
     are_pins_seen: bool
     #: Bytes of runs that a small commit merges, or a few times as many.
     merged_at_once: int
@@ -66,14 +66,14 @@ class Commits:
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
         self.compaction_outputs = CompactionOutputs(storage, way.merged_at_once)
-        self._warned_of = 0  # the time, ahead of the clock, that a commit was warned to be of
+        self._warned_of = 0  # the time of the last commit from the future that a warning named
 
     def head(self, branch: str = MAIN) -> Stored | None:
-        """Return the newest commit, None if there is none yet; of a branch without its own, that it begins behind."""
+        """Return the newest commit; for a branch without own commits, the one it starts at. None: no commit yet."""
         return self.heads.find(branch)
 
     def hold_kept(self, find: Callable[[], dict[str, int]], hold: Callable[[str, Stored], object]) -> dict[str, int]:
-        """Pin each branch's oldest kept commit; return the oldest kept versions. `find` looks for these."""
+        """Pin the oldest kept commit of each branch. Return the oldest kept versions, which `find` looks up."""
         while True:
             found = find()
             if not self.are_pins_seen:
@@ -85,9 +85,9 @@ class Commits:
                 return found
 
     def warns_of(self, stored: Stored, lead: int) -> bool:
-        """Tell whether a commit is dated later than those that were warned of by more than `lead`, in microseconds.
+        """Tell whether to warn of a commit from the future: not if it is within `lead` microseconds of one warned of.
 
-        The commits that follow one are dated a microsecond later each: one warning is enough.
+        The commits after it are dated a microsecond later each: one warning is enough.
         """
         if stored.header.time - self._warned_of <= lead:
             return False

@@ -1,4 +1,4 @@
-"""Whether others are about to commit to a branch, as far as this process has met them."""
+"""Tracks whether other committers are about to commit to a branch, as far as this process has met them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _CROWD = 2
 
 
 class Contention:
-    """What this process knows of other committers, branch by branch."""
+    """The other committers of each branch that this process knows of."""
 
     def __init__(self, listings: Listings) -> None:
         self._listings = listings
-        self._is_contended: dict[str, bool] = {}  # others are about to commit, too
+        self._is_contended: dict[str, bool] = {}  # other committers are about to commit, too
         self._is_crowded: dict[str, bool] = {}
-        self._led: dict[str, int] = {}  # the version that another committer is about to take for all
-        self._has_lost = False  # a version, in the commit that is under way
-        self._has_waited: bytes | None = None  # the last commit here that has let others pass
+        self._led: dict[str, int] = {}  # the version that another committer is about to take for a group
+        self._has_lost = False  # the running commit has lost a version
+        self._has_waited: bytes | None = None  # the last commit of this process that has let a group pass
 
     def is_contended(self, branch: str) -> bool:
         return self._listings.can_list_on and self._is_contended.get(branch, False)
@@ -38,7 +38,7 @@ class Contention:
         self._is_contended[branch] = is_contended
 
     def has_to_wait(self, stored: Stored) -> bool:
-        """Tell, once for each commit, whether it is to let others pass."""
+        """Tell whether a commit has to let a group commit pass first. True at most once for each commit."""
         header = stored.header
         if not self.is_contended(header.branch) or header.fork is not None or self._has_waited == header.id:
             return False
@@ -51,32 +51,32 @@ class Contention:
     def note_lost(self, branch: str) -> None:
         """Note that another committer was faster.
 
-        A committer that has met one other, once, tries again alone: that takes fewer trips than to ask who else there
-        is. But not where it was never seen that others can be looked for in that way.
+        A committer that has met one other for the first time tries again alone: that takes fewer round trips than
+        looking for more. It does not if the server has never listed from a name on.
         """
         self._is_contended[branch] = self._has_lost and self._listings.has_listed_on
         self._has_lost = True
 
     def note_line(self, branch: str, line: list[Stored]) -> None:
-        """Note what was found in a version that was lost, and in those behind it."""
+        """Note the commits that were found in a lost version and the versions above it."""
         is_group = line[-1].header.group_commit is not None
         self._is_contended[branch] |= (len(line) > 1 and self._listings.has_listed_on) or is_group
 
     def note_in_turn(self, branch: str) -> None:
-        """Committers in line don't commit together: each needs what the one before has committed."""
+        """Note that this committer is in the queue. Those in the queue make no group: each needs the commit before."""
         self._is_contended[branch] = self._has_lost = False
 
     def note_group(self, stored: Stored, length: int) -> None:
-        """Note that a commit is of a group commit of this many."""
+        """Note that a commit belongs to a group commit of `length` commits."""
         branch = stored.header.branch
         if abs(time.time() - stored.header.time / 1e6) < _RECENT:
             self._is_contended[branch] = True
             self._is_crowded[branch] = self._is_crowded.get(branch, False) or length > _CROWD
 
     def notice(self, branch: str, top: int, listed: BranchListing) -> None:
-        """Note whether others are about to commit: what they propose lies behind the version that they want, or wanted.
+        """Note whether other committers are about to commit: the listing shows their proposals.
 
-        That may be a few versions below the head by now, where somebody takes them faster than others learn of it.
+        A proposal may be for a version that is now below the head, if another committer takes versions fast.
         """
         newest = listed.versions[top].modified
         others = {

@@ -1,6 +1,6 @@
-"""Whether the server creates objects exclusively; what is done when it has begun to ignore conditions.
+"""Proves that the server creates objects exclusively, and stops commits when it ignores conditions.
 
-Then commits may have taken each other's places. No process commits to a branch until that is repaired.
+In that case commits may have taken each other's versions. No process commits to the branch until it is repaired.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from txstore.storage.remote import RemoteStorage
 
 
 class CreationProof:
-    """Asks the server before and after a version is taken, and stops the commits to a branch."""
+    """Asks the server before and after a commit takes a version, and stops the commits to a branch."""
 
     def __init__(self, storage: RemoteStorage, listings: Listings, head_caches: ObjectHeadCaches) -> None:
         self._storage = storage
         self._listings = listings
         self._head_caches = head_caches
-        self._unwritten: dict[str, Stored] = {}  # of each branch, the commit that such a stop is to name
-        # Of each branch, what is not followed by what is in the next version; or may have another's, for all one knows.
+        self._unwritten: dict[str, Stored] = {}  # for each branch, the commit that the stop file will name
+        # For each branch, a commit that the next version does not follow, or that may have taken another's version.
         self._doubted: dict[str, Stored] = {}
 
     def doubt(self, stored: Stored) -> None:
-        """Ask the server anew before the next commit to the branch of one that may have another's place."""
+        """Ask the server again before the next commit to the branch: this commit may have taken another's version."""
         self._doubted[stored.header.branch] = stored
 
     def taken_away(self, known: Stored) -> CorruptionError:
-        """Return what to raise for a commit that this process has seen, and in whose place another one is now."""
+        """Return the error for a commit that this process has seen, and whose version another commit has now."""
         self._head_caches.stop()
         reason = f"commit {known.header.id.hex()} was here, and another one has its place"
-        if known.header.branch in self._head_caches.made:  # who only reads can ask nothing
+        if known.header.branch in self._head_caches.made:  # a process that only reads can ask nothing
             reason += self.why(known)
         return CorruptionError(known.path, reason=f"{reason}: the repository was repaired, deleted or replaced")
 
     def why(self, stored: Stored) -> str:
-        """Ask the server anew whether it creates exclusively, since a commit has not the place that it should have."""
+        """Ask the server again whether it creates exclusively: a commit is not in its version. Return the cause."""
         self._storage.doubt()
         try:
             self._prove(stored)
@@ -52,8 +52,8 @@ class CreationProof:
     def _prove(self, suspect: Stored | None) -> None:
         """Raise `OSError` if the server may not create exclusively.
 
-        If it does not, no process commits any more to the branch of a commit that may have another's place, or lack
-        its own.
+        If it does not, stop all commits to the branch of `suspect`, which may have taken another's version, or lost its
+        own.
         """
         try:
             self._storage.wait_for_check()
@@ -63,13 +63,13 @@ class CreationProof:
             raise
 
     def check_listing(self, branch: str) -> None:
-        """Raise `OSError` if commits may have taken each other's versions, as a listing says now."""
+        """Raise `OSError` if the present listing says that commits may have taken each other's versions."""
         self._listings.all(branch)
         self._raise_if_stopped(branch)
 
     def _raise_if_stopped(self, branch: str) -> None:
         if branch in self._listings.stopped:
-            self._head_caches.stop()  # which may be of commits that a repair does not keep
+            self._head_caches.stop()  # a repair may not keep their commits
             words = (
                 "a commit has found that the server did not create objects exclusively, so that commits may have taken "
                 "each other's places. No process commits until repo.verify(repair=True), or `txstore verify "
@@ -79,7 +79,7 @@ class CreationProof:
             raise OSError(errno.EOPNOTSUPP, words, f"{self._storage.url}/{names.commits_directory(branch)}")
 
     def check_creation(self, branch: str) -> None:
-        """Raise `OSError` if a commit could take another's place, or some may have done so."""
+        """Raise `OSError` if a commit could take another's version, or may have done so."""
         self._write_stop(branch)
         self._raise_if_stopped(branch)
         doubted = self._doubted.get(branch)
@@ -89,7 +89,7 @@ class CreationProof:
         self._doubted.pop(branch, None)
 
     def confirm(self, stored: Stored) -> None:
-        """Raise `CommitUnknownError` if a commit that was just made may have taken another's place."""
+        """Raise `CommitUnknownError` if a new commit may have taken another's version."""
         self._storage.renew_check()  # if it took long
         try:
             self._prove(stored)
@@ -102,17 +102,17 @@ class CreationProof:
             raise CommitUnknownError(stored.header.id.hex(), reason=reason) from error
 
     def _stop(self, stored: Stored) -> None:
-        """Stop all commits to a branch until it is repaired: every process that looks for its head sees this."""
+        """Stop all commits to a branch until a repair. Each process that looks for its head sees the stop file."""
         self._unwritten[stored.header.branch] = stored
         try:
             self._write_stop(stored.header.branch)
-        except BaseException:  # Ctrl-C, say: no other process may know of it
+        except BaseException:  # Ctrl-C, for example: other processes may not know of it yet
             self._write_stop(stored.header.branch)
             raise
         self._head_caches.stop()
 
     def _write_stop(self, branch: str) -> None:
-        """Leave what this process has to say; what could not be written is written at the next use."""
+        """Write the stop file. If that fails, the next use of the branch tries again."""
         if (stored := self._unwritten.get(branch)) is None:
             return
         self._listings.stopped.add(branch)

@@ -1,4 +1,4 @@
-"""Commits of group commits that were decided behind the head, and are not known to be in their places."""
+"""Keeps the commits of group commits that were decided, but whose files this process has not seen."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DecidedCommits:
         return bool(self._loose.get(branch))
 
     def last(self, branch: str, newest: Stored) -> Stored:
-        """Return the last commit that was decided, `newest` if none is loose."""
-        self.missing(branch, -1, ())  # what has been seen since is loose no more
+        """Return the last decided commit, or `newest` if the files of all are known to exist."""
+        self.missing(branch, -1, ())  # this forgets commits whose files were seen since
         with self._lock:
             loose = self._loose.get(branch)
             return loose[-1].stored if loose else newest
@@ -60,7 +60,7 @@ class DecidedCommits:
                     self._storage.cache.keep(each.stored.header.id, 0, each.content)
 
     def missing(self, branch: str, upto: int, there: Collection[int]) -> list[GroupCommitMember]:
-        with self._lock:  # else, of two threads that look at the first, one would take the second off
+        with self._lock:  # else two threads could look at the same commit and remove two
             loose, newest = self._loose.get(branch, []), self._known.of(branch)
             while loose and (
                 loose[0].stored.header.version in there

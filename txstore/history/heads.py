@@ -1,4 +1,4 @@
-"""Finding the head of a branch: its newest commit."""
+"""Finds the head of a branch: its newest commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstore.history.identity import Identity
 from txstore.history.oldest_kept import OldestKept
 from txstore.storage.interface import Storage
 
-#: So often a search for the head begins anew that a vacuum has overtaken.
+#: Number of searches for the head, if a vacuum invalidates them each time.
 _SEARCHES = 20
 
 
@@ -23,16 +23,17 @@ class Heads(Protocol):
     """Finds the heads of the branches of one repository."""
 
     def find(self, branch: str) -> Stored | None:
-        """Return the newest commit, None if there is none yet; of a branch without its own, that it begins behind."""
+        """Return the newest commit; for a branch without own commits, the one it starts at. None: no commit yet."""
 
     def to_follow(self, branch: str) -> Stored | None:
-        """Return the newest commit, or one that was the newest a moment ago: a committer that proposes to follow it is
-        told.
+        """Return the newest commit, or the one that was the newest a moment ago.
+
+        A committer that follows an old one loses the version, and looks again.
         """
 
 
 class KnownHeads:
-    """Of each branch, the head that this process has found last. What was there must not be missing later (I4)."""
+    """The last head of each branch that this process has found. It must not be missing later (I4)."""
 
     def __init__(self, identity: Identity, branches: BranchNames) -> None:
         self._identity = identity
@@ -46,7 +47,7 @@ class KnownHeads:
         self._newest[branch] = found
 
     def note_newer(self, branch: str, found: Stored) -> None:
-        """Note a head, unless another thread has found a newer one since."""
+        """Record a head, unless another thread has found a newer one since."""
         there = self._newest.get(branch)
         if there is None or there.header.version < found.header.version:
             self._newest[branch] = found
@@ -58,18 +59,18 @@ class KnownHeads:
         self._newest.clear()
 
     def check(self, branch: str, newest: Stored | None, found: Stored | None) -> None:
-        """Raise `CorruptionError` if a head that was found is older than one that was known before, or none."""
+        """Raise `CorruptionError` if the found head is missing, or older than the one that was known before."""
         if found is None:
             self._identity.check_there()
         if newest is not None and (found is None or found.header.version < newest.header.version):
             self._branches.check_living(branch)
-            # I4: what was there is not missing but lost.
+            # I4: a commit that existed is lost, not merely missing.
             reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
 
 
 class FileHeads:
-    """Follows the head cache, and from there each version that is taken; without one, it looks at all versions."""
+    """Heads on a disk: follows the head cache, then each taken version above. Without a cache, lists all versions."""
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class FileHeads:
         for _ in range(_SEARCHES):
             while True:
                 above = self._files.read(branch, 0 if found is None else found.header.version + 1)
-                if above is None or not above.follows(found):  # nothing, or an orphan: not followed
+                if above is None or not above.follows(found):  # nothing, or an orphan
                     break
                 found = above
-            # I10: below the oldest kept version there are gaps. A search may have been overtaken by a vacuum, a head
-            # cache written late.
+            # I10: below the oldest kept version there are gaps. A vacuum may have run during the search, or a process
+            # may have written the head cache late.
             if not self._oldest_kept.is_above(branch, -1 if found is None else found.header.version):
                 break
             found = self._search(branch, newest) or self._files.fork_point(branch)
@@ -112,7 +113,7 @@ class FileHeads:
             raise CorruptionError(
                 names.oldest_kept_directory(branch), reason="it names a version that is above all commits"
             )
-        # `newest` is what was known when the search began: another thread may have found a newer one since.
+        # `newest` was known when the search began: another thread may have found a newer one since.
         self._known.check(branch, newest, found)
         if found is not None:
             self._known.note(branch, found)
@@ -122,15 +123,15 @@ class FileHeads:
         try:
             head_cache = self._head_caches.read(branch)
         except (OSError, encoding.MalformedError):
-            return None  # it is only a cache: the versions are the truth
+            return None  # it is only a cache: the versions decide
         is_durable = head_cache.durable
         if newest is not None and newest.header.id == head_cache.commit_id:
             # A commit never changes; but is it still there?
             found = newest if self._storage.exists(newest.path) else None
         else:
             found = self._files.read(branch, head_cache.version)
-            # All that was below it when the head cache was written is there, unless the power was lost since, or this
-            # is a copy: what was true of the original need not be true of it.
+            # All commits below it existed when the head cache was written. They still exist, unless the power was lost
+            # since, or this directory is a copy.
             place = self._storage.place()
             is_here = head_cache.place == place != 0
             is_durable = is_here and head_cache.durable
@@ -152,11 +153,11 @@ class FileHeads:
         return found
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
-        """Find a commit near the head without a head cache: the highest one whose chain of parents is whole."""
-        lowest: int | None = None  # version, of those whose chain breaks where that of a commit above them did
+        """Find a commit near the head without a head cache: the highest one with an unbroken chain of parents."""
+        lowest: int | None = None  # the lowest version whose chain breaks at the same place
         for version in sorted(self._files.versions(branch), reverse=True):
             if lowest is not None and version >= lowest:
-                continue  # only commits that were read on the way down could vouch for it
+                continue  # only commits above could vouch for it
             found = self._files.read(branch, version)
             if found is not None:
                 lowest = self._break_below(found, newest)
@@ -165,7 +166,7 @@ class FileHeads:
         return None
 
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
-        """Tell whether a version is missing. In a copy any may be: what commits vouch for was true of the original."""
+        """Tell whether a version is missing. In a copy any may be missing: commits vouch for the original only."""
         header, versions = stored.header, set(self._files.versions(stored.header.branch))
         fork = self._branches.fork(header.branch)
         first = max(
@@ -177,28 +178,27 @@ class FileHeads:
         return self._break_below(stored, known) is None
 
     def _break_below(self, stored: Stored, known: Stored | None) -> int | None:
-        """Return where the parents of a commit are not there any more: the version above that. None: the chain is
-        whole.
+        """Return the version whose parent is missing. None if the chain is unbroken.
 
-        It is if they exist down to one that was durable before its child was made. A commit that was synced vouches for
-        all commits below it but the pending ones that it lists (I1); one made with `durability="none"` vouches for
-        none.
+        The chain is unbroken if all parents exist down to one that was durable before its child was made. A synced
+        commit vouches for all commits below it except the pending ones that it counts (I1). A commit made with
+        `durability="none"` vouches for none.
         """
         if stored.header.branch in self._durable.copied and self._has_gaps(stored, known):
             return stored.header.version
-        vouched = 0  # what lies below this version was durable when a commit was made that we have met
+        vouched = 0  # below this version, commits were durable when one of the commits above was made
         oldest_kept = 0
         while known is None or stored.header.id != known.header.id:
             header = stored.header
             oldest_kept = max(oldest_kept, header.oldest_kept)
             if header.version <= oldest_kept:
-                return None  # a vacuum, which is durable before it deletes anything, may have removed what was below
+                return None  # a vacuum may have deleted the commits below; it is durable before it deletes
             below = self._files.parent(stored)
             if not stored.follows(below):
                 is_removed = below is None and self._oldest_kept.is_above(header.branch, header.version - 1)
                 return None if is_removed else header.version
             if header.fork:
-                return None  # what a branch begins behind was made durable before there was the branch
+                return None  # the commit that a branch starts at was durable before the branch was made
             if header.synced:
                 vouched = max(vouched, header.version - header.pending)
             if below is None or below.header.version < vouched:

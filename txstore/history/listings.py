@@ -1,4 +1,4 @@
-"""Listings of a branch on an object store: which versions are taken, and who is about to take the next one."""
+"""Lists a branch on an object store: the taken versions, and the proposals for the next one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Listings:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self.can_list_on = True  # from a name on, as far as it was tried
+        self.can_list_on = True  # whether it lists from a name on; True until a listing has failed
         self.has_listed_on = False
-        self.stopped: set[str] = set()  # branches that no process may commit to until they are repaired
+        self.stopped: set[str] = set()  # branches whose commits are stopped until a repair
 
     def above(self, branch: str, version: int) -> BranchListing | None:
-        """Return what there is of a branch from a version on; None where one request can't tell that."""
+        """List a branch from a version on. None if the server can't do so with one request."""
         directory, after = names.commits_directory(branch), names.version_name(version - 1) if version else ""
         found = self._objects.list_after(directory, after, _LISTED)
         if found is None:
@@ -40,12 +40,12 @@ class Listings:
         return listed
 
     def all(self, branch: str) -> BranchListing:
-        """Return what there is of a branch."""
+        """List a whole branch."""
         return self._sorted_out(branch, self._objects.list(names.commits_directory(branch)))
 
 
 class Looks:
-    """When this process has last looked for the head of each branch."""
+    """The times when this process last looked for the head of each branch."""
 
     def __init__(self) -> None:
         self._looks: dict[str, Look] = {}
@@ -57,13 +57,13 @@ class Looks:
         self._looks[branch] = look
 
     def forget(self, branch: str) -> Look | None:
-        """Let the head be looked for; return when that was done last."""
+        """Forget the last look, so that the next committer looks for the head. Return the last look."""
         return self._looks.pop(branch, None)
 
     def note_free(self, branch: str, look: Look, before: Look | None) -> None:
-        """Note that the version above what is known of a branch was free, and, as the look before says, never taken.
+        """Record that the version above the known head was free. The look before shows that it was never taken.
 
-        If that was too long ago, a vacuum may have freed the version since: then a listing has to say what is there.
+        If that look is too old, a vacuum may have freed the version since: then the next committer has to list.
         """
         if is_trusted(before):
             self.note(branch, look)
@@ -72,5 +72,5 @@ class Looks:
 
 
 def is_trusted(look: Look | None) -> bool:
-    """Tell whether no vacuum can have freed what was seen then: it lets commits stand for longer (I10)."""
+    """Tell whether a look is so recent that no vacuum can have freed versions that it saw (I10)."""
     return look is not None and look.age < TRUSTED

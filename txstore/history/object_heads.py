@@ -1,7 +1,7 @@
-"""Finding the head on an object store: few requests, since each takes its time.
+"""Finds the head of a branch on an object store with few requests.
 
-A listing that begins right below the newest known commit tells in one request whether it is still there and what has
-come since.
+A listing that starts right below the newest known commit tells with one request whether that still exists, and which
+commits are newer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstore.storage.remote import RemoteStorage
 
 
 class ObjectHeads:
-    """The `Heads` of an object store, and the `VersionLog` of those that wait for a version."""
+    """The `Heads` of an object store, and the `VersionLog` of committers that wait for a version."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ObjectHeads:
         if look is None or look.age >= object_head_caches.STAYS or not self._makes_requests:
             return self.find(branch)
         if newest is None:
-            return None  # as it was a moment ago, before the first commit
+            return None  # a moment ago there was no commit
         last = self._decided.last(branch, newest)
         group_commit = last.header.group_commit
         if group_commit is not None and group_commit.place + 1 < group_commit.length:
@@ -107,9 +107,9 @@ class ObjectHeads:
         return None if listed is None else Seen(look, listed)
 
     def _look_above(self, branch: str, known: Stored, seen: Seen | None) -> Stored | None:
-        """Return the newest commit from a known one on; None if that is not there, and nothing above it.
+        """Return the newest commit from a known one on. None if neither that nor a newer one exists.
 
-        `seen`: what was listed from there, if it was a moment ago.
+        `seen`: a listing from there that is a moment old.
         """
         version = known.header.version
         listed = self._listings.above(branch, max(version - BEHIND, 0)) if seen is None else seen.listed
@@ -117,7 +117,7 @@ class ObjectHeads:
             return self._walk_above(branch, known)
         versions = {at: each for at, each in listed.versions.items() if at >= version}
         if not versions:
-            # A server's listing may be late: what this process has seen is there all the same.
+            # A listing may lag behind: a commit that this process has seen may exist all the same.
             return known if self._files.has_footer(known) else None
         top = max(versions)
         self._contention.notice(branch, top, listed)
@@ -125,7 +125,7 @@ class ObjectHeads:
             return self._groups.whole(known, versions)
         stored = self._files.read(branch, top)
         if stored is None:
-            return self._search(branch)  # somebody has given it back, or a vacuum has overtaken us
+            return self._search(branch)  # its committer has given it back, or a vacuum has deleted it
         if top == version + 1 and not stored.follows(known):
             self._proof.doubt(known)
             return known  # an orphan
@@ -138,10 +138,10 @@ class ObjectHeads:
         return self._head_caches.made.get(stored.header.branch) == stored.header.id
 
     def _is_same(self, known: Stored, listed: Object) -> bool:
-        """Tell whether a listed object is the one that a commit was read from, and not one made in its place.
+        """Tell whether a listed object is the one from which a commit was read, and not a replacement.
 
-        Objects never change: one that has the length and time that it had before is the same. Its time is learned when
-        it is first listed; until then its length has to do, and that it is of this repository.
+        Objects never change: one with the same length and time is the same. The first listing gives the time; before
+        that, the length has to match.
         """
         if listed.size != known.footer.file_length:
             return False

@@ -31,7 +31,7 @@ from txstore.storage.remote import RemoteStorage
 
 #: Seconds, by the server's clock, that a commit exists before a vacuum deletes it: see `TRUSTED`.
 _STANDS = 10.0
-#: Versions that a committer reads at once when it has lost one: others may have committed more meanwhile.
+#: Number of versions that a committer reads at once after it has lost one: there may be more new commits.
 _LOOKED_AT = 4
 #: Seconds: what a round trip takes is measured, with all that a process may have been held up by.
 _LONGEST_PAUSE = 0.1
@@ -81,7 +81,7 @@ class ExclusiveCreate:
         return self._tickets.turns(branch) if has_lines else contextlib.nullcontext()
 
     def may_have_taken(self, stored: Stored) -> bool:
-        return True  # the server may yet come to a request whose answer was not waited for
+        return True  # the server may still execute a request whose answer this process did not wait for
 
     def give_back(self, stored: Stored) -> None:
         self._known.forget(stored.header.branch)
@@ -134,27 +134,27 @@ class ExclusiveCreate:
         return stored
 
     def _lets_others_pass(self, stored: Stored) -> bool:
-        """Let a group commit have the next version, once for each commit; return whether it is taken.
+        """Let a group commit take the next version, once for each commit. Return whether the version is taken.
 
-        A group is slower than a committer that takes versions alone, and would never have one beside a process that
-        does so in a row.
+        A group is slower than a single committer. Without this, a process that commits repeatedly would take all
+        versions.
         """
         branch, version = stored.header.branch, stored.header.version
         if not self._contention.has_to_wait(stored):
             return False
         is_taken = self._group_commits.let_pass(branch, version)
         if is_taken:
-            self._looks.forget(branch)  # so that the head is looked for
+            self._looks.forget(branch)  # so that the next attempt looks for the head
         return is_taken
 
     def read_back(self, header: Header, error: OSError) -> Stored | None:
         if is_refusal(error) and not isinstance(error, FileExistsError):
-            return None  # who may not write may not be allowed to read, too: so it is not asked what is there
+            return None  # a process that may not write may not be allowed to read either: do not ask
         if not isinstance(error, FileExistsError):
             return read_back(self._storage, self._files, header, error)
         branch, asked = header.branch, self._looks.forget(header.branch)
         self._contention.note_lost(branch)
-        # committers that have met at a version should not meet at the next one, too
+        # two committers that have met at one version should not meet at the next
         if asked is not None and not self._listings.can_list_on:
             time.sleep(random.uniform(0, min(asked.age, _LONGEST_PAUSE)))
         look, line = Look.now(), list[Stored]()
@@ -174,7 +174,7 @@ class ExclusiveCreate:
             self._looks.note_free(branch, look, asked)
             self._contention.note_line(branch, line)
             group_commit = line[-1].header.group_commit
-            is_sure = is_trusted(asked)  # I10: that it is in history
+            is_sure = is_trusted(asked)  # I10: the group commit is part of the history
             if is_sure and group_commit is not None and group_commit.place + 1 < group_commit.length:
                 first = line[-1].header.version - group_commit.place
                 decided = self._group_commits.read(branch, first)
@@ -199,12 +199,11 @@ class ExclusiveCreate:
             if (branch, names.parse_version(found.name)) in young and found.modified is not None
         ]
         if changed:
-            # Its clock tells whole seconds as a rule.
+            # The server's clock usually gives whole seconds.
             time.sleep(min(max(0.0, max(changed) + 1 + _STANDS - self._storage.now()), _STANDS + 1))
 
     def move_aside(self, orphan: Stored) -> None:
-        # What would have to be deleted could be somebody else's commit by then: nothing keeps the version as it was
-        # read.
+        # Deleting it could delete another commit: nothing keeps the version unchanged after it was read.
         reason = (
             "it does not follow the commit below it: somebody has copied or deleted objects, or the server did not "
             f"create them exclusively for a while{self._proof.why(orphan)}"
@@ -214,5 +213,5 @@ class ExclusiveCreate:
     def not_taken(self, header: Header, error: OSError) -> OSError | CommitUnknownError:
         if is_refusal(error):
             return error
-        # I3: the version is empty, but the server may yet come to a request that it has not answered.
+        # I3: the version is free, but the server may still execute a request that it has not answered.
         return CommitUnknownError(header.id.hex(), reason=f"the server did not confirm it ({error})")

@@ -1,4 +1,4 @@
-"""Taking a version: the moment of commit (I2)."""
+"""Takes a version: this is the moment of commit (I2)."""
 
 from __future__ import annotations
 
@@ -21,62 +21,63 @@ from txstore.history.oldest_kept import OldestKept
 from txstore.steps import step
 from txstore.storage.interface import Storage
 
-#: Seconds between two looks at a name that is there and not seen yet.
+#: Seconds between two looks at a name that exists, but that this machine does not see yet.
 _LOOK_AGAIN = 0.1
 
 
 class VersionTakenError(Exception):
-    """Another commit has the version. Internal: the committer goes on to the next one."""
+    """Another commit has the version. Internal: the committer tries the next one."""
 
 
 class VersionTaking(Protocol):
-    """How the committers of one repository compete for versions, and take them."""
+    """How the committers of one repository compete for versions and take them."""
 
     @property
     def strategy(self) -> CommitStrategy:
-        """What a committer does before its turn, in its turn, or without one."""
+        """The steps of a commit that depend on whether committers take turns."""
 
     def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        """Return the turns of a committer that repeats work after a conflict; None where committers do not queue."""
+        """Return the turns of a committer that repeats its work after a conflict. None if committers do not queue."""
 
     def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
-        """Put a finished file into its version. Return the commit as it was made.
+        """Move a finished file to its version. Return the commit as it was made.
 
-        `joins`: it may follow other commits than its own parent, if these touch nothing that it touches.
+        `joins`: it may also follow other commits than its parent, if these touch nothing that it touches.
 
         Raises `VersionTakenError` if a foreign commit has the version, `CommitUnknownError` if it can't be told whose
         commit it has (I3), `OSError` if the commit was not made.
         """
 
     def may_have_taken(self, stored: Stored) -> bool:
-        """Tell whether a commit that was proposed has its version, or may yet come to have it."""
+        """Tell whether a proposed commit has its version, or may still get it."""
 
     def give_back(self, stored: Stored) -> None:
-        """Empty a version below the oldest kept one, which this process has just taken and no commit follows."""
+        """Free a version below the oldest kept one, which this process has just taken and no commit follows."""
 
     def is_passed(self, stored: Stored) -> bool:
-        """Tell whether a commit that was just made may have taken a version that a vacuum had freed (I10)."""
+        """Tell whether a new commit may have taken a version that a vacuum had freed (I10)."""
 
     def is_crowded(self, branch: str) -> bool:
-        """Tell whether many committers are about to take the next version, and none of them waits for a turn."""
+        """Tell whether many committers are about to take the next version without taking turns."""
 
     def let_stand(self, paths: Collection[str]) -> None:
-        """Wait, before files are deleted, until no committer can take their versions for ones that were never taken
-        (I10).
+        """Wait until no committer can believe that the versions of these files were never taken (I10).
+
+        The caller deletes the files afterwards.
         """
 
     def check_not_stopped(self, branch: str) -> None:
-        """Raise `OSError` if commits may have taken each other's versions: only a repair knows what is needed then."""
+        """Raise `OSError` if commits may have taken each other's versions: a repair has to come first."""
 
 
 class Refusals(Protocol):
-    """What a committer does when a version is refused to it."""
+    """The reactions of a committer to a refused version."""
 
     def read_back(self, header: Header, error: OSError) -> Stored | None:
-        """Return what is in the version, None if that is free."""
+        """Return the commit in the version. None if it is free."""
 
     def not_taken(self, header: Header, error: OSError) -> Exception:
-        """Return what to raise for a version that is still free after the file was proposed to it."""
+        """Return the error for a version that is still free after the file was proposed to it."""
 
     def move_aside(self, orphan: Stored) -> None:
         """Free the version of a commit that does not follow the one below it."""
@@ -102,7 +103,7 @@ def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refu
                     raise
                 raise refused from error
             finally:
-                del refused  # its traceback has this frame: they would hold one another, and all callers' pins
+                del refused  # its traceback has this frame: they would keep each other, and the pins of all callers
         if there.hash != stored.hash:
             if there.has_parent_of(stored):
                 raise VersionTakenError from error
@@ -111,12 +112,12 @@ def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refu
 
 
 def read_back(storage: Storage, files: CommitFiles, header: Header, error: OSError) -> Stored | None:
-    """Return what is in a version that was refused to a commit, None if that is free."""
+    """Return the commit in a refused version. None if the version is free."""
     try:
         deadline = time.monotonic() + storage.capabilities.stale_seconds
         while (there := files.read(header.branch, header.version)) is None and isinstance(error, FileExistsError):
             if time.monotonic() >= deadline:
-                break  # it has been emptied since
+                break  # it was freed since
             time.sleep(_LOOK_AGAIN)
         return there
     except OSError:
@@ -124,7 +125,7 @@ def read_back(storage: Storage, files: CommitFiles, header: Header, error: OSErr
 
 
 class RenameUnderLock:
-    """Committers wait for one another under the commit lock. A rename that replaces nothing takes the version."""
+    """Versions on a disk: a committer renames its file under the commit lock. The rename replaces nothing."""
 
     strategy: CommitStrategy = UnderLock()
 
@@ -177,7 +178,7 @@ class RenameUnderLock:
         return False
 
     def let_stand(self, paths: Collection[str]) -> None:
-        """The commit lock keeps committers out."""
+        """Do nothing: the commit lock keeps committers out."""
 
     def check_not_stopped(self, branch: str) -> None:
-        """No two commits take one version."""
+        """Do nothing: a rename gives a version to one commit only."""

@@ -1,4 +1,4 @@
-"""The group commit that a commit is of, when all of its commits are in their places."""
+"""Finds the group commit of a commit, and waits until all its files exist."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txstore.history.contention import Contention
 from txstore.history.listings import Listings
 from txstore.storage.remote import RemoteStorage
 
-#: Seconds after which somebody else puts the commits of a group commit in their places.
+#: Seconds after which another process writes the missing files of a group commit.
 _PATIENCE = 2.0
 
 
 class WholeGroups:
-    """Waits until a group commit is complete, or completes it."""
+    """Waits until all files of a group commit exist, or writes the missing ones."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class WholeGroups:
         self._group_commits = group_commits
 
     def whole(self, stored: Stored, there: Collection[int]) -> Stored:
-        """Return the last commit of the group commit that a commit is of, when all of them are in their places.
+        """Return the last commit of a commit's group commit, after all files of the group exist.
 
-        The one who leads does that at once, unless it has died. `there`: versions that are known to be taken.
+        The leader writes them at once, unless it has died. `there`: versions whose files are known to exist.
         """
         group_commit = stored.header.group_commit
         if group_commit is None:
@@ -58,7 +58,7 @@ class WholeGroups:
         if missing:
             try:
                 self._group_commits.complete(branch, first)
-            except PermissionError:  # who may only read comes to what others have told to be made
+            except PermissionError:  # a process that may only read stops at the last commit whose file exists
                 last = self._files.read(branch, min(missing) - 1)
                 return stored if last is None else last
         last = (
@@ -67,7 +67,7 @@ class WholeGroups:
             else self._files.read(branch, first + group_commit.length - 1)
         )
         if last is None:
-            raise CorruptionError(stored.path, reason="what was decided with it is not there")
+            raise CorruptionError(stored.path, reason="the files of its group commit are missing")
         self._take_along(last, first)
         return last
 
@@ -77,11 +77,11 @@ class WholeGroups:
         )
 
     def _take_along(self, last: Stored, first: int) -> None:
-        """Read all of a group commit at once, if that is not at hand: its runs are many small ones."""
+        """Read all commits of a group with one request, if they are not cached: their runs are small and many."""
         before = last.header.runs[1:2]
         pack = before[0].pack if before else None
         if pack is None or self._storage.cache.find(pack.id, packfile.HEAD_SIZE, 1) is not None:
             return
-        with contextlib.suppress(OSError, CorruptionError):  # each can be read by itself
+        with contextlib.suppress(OSError, CorruptionError):  # each can also be read alone
             for each in self._group_commits.read(last.header.branch, first):
                 self._storage.cache.keep(each.stored.header.id, 0, each.content)
