@@ -95,9 +95,10 @@ def place(
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that was seen is followed without another look, however slow this machine is."""
+    """A head that was seen, and a proof that the server gave, count however slow this machine is."""
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(listings, "TRUSTED", 1e9)
+    monkeypatch.setattr(remote, "CHECK_PERIOD", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
