@@ -189,7 +189,7 @@ def test_what_a_raised_oldest_kept_gives_up_stays_until_its_file_is_there(monkey
         with repo.begin(f"{number}") as mapping:
             mapping["a"] = bytes([number]) * (2 << 20)
     full = OSError(errno.EDQUOT, "full", "memory://full/raised.tx")
-    monkeypatch.setattr(repo.engine.commits, "write_oldest_kept", Mock(side_effect=full))
+    monkeypatch.setattr(repo.engine.commits.oldest_kept, "write", Mock(side_effect=full))
     with pytest.raises(OSError, match="lacks room for two small files"):
         repo.vacuum(keep=1)
     assert repo.head().message == "vacuum"
