@@ -729,7 +729,7 @@ class TxStore(Store, ChunkStore):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Whether the caller should use consolidated metadata. True only for zarr itself, on its event loop.
+        """Whether the caller should use consolidated metadata. True only for zarr itself, in an operation.
 
         There a user has asked for it. xarray asks in the user's thread. If this were True, xarray would consolidate at
         every write, and warn at every opening that finds none. TxStore's look-ups are fast without a second copy.

@@ -2,8 +2,8 @@
 
 Between two instructions that take a lock and enter a `try`, an interrupt can leave a lock of the standard library
 locked for good, such as that of a future, for which zarr's loop then waits for ever. No store can prevent that. So
-interrupts come only in frames of TxStore, in what these call in `threading` and `contextlib`, and while a thread is
-asleep.
+interrupts come only in frames of TxStore, in what these call in `threading`, `contextlib` and `asyncio`, and while a
+thread is asleep.
 
 In the main thread they are signals. In others, where signals are not handled, a profile function raises them, which is
 called in the same places: at the beginning of a Python function, and after a function in C has returned.
@@ -11,6 +11,7 @@ called in the same places: at the beginning of a Python function, and after a fu
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import linecache
@@ -22,14 +23,16 @@ import threading
 import unittest.mock
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any
 
 import txstore
 
 SIGNAL = signal.SIGUSR1  # SIGINT is for whoever runs this
 _OURS = os.path.dirname(txstore.__file__) + os.sep
-_CALLED = {threading.__file__, contextlib.__file__, functools.__file__}
+_CALLED = {
+    each.__file__ for each in (threading, contextlib, functools, asyncio.base_events, asyncio.events, asyncio.futures)
+}
 
 
 def may_come(frame: FrameType | None) -> bool:
@@ -122,11 +125,14 @@ def interrupted_after(places: int) -> Iterator[None]:
 
 @contextmanager
 def ignored_in_finalizers() -> Iterator[list[str]]:
-    """Keep quiet about interrupts that came in finalizers, where nobody can be told; note all else that did."""
+    """Keep quiet about interrupts that came in finalizers, where no caller can be told; note all else that did.
+
+    Also about a call of zarr that was interrupted before it began: Python's warning is about its coroutine.
+    """
     others: list[str] = []
 
     def note(told: sys.UnraisableHookArgs) -> None:
-        if not isinstance(told.exc_value, KeyboardInterrupt):
+        if not isinstance(told.exc_value, KeyboardInterrupt) and not isinstance(told.object, CoroutineType):
             others.append(f"{told.exc_value!r} in {told.object!r}")
 
     with unittest.mock.patch.object(sys, "unraisablehook", note):

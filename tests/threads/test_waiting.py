@@ -194,9 +194,12 @@ def test_a_operation_that_was_let_in_does_not_wait_for_who_shuts_next() -> None:
         def writes(self) -> int:
             return 0
 
+        def fail(self, reason: str) -> None:
+            raise AssertionError(reason)
+
     async def two_tasks() -> None:
         operation, writer = Slow(), Writer()
-        its_gate = Gate(writer.writes)
+        its_gate = Gate(writer.writes, writer.fail)
         of_context.set(operation)
         first, second = its_gate.shut(), its_gate.shut()
         first.__enter__()

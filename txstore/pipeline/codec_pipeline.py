@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import zarr
@@ -31,6 +31,7 @@ from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.segments.runs import ELSEWHERE, LATER, Located
+from txstore.sessions import calling_thread
 from txstore.storage.request_threads import in_advance, in_thread
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import ByteGetter, Store
 
+T = TypeVar("T")
 Row = tuple[Any, ArraySpec, Any, Any, bool]
 
-#: A batch of fewer bytes runs on zarr's loop: that takes less time than passing it to a thread.
+#: On zarr's loop, a batch of fewer bytes stays there: that takes less time than passing it to a thread.
 _SMALL = 256 << 10
 #: Up to this number of chunks, the remote ones are requested on zarr's loop.
 _FEW = 16
@@ -146,7 +148,8 @@ class TxCodecPipeline(CodecPipeline):
             return await self.ordinary.read(rows, out, drop_axes)
         await store.let_in()
         if not store.is_fetched:
-            states = await self._in_thread(self._work(len(rows), array), self._read, store, rows, array)
+            is_small = self._work(len(rows), array) < _SMALL
+            states = self._read(store, rows, array) if is_small else await _in_thread(self._read, store, rows, array)
         elif self.layout is not None and self.layout.inner is None:
             states = await self._fetched(store, rows, array)
         else:  # a part of a shard is a part of a request
@@ -219,7 +222,7 @@ class TxCodecPipeline(CodecPipeline):
             if whole:
                 await self._write_whole(store, whole, value, drop_axes)
             if parts:
-                await asyncio.to_thread(self._write_parts, store, parts, value, drop_axes)
+                await _in_thread(self._write_parts, store, parts, value, drop_axes)
         except BaseException:
             if len(rows) > 1:  # something may be staged
                 store.give_up("an operation failed when it had written some of its chunks")
@@ -232,7 +235,8 @@ class TxCodecPipeline(CodecPipeline):
         empties = None if layout is None else KEEP if rows[0][1].config.write_empty_chunks else layout.elides
         if layout is not None and array is not None and empties is not None and not drop_axes:
             batch = layout.batch(rows, array, empties=empties)
-            left = await self._in_thread(len(rows) * layout.size, self._stage, store, batch, rows)
+            is_small = len(rows) * layout.size < _SMALL
+            left = self._stage(store, batch, rows) if is_small else await _in_thread(self._stage, store, batch, rows)
             rows = [rows[row] for row in left]
         if rows:
             await self.ordinary.write(rows, value, drop_axes)
@@ -267,10 +271,12 @@ class TxCodecPipeline(CodecPipeline):
         assert self.layout is not None
         return array.nbytes if self.layout.inner is not None else count * self.layout.size
 
-    async def _in_thread(self, work: int, function: Any, *arguments: Any) -> Any:
-        if work < _SMALL:
-            return function(*arguments)
-        return await asyncio.to_thread(function, *arguments)
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that may take long: in a thread, unless no other operation waits for this event loop."""
+    if calling_thread.is_here():
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _threads(work: int) -> int:

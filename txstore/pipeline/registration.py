@@ -1,4 +1,4 @@
-"""Making the pipeline zarr's default, for arrays over a `TxStore` only."""
+"""Makes zarr use the pipeline, and the caller's thread, for arrays over a `TxStore` only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import zarr
 from zarr.registry import register_pipeline
 
+from txstore.pipeline import zarr_sync
 from txstore.pipeline.codec_pipeline import TxCodecPipeline, zarr_default
 
 _SETTING = "codec_pipeline.path"
@@ -15,11 +16,16 @@ _NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
 
 
 def register() -> None:
-    """Make the pipeline known to zarr, and its default unless another is configured."""
+    """Make the pipeline known to zarr, and its default unless another is configured; replace zarr's `sync`."""
     register_pipeline(TxCodecPipeline)
-    wanted = os.environ.get("TXSTORE_PIPELINE", "on").lower() not in ("off", "0", "false", "no")
-    if wanted and zarr.config.get(_SETTING) == zarr_default():
+    if _is_wanted("TXSTORE_PIPELINE") and zarr.config.get(_SETTING) == zarr_default():
         zarr.config.set({_SETTING: _NAME})
+    if _is_wanted("TXSTORE_CALLING_THREAD"):
+        zarr_sync.install()
+
+
+def _is_wanted(variable: str) -> bool:
+    return os.environ.get(variable, "on").lower() not in ("off", "0", "false", "no")
 
 
 def describe(array: Any) -> str:

@@ -60,9 +60,10 @@ _blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txs
 class Gate:
     """The gate of one session. Safe in threads, and for interrupts at any point."""
 
-    def __init__(self, writes: Callable[[], int]) -> None:
-        """`writes`, a method, returns how many writes of the session's transaction have begun."""
+    def __init__(self, writes: Callable[[], int], fail: Callable[[str], None]) -> None:
+        """`writes`, a method, returns how many writes of the session's transaction have begun. `fail` fails it."""
         self._count = weakref.WeakMethod(writes)  # weak: a session ends when the caller drops it, even with a gate
+        self._fail = weakref.WeakMethod(fail)
         #: The threads that are inside a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
@@ -166,6 +167,8 @@ class Gate:
             return False
 
     def _leave(self, operation: Operation) -> None:
+        if operation.is_cut and self._may_have_staged(operation) and (fail := self._fail()) is not None:
+            fail("a call was interrupted when it may have written a part of what it writes")
         with self._lock:
             self._is_pool_late = self._is_pool_late or (operation.has_failed and operation in self._operations)
             self._operations.pop(operation, None)
@@ -186,6 +189,18 @@ class Gate:
         if operation is None:  # a single call, or a thread of the pipeline, which does not know its operation
             return bool(self._operations)
         return self._operations.get(operation) != self._writes()
+
+    def note_write(self, operation: Operation | None) -> None:
+        """Note that an operation calls a method that stages. None: the caller does not know its operation."""
+        if operation is not None:
+            operation.has_written = True
+        elif operations.is_codec_thread():
+            for each in self.inside():
+                each.has_written = True
+
+    def _may_have_staged(self, operation: Operation) -> bool:
+        now = self._writes()
+        return operation.has_written and self._operations.get(operation, now) != now
 
     # --- lock blocks
 

@@ -1,12 +1,12 @@
-"""Tracks operations: finds which tasks on zarr's event loop belong to one call of zarr's API.
+"""Tracks operations: finds which tasks belong to one call of zarr's API.
 
-A call such as `z[...] = x`, `z.append(x)` or `zarr.open(store)` runs as one task on zarr's loop. The caller's thread
-waits for it. This first task may start more tasks, for example one for each chunk. Any of them may call a store. A
-commit needs to know which operations still run. So a task factory of the loop gives the first task a context that names
-its operation, and the tasks that it starts inherit the context.
+A call such as `z[...] = x`, `z.append(x)` or `zarr.open(store)` runs as one task. This first task may start more tasks,
+for example one for each chunk. Any of them may call a store. A commit needs to know which operations still run. So the
+first task has a context that names its operation, and the tasks and threads that it starts inherit the context.
 
-When a task of an operation fails, the caller gets the error at once, and the other tasks continue. From then on, the
-store refuses their calls.
+Most operations run in the thread that calls them (`calling_thread`). The others run on zarr's loop, and a task factory
+of that loop gives them their contexts. When a task of one of these fails, the caller gets the error at once, and the
+other tasks continue. From then on, the store refuses their calls.
 
 `Operation.finish_with` adds calls to make before the caller gets the result. The first task makes them. The first
 operation of a process may have begun before the task factory existed. Then a callback of the finished task makes the
@@ -19,7 +19,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,10 +46,14 @@ class Finish(NamedTuple):
 
 
 class Operation:
-    """One call of zarr's API. Only the thread of zarr's loop changes it, except with `refuse`."""
+    """One call of zarr's API. Only the thread of its event loop changes it, except with `refuse`."""
 
     def __init__(self) -> None:
         self._roots = 0  # running tasks that only the operation's caller waits for
+        #: Calls in threads, of an operation in its caller's thread. Each may go on when the operation fails.
+        self.threads: set[Future[Any]] = set()
+        self.has_written = False  # it has called a method that stages, or may have: see `is_codec_thread`
+        self.is_cut = False  # an interrupt ended it in the middle
         self._at_end: dict[Callable[[Operation], object], None] = {}  # in order, each once
         self._finishing: list[Finish] = []
         self._has_failed = False
@@ -92,13 +96,31 @@ class Operation:
         self._roots -= 1
         self._has_failed = self._has_failed or _has_failed(root)
         if not self._roots:
-            self.is_done, self.has_failed = True, self.has_failed or self._has_failed
-            while self._finishing:  # the operation failed, or began before the task factory, without `run`
-                with suppress(OSError, TxStoreError):  # the caller can't get an error from here
-                    self._finishing.pop().call(self.has_failed)
-            for call in self._at_end:
-                call(self)
-            self._at_end.clear()
+            self.end(self._has_failed)
+
+    def end(self, has_failed: bool) -> None:
+        """Make the calls that are due before the caller gets the result. After an interrupt, call this again.
+
+        If threads of a failed operation still run, the last of them makes the calls.
+        """
+        self.is_done, self.has_failed = True, self.has_failed or has_failed
+        running = [call for call in self.threads if not call.done()]
+        for call in running:
+            call.add_done_callback(self._thread_is_done)
+        if not running:
+            self._make_calls()
+
+    def _thread_is_done(self, _: Future[Any]) -> None:
+        if all(call.done() for call in self.threads):
+            self._make_calls()
+
+    def _make_calls(self) -> None:
+        while self._finishing:  # the operation failed, or began before the task factory, without `run`
+            with suppress(OSError, TxStoreError, IndexError):  # the caller can't get an error from here
+                self._finishing.pop().call(self.has_failed)
+        for call in list(self._at_end):  # each can be called again
+            call(self)
+        self._at_end.clear()
 
 
 def _has_failed(task: AnyTask) -> bool:
@@ -182,8 +204,20 @@ def _create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> 
 
 
 def is_on_loop() -> bool:
-    """Tell whether this is the thread of zarr's loop, which must not wait for work on that loop."""
-    return threading.current_thread() is zarr.core.sync.iothread[0]
+    """Tell whether the caller is a task of an operation, which must not wait for the tasks of its event loop."""
+    return threading.current_thread() is zarr.core.sync.iothread[0] or (
+        of_context.get() is not None and asyncio._get_running_loop() is not None
+    )
+
+
+def is_codec_thread() -> bool:
+    """Tell whether this thread is one of the fused codec pipeline's, which do not know the operation they work for."""
+    pool = _codec_pool()
+    return pool is not None and threading.current_thread() in pool._threads
+
+
+def _codec_pool() -> ThreadPoolExecutor | None:
+    return getattr(zarr.core.codec_pipeline, "_pool", None)  # in zarr 3.4 and later
 
 
 def finish_codec_threads(timeout: float) -> bool:
@@ -191,7 +225,7 @@ def finish_codec_threads(timeout: float) -> bool:
 
     After a failed batch, each thread may still work on one chunk.
     """
-    pool: ThreadPoolExecutor | None = getattr(zarr.core.codec_pipeline, "_pool", None)  # in zarr 3.4 and later
+    pool = _codec_pool()
     if pool is None or threading.current_thread() in pool._threads:
         return True
     # A worker reaches the barrier only after it has finished its earlier work.

@@ -62,6 +62,8 @@ def _through_the_gate(
             operation = of_context.get()
             if operation is not None and operation.has_failed:
                 raise operations.late()
+            if stages:
+                gate.note_write(operation)
             if stages and self._may_count_by_operation:
                 return self._in_operation(lambda: method(self, *arguments, **named))
             return method(self, *arguments, **named)
@@ -129,7 +131,7 @@ class Session:
         self.unchanged = False  # the last commit changed no value
         self._has_ended_one = False  # a transaction has ended within this block
         self.held = HeldDocuments(is_serializable=self._is_serializable)
-        self.gate = Gate(self._writes)
+        self.gate = Gate(self._writes, self.fail)
         self._lock = processes.new_rlock()  # guards the open transaction. No thread that holds it waits for zarr's loop
         operations.expect()
         processes.watch(self)
@@ -143,7 +145,7 @@ class Session:
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks belong to the parent
         self._may_count_by_operation = True
-        self.gate = Gate(self._writes)  # and so do the threads inside
+        self.gate = Gate(self._writes, self.fail)  # and so do the threads inside
         self.held.look_at_all()
 
     # --- the present transaction

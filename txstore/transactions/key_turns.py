@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-_LOCKS = 16
+_LOCKS = 8
 
 
 class KeyTurns:
@@ -66,9 +66,9 @@ class KeyTurns:
     def at_all(self, keys: Collection[str] | None = None) -> Iterator[None]:
         """Take the turn at every key. During the `with` block no other thread changes one of `keys`, by default any."""
         while True:
-            with ExitStack() as stack:
-                for lock in self._locks:
-                    stack.enter_context(lock)
+            first, second, third, fourth, fifth, sixth, seventh, eighth = self._locks
+            # Not in a loop: an interrupt could come when a lock is taken and not yet noted.
+            with first, second, third, fourth, fifth, sixth, seventh, eighth:
                 changing = self._one_of(keys)
                 if changing is None:
                     yield

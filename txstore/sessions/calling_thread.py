@@ -1,0 +1,164 @@
+"""Runs an operation in the thread that calls it, on an event loop of that thread.
+
+zarr hands each call, such as `z[3]`, to the thread of its event loop, and the caller waits for the result. For one
+chunk on a local disk, the two changes of thread take longer than the read. The caller's own loop has no selector and
+no open files: a process may have many threads. Another thread, such as one that has read from a server, wakes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import zarr.core.sync
+
+from txstore.sessions.operations import Operation, of_context
+from txstore.storage import request_threads
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Ts = TypeVarTuple("Ts")
+
+T = TypeVar("T")
+
+
+class _Waker:
+    """Takes the place of an event loop's selector: without files to look at, the loop waits until it is woken.
+
+    A plain lock: unlike `threading.Event`, no interrupt can leave it in a state in which `wake` waits.
+    """
+
+    def __init__(self) -> None:
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def select(self, timeout: float | None) -> list[Any]:
+        self._asleep.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+        return []
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it has been woken already
+            self._asleep.release()
+
+
+class CallersLoop(asyncio.BaseEventLoop):
+    """The event loop of one thread. It has no sockets."""
+
+    _selector: _Waker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Waker()
+        self.process = os.getpid()
+
+    def _process_events(self, events: list[Any]) -> None:
+        """There are no files, and so no events."""
+
+    def _write_to_self(self) -> None:
+        self._selector.wake()
+
+    def __del__(self) -> None:
+        """It ends with its thread, without a warning: it has nothing open."""
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        call = (executor or _executor()).submit(func, *args)
+        if (operation := of_context.get()) is not None:
+            operation.threads.add(call)
+        return asyncio.wrap_future(call, loop=self)
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return the threads of `asyncio.to_thread`. All callers share them, as they do on zarr's loop."""
+    of_zarr: ThreadPoolExecutor | None = zarr.core.sync._executor  # if `threading.max_workers` is configured
+    return of_zarr or request_threads.executor("operation", min(32, (os.cpu_count() or 1) + 4))
+
+
+class _OfThread(threading.local):
+    """The loop of the current thread, between operations too."""
+
+    loop: CallersLoop | None = None
+
+
+_of_thread = _OfThread()
+
+
+def is_free() -> bool:
+    """Tell whether this thread can run an operation: it does not run an event loop already."""
+    return asyncio._get_running_loop() is None
+
+
+def is_here() -> bool:
+    """Tell whether the caller is a task of an operation that runs in its caller's thread.
+
+    Such a task may compute, and wait for locks: it holds up no other operation.
+    """
+    return isinstance(asyncio._get_running_loop(), CallersLoop)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run an operation to its end, and return its result.
+
+    If it fails or is interrupted, its other tasks end where they are, and the store refuses the work of its threads.
+    """
+    loop = _of_thread.loop
+    if loop is None or loop.process != os.getpid():  # a fork copies the loop of the forking thread, in any state
+        loop = _of_thread.loop = CallersLoop()
+    operation = Operation()
+    context = contextvars.copy_context()
+    context.run(of_context.set, operation)
+    errors: list[Exception] = []
+    first = _first(operation, coroutine, errors)
+    has_returned = False
+    try:
+        result = context.run(loop.run_until_complete, first)
+        has_returned = True
+    finally:
+        has_failed, operation.is_cut = bool(errors) or not has_returned, not has_returned
+        try:
+            if has_failed:
+                operation.refuse()
+                _leave(loop, is_usable=has_returned)
+                first.close()
+            operation.end(has_failed)
+        except BaseException:  # an interrupt
+            operation.end(has_failed=True)
+            _of_thread.loop = None
+            raise
+    if errors:
+        raise errors.pop()
+    return cast(T, result)
+
+
+async def _first(operation: Operation, coroutine: Coroutine[Any, Any, T], errors: list[Exception]) -> T | None:
+    """Run the first task of an operation, and put its error into a list.
+
+    In the task, an error would keep the frames that it has passed, and these the task.
+    """
+    try:
+        return await operation.run(coroutine)
+    except Exception as error:  # noqa: BLE001 (the caller gets it)
+        errors.append(error)
+        return None
+
+
+def _leave(loop: CallersLoop, *, is_usable: bool) -> None:
+    """End the tasks that a failed operation has left, and have no more to do with a loop that may come back to them.
+
+    After an interrupt the loop may have lost a step of a task, which then would never end by itself.
+    """
+    left = asyncio.all_tasks(loop)
+    if left or not is_usable:
+        _of_thread.loop = None
+        loop.set_exception_handler(lambda *_: None)  # the caller gets the first error, and no others
+    for task in left:
+        with suppress(Exception):
+            task.get_coro().close()  # type: ignore[union-attr]
