@@ -24,6 +24,7 @@ from txstore.format.encoding import (
     decode_varints,
     encode_varint,
     json_object,
+    remembered,
     with_checksum,
 )
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
@@ -390,6 +391,7 @@ class Footer:
         )  # fmt: skip
 
     @classmethod
+    @remembered
     def decode(cls, data: bytes) -> Footer:
         fixed = checked("footer", data, FOOTER_SIZE, b"TXSTFOOT")
         _, version, header_length, header_offset, file_length, pack_id, checksum = FOOTER.unpack(fixed)

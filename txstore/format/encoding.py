@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from txstore._native import local
 from txstore.errors import KeyFormatError
 from txstore.format.keys import check_name
+
+R = TypeVar("R")
 
 VERSION = 1
 NO_ID = bytes(16)
@@ -22,6 +25,8 @@ MAX_COUNT = (1 << 62) - 1
 MAX_TIME = 253_402_300_799_999_999
 #: Of a JSON object, in bytes, and how deep its lists and objects lie in one another.
 MAX_JSON, MAX_JSON_DEPTH = 2 << 20, 100
+#: Results that `remembered` keeps of each class.
+_REMEMBERED = 256
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 CHECKSUM = struct.Struct("<I")
 
@@ -96,6 +101,14 @@ class Reader:
             return check_name("branch", self.text(len(self._data) - start))
         except KeyFormatError as error:
             raise MalformedError(str(error), start) from error
+
+
+def remembered(decode: Callable[[type[R], bytes], R]) -> Callable[..., R]:
+    """Let a class method that decodes a small immutable record remember the last results, by the decoded bytes.
+
+    A merge reads the same few records many times.
+    """
+    return lru_cache(_REMEMBERED)(decode)
 
 
 def with_checksum(data: bytes) -> bytes:

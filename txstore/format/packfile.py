@@ -19,6 +19,7 @@ from txstore.format.encoding import (
     checked,
     crc32c,
     encode_varint,
+    remembered,
     with_checksum,
 )
 from txstore.format.regions import MAX_LENGTH as MAX_REGION
@@ -307,6 +308,7 @@ class PackName(NamedTuple):
         return bytes([PACK_COMMIT_FILE]) + self.id + encode_varint(self.version) + self.branch.encode()
 
     @classmethod
+    @remembered
     def decode(cls, data: bytes) -> PackName:
         reader = Reader(data)
         kind = reader.take(1)[0]

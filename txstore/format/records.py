@@ -27,6 +27,7 @@ from txstore.format.encoding import (
     crc32c,
     encode_varint,
     json_object,
+    remembered,
     with_checksum,
 )
 from txstore.format.keys import check_name, decode_key
@@ -75,6 +76,7 @@ class HeadCache:
         )  # fmt: skip
 
     @classmethod
+    @remembered
     def decode(cls, data: bytes) -> HeadCache:
         fixed = checked("head_cache", data, HEAD_CACHE_SIZE, b"TXSTHEAD")
         _, version, commit_id, size, offset, length, place, boot = HEAD_CACHE.unpack(fixed)
@@ -91,6 +93,7 @@ class Tag:
         return with_checksum(TAG.pack(b"TXSTTAG1", self.version, self.commit_id) + self.branch.encode())
 
     @classmethod
+    @remembered
     def decode(cls, data: bytes) -> Tag:
         fixed = checked("tag", data, max(len(data), TAG.size + 4), b"TXSTTAG1")
         _, version, commit_id = TAG.unpack(fixed[: TAG.size])
@@ -124,6 +127,7 @@ class Branch:
         return with_checksum(b"".join([fixed, name, *behind]))
 
     @classmethod
+    @remembered
     def decode(cls, data: bytes) -> Branch:
         fixed = checked("branch", data, max(len(data), BRANCH.size + 4), b"TXSTBRN1")
         _, branch_id, commit_id, header_hash, length = BRANCH.unpack(fixed[: BRANCH.size])

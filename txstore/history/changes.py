@@ -98,7 +98,9 @@ def common_ancestor(commits: Commits, one: Stored, other: Stored) -> Stored | No
     here, there = (dict(line or ()) for line in lines)
     for branch, version in here.items():
         if branch in there:
-            found = commits.files.read(branch, min(version, there[branch]))
+            met = branch, min(version, there[branch])
+            known = [each for each in (one, other) if (each.header.branch, each.header.version) == met]
+            found = known[0] if known else commits.files.read(*met)
             return found if found is not None and commits.kept.has(found) else None
     return None
 

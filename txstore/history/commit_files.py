@@ -34,10 +34,19 @@ class FileReads(NamedTuple):
     kept_in: PackCache | None = None
 
 
-@lru_cache(_REMEMBERED)
-def _remembered(encoded: bytes) -> Header:
-    """Decode a header, or return what the same bytes were decoded to: a merge reads the same commits many times."""
-    return Header.decode(encoded)
+def _decoded(encoded: bytes, footer: Footer) -> tuple[Header, bytes]:
+    """Return a header and its hash, after comparing it with the footer. Raises `MalformedError`."""
+    if encoding.crc32c(encoded) != footer.header_checksum:
+        raise encoding.MalformedError("the header has a wrong checksum")
+    header = Header.decode(encoded)
+    header.check_placed(footer.header_offset)
+    if header.id != footer.pack_id:
+        raise encoding.MalformedError("header and footer name different commits")
+    return header, commitfile.header_hash(encoded)
+
+
+#: As `_decoded`, or what the same bytes were decoded to before: a merge reads the same commits many times.
+_remembered = lru_cache(_REMEMBERED)(_decoded)
 
 
 class CommitFiles:
@@ -114,19 +123,14 @@ class CommitFiles:
                 encoded = tail[start : start + footer.header_length]
             else:
                 encoded = self._storage.read_range(path, footer.header_offset, footer.header_length)
-            if encoding.crc32c(encoded) != footer.header_checksum:
-                raise encoding.MalformedError("the header has a wrong checksum")
-            header = (_remembered if len(encoded) <= _REMEMBERED_SIZE else Header.decode)(encoded)
-            header.check_placed(footer.header_offset)
+            header, its_hash = (_remembered if len(encoded) <= _REMEMBERED_SIZE else _decoded)(encoded, footer)
         except encoding.NewerFormatError as error:
             raise UnsupportedFormatError(path, found=error.reason, supported=f"version {encoding.VERSION}") from error
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
         if (header.repository_id, header.branch, header.version) != (self._identity.id, branch, version):
             raise CorruptionError(path, reason="this commit belongs to another repository, branch or version")
-        if header.id != footer.pack_id:
-            raise CorruptionError(path, reason="header and footer name different commits")
-        return Stored(header, footer, commitfile.header_hash(encoded), self._branches.name_of)
+        return Stored(header, footer, its_hash, self._branches.name_of)
 
     # --- a commit by its place
 

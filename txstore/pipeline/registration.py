@@ -8,8 +8,9 @@ from typing import Any
 import zarr
 from zarr.registry import register_pipeline
 
-from txstore.pipeline import zarr_sync
+from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.codec_pipeline import TxCodecPipeline, zarr_default
+from txstore.sessions import calling_thread
 
 _SETTING = "codec_pipeline.path"
 _NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
@@ -21,7 +22,7 @@ def register() -> None:
     if _is_wanted("TXSTORE_PIPELINE") and zarr.config.get(_SETTING) == zarr_default():
         zarr.config.set({_SETTING: _NAME})
     if _is_wanted("TXSTORE_CALLING_THREAD"):
-        zarr_sync.install()
+        calling_thread.install(ChunkStore)
 
 
 def _is_wanted(variable: str) -> bool:

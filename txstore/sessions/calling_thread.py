@@ -3,17 +3,23 @@
 zarr hands each call, such as `z[3]`, to the thread of its event loop, and the caller waits for the result. For one
 chunk on a local disk, the two changes of thread take longer than the read. The caller's own loop has no selector and
 no open files: a process may have many threads. Another thread, such as one that has read from a server, wakes it.
+
+zarr has no hook for it, so `install` replaces its function `sync`. Calls for other stores, calls with a timeout, and
+calls from a thread that runs an event loop go to zarr's own `sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import zarr.core.sync
@@ -27,6 +33,47 @@ if TYPE_CHECKING:
     Ts = TypeVarTuple("Ts")
 
 T = TypeVar("T")
+
+_zarr_sync = zarr.core.sync.sync
+#: The arguments of zarr's functions that say what a call is for.
+_ARGUMENTS = ("self", "store_path", "store")
+
+
+def install(stores: type) -> None:
+    """Replace `sync` in all modules of zarr, for calls on arrays and groups over these stores."""
+    if list(inspect.signature(_zarr_sync).parameters) != ["coro", "loop", "timeout"]:
+        return  # a zarr that does it in another way
+
+    @wraps(_zarr_sync)
+    def sync(
+        coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None, timeout: float | None = None
+    ) -> T:
+        try:
+            is_free = loop is None and timeout is None and asyncio._get_running_loop() is None
+            if is_free and _is_of(coro, stores):
+                return run(coro)
+        except BaseException:
+            coro.close()  # after an interrupt it may not have begun
+            raise
+        return _zarr_sync(coro, loop, timeout)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("zarr.") and getattr(module, "sync", None) is _zarr_sync:
+            module.sync = sync  # type: ignore[attr-defined]
+
+
+def _is_of(coroutine: Any, stores: type) -> bool:
+    """Tell by its arguments whether a call that has not begun is for one of these stores."""
+    frame = getattr(coroutine, "cr_frame", None)
+    if frame is None:
+        return False
+    arguments = frame.f_locals
+    for name in _ARGUMENTS:
+        given = arguments.get(name)
+        given = getattr(given, "store_path", given)
+        if isinstance(getattr(given, "store", given), stores):
+            return True
+    return False
 
 
 class _Waker:
@@ -89,11 +136,6 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
-
-
-def is_free() -> bool:
-    """Tell whether this thread can run an operation: it does not run an event loop already."""
-    return asyncio._get_running_loop() is None
 
 
 def is_here() -> bool:
