@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import txstore
-from txstore.history import opening
 from txstore.segments import compaction, compaction_outputs
-from txstore.segments.compaction_outputs import CompactionOutput
+from txstore.segments.compaction_outputs import CompactionOutput, OutputsInFiles, OutputsInObjects
 
 #: So many bytes of runs small commits merge themselves, and so many keys have a run that is larger than they take.
 AT_ONCE, KEYS = 1024, 60
@@ -19,8 +18,8 @@ AT_ONCE, KEYS = 1024, 60
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a thread merge runs of few keys, after any commit but the first of a process."""
-    monkeypatch.setattr(opening, "MERGED_IN_FILES", AT_ONCE)
-    monkeypatch.setattr(opening, "MERGED_IN_OBJECTS", AT_ONCE)
+    monkeypatch.setattr(OutputsInFiles, "merged_at_once", AT_ONCE)
+    monkeypatch.setattr(OutputsInObjects, "merged_at_once", AT_ONCE)
     monkeypatch.setattr(compaction, "STEP", 1)
 
 

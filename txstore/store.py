@@ -584,7 +584,7 @@ class TxStore(Store, ChunkStore):
 
     @property
     def is_fetched(self) -> bool:
-        return self._engine.storage.ranges is not None
+        return self._engine.snapshots.is_ranged
 
     def locate(self, keys: Sequence[str]) -> Located | None:
         self._is_open = True
@@ -636,7 +636,7 @@ class TxStore(Store, ChunkStore):
         session = self._session
         if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
             await session.gate.enter()
-        if self._engine.storage.ranges is None:
+        if not self._engine.snapshots.is_ranged:
             if not self._view.is_foreign(key):
                 return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         elif (

@@ -548,5 +548,5 @@ def forget_all() -> None:
         if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
             thing._finalizer.detach()
     for thing in processes.all_of(processes._forked):
-        if isinstance(thing, CompactionOutputs) and thing._storage.url == URL:
+        if isinstance(thing, CompactionOutputs) and thing._place.storage.url == URL:
             thing.after_fork_in_child()

@@ -330,7 +330,7 @@ def _is_of_zarr(error: Exception) -> bool:
 class MemoryStorage:
     """As much of a storage as reading takes."""
 
-    url, ranges, is_remote = "memory", None, False
+    url, ranges = "memory", None
     capabilities, dispatch, given = LOCAL, AtOnce(), url
 
     def __init__(self, files: Files) -> None:

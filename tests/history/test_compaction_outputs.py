@@ -233,7 +233,7 @@ def test_what_waited_for_long_is_installed_only_where_it_is_held(open_again, inl
     pack = some(repo)
     pack._began -= INSTALLED_FOR
     put(repo)
-    is_held = not repo.engine.storage.is_remote
+    is_held = not repo.engine.commits.staged.uploads
     assert (pack.data.name.path in installed(repo)) == is_held
     wait_for_background_cleanup()
     assert (pack.data.name.path in packs(repo)) == is_held
@@ -422,7 +422,7 @@ def test_a_version_that_was_lost_means_to_look_again(open_again, inline, monkeyp
 
     listed: list[Any] = []
     monkeypatch.setattr(Publisher, "_write_header", write)
-    if not repo.engine.storage.is_remote:
+    if not repo.engine.commits.staged.uploads:
         monkeypatch.setattr(type(repo.engine.storage), "lock", without_turns)
     put(repo)
     assert [len(each) for each in listed] == [1, 0]

@@ -12,8 +12,8 @@ import pytest
 import txstore
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
-from txstore.history.opening import MERGED_IN_FILES, MERGED_IN_OBJECTS
 from txstore.segments.compaction import STEP, merged_by_commit, merged_in_background
+from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
 from txstore.segments.runs import find_runs
 from txstore.storage import pack_cache
 from txstore.storage.objects import client
@@ -74,7 +74,7 @@ class Line:
         return total
 
 
-AT_ONCE = pytest.mark.parametrize("at_once", [MERGED_IN_FILES, MERGED_IN_OBJECTS])
+AT_ONCE = pytest.mark.parametrize("at_once", [OutputsInFiles.merged_at_once, OutputsInObjects.merged_at_once])
 
 LINES: dict[str, Iterable[int]] = {
     "small commits": [1] * 6_000,

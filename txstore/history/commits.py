@@ -24,7 +24,7 @@ from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import StagingPlace
 from txstore.history.tag_names import TagNames
 from txstore.history.versions import VersionTaking
-from txstore.segments.compaction_outputs import CompactionOutputs
+from txstore.segments.compaction_outputs import CompactionOutputs, OutputPlace
 from txstore.storage.interface import Storage
 
 
@@ -36,10 +36,7 @@ class Way(NamedTuple):
     head_caches: HeadCaches
     durability: Durability
     staged: StagingPlace
-    #: Whether a vacuum sees which commits other processes read.
-    are_pins_seen: bool
-    #: Bytes of runs that a small commit merges, or a few times as many.
-    merged_at_once: int
+    output_place: OutputPlace
 
 
 class Commits:
@@ -62,10 +59,10 @@ class Commits:
         self.oldest_kept = oldest_kept
         self.chain = chain
         self.heads, self.versions, self.head_caches, self.durability, self.staged, *_ = way
-        self.are_pins_seen = way.are_pins_seen
+        self.are_pins_seen = storage.capabilities.pins_are_seen
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
-        self.compaction_outputs = CompactionOutputs(storage, way.merged_at_once)
+        self.compaction_outputs = CompactionOutputs(way.output_place)
         self._warned_of = 0  # the time of the last commit from the future that a warning named
 
     def head(self, branch: str = MAIN) -> Stored | None:

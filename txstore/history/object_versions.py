@@ -41,6 +41,8 @@ class ExclusiveCreate:
     """Committers of all processes try to create the next version: one of them succeeds, for itself or for a group."""
 
     strategy: CommitStrategy = AtVersion()
+    keeps_out_others = False
+    may_be_taken_twice = True
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.versions import RenameUnderLock
 from txstore.history.whole_groups import WholeGroups
+from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.interface import Storage
 from txstore.storage.local import LocalStorage
@@ -67,9 +68,6 @@ class Access(NamedTuple):
 
 
 _PLAIN = Access()
-#: Bytes of runs that a small commit merges, or a few times as many: in files that takes milliseconds; in an object
-#: store they go to the server, and may have to come from there first.
-MERGED_IN_FILES, MERGED_IN_OBJECTS = 256 << 10, 16 << 10
 #: The prefix of a URL that a store prints, and of a URL that fsspec chains.
 PRINTED, CHAINED = "txstore://", "txstore::"
 
@@ -153,14 +151,14 @@ def _commits_in_files(storage: Storage) -> Commits:
     chain = Chain(files, oldest_kept, branches, NothingTold(files))
     known, durable = KnownHeads(identity, branches), DurableVersions(branches)
     head_caches = FileHeadCaches(storage, durable)
+    versions = RenameUnderLock(storage, files, oldest_kept, known)
     way = Way(
         FileHeads(storage, branches, files, oldest_kept, head_caches, durable, known),
-        RenameUnderLock(storage, files, oldest_kept, known),
+        versions,
         head_caches,
         SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches),
         PacksInStaging(storage, identity),
-        are_pins_seen=True,
-        merged_at_once=MERGED_IN_FILES,
+        OutputsInFiles(storage, sees_holders=versions.keeps_out_others),
     )
     return Commits(storage, identity, branches, files, oldest_kept, chain, way)
 
@@ -218,7 +216,6 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
         head_caches,
         DurableObjects(identity),
         PacksInPlace(storage, identity),
-        are_pins_seen=False,
-        merged_at_once=MERGED_IN_OBJECTS,
+        OutputsInObjects(storage),
     )
     return Commits(storage, identity, branches, files, oldest_kept, chain, way)

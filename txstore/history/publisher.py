@@ -35,7 +35,6 @@ from txstore.history.snapshot import Snapshot
 from txstore.history.versions import VersionTakenError
 from txstore.segments.packs import Staged, Writer
 from txstore.steps import step
-from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.turns import WARN_AFTER, this_user
@@ -118,7 +117,6 @@ class Publisher:
     ) -> None:
         self.commits = commits
         self.storage = commits.storage
-        self._keeps_out_others = self.storage.capabilities.lock_of is LockOf.ALL_PROCESSES
         self.writer = writer
         self.packs = packs  # each with the path of its staged file
         self.branch = branch
@@ -323,7 +321,7 @@ class Publisher:
             self.proposed = self.commits.versions.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
-        if not self._keeps_out_others:  # else the lock keeps other processes from deleting the branch
+        if not self.commits.versions.keeps_out_others:  # else the lock keeps other processes from deleting the branch
             self.commits.branches.check_living(self.branch)
         # With the head cache, other processes find the new head sooner.
         self.commits.head_caches.write(stored, durable=False)
@@ -344,7 +342,7 @@ class Publisher:
         """
         if not self.commits.versions.is_passed(stored):
             return
-        if self._keeps_out_others:
+        if self.commits.versions.keeps_out_others:
             self.proposed = False
             self.commits.versions.give_back(stored)
         else:

@@ -325,7 +325,7 @@ class Snapshots:
         self._pins = {MAIN: Pins(commits.storage.open_pins)}
         self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch; weak: a snapshot without readers needs no pin
         self._warm = _Warm()
-        self._checks_heads = commits.storage.capabilities.pins_are_seen
+        self._checks_heads = commits.are_pins_seen
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has expired the commit.

@@ -23,6 +23,11 @@ FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 class StagingPlace(Protocol):
     """The packs of the open transactions of one repository."""
 
+    uploads: bool
+    """Whether packs are uploaded. To stage may take as long as a request then, no process finds a pack before its
+    upload, and no kernel tells that the process of a pack has ended.
+    """
+
     def new(self, transaction: bytes, number: int) -> Writer:
         """Return a new pack of a transaction. The pack with number 0 becomes the commit file."""
 
@@ -50,6 +55,8 @@ class StagingPlace(Protocol):
 
 class PacksInStaging:
     """The place on a disk: all packs lie below `.staging/`."""
+
+    uploads = False
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
         self._storage = storage
@@ -81,6 +88,8 @@ class PacksInStaging:
 
 class PacksInPlace:
     """The place on an object store: packs have their final path, because objects can't be moved."""
+
+    uploads = True
 
     def __init__(self, storage: RemoteStorage, identity: Identity) -> None:
         self._storage = storage

@@ -19,6 +19,7 @@ from txstore.history.commit_files import CommitFiles
 from txstore.history.heads import KnownHeads
 from txstore.history.oldest_kept import OldestKept
 from txstore.steps import step
+from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Storage
 
 #: Seconds between two looks at a name that exists, but that this machine does not see yet.
@@ -31,6 +32,12 @@ class VersionTakenError(Exception):
 
 class VersionTaking(Protocol):
     """How the committers of one repository compete for versions and take them."""
+
+    #: Whether the commit lock keeps the processes of all machines out. Else committers may meet at a version.
+    keeps_out_others: bool
+
+    may_be_taken_twice: bool
+    """Whether a server may let two committers create one version, so that the second replaces the first."""
 
     @property
     def strategy(self) -> CommitStrategy:
@@ -128,8 +135,10 @@ class RenameUnderLock:
     """Versions on a disk: a committer renames its file under the commit lock. The rename replaces nothing."""
 
     strategy: CommitStrategy = UnderLock()
+    may_be_taken_twice = False
 
     def __init__(self, storage: Storage, files: CommitFiles, oldest_kept: OldestKept, known: KnownHeads) -> None:
+        self.keeps_out_others = storage.capabilities.lock_of is LockOf.ALL_PROCESSES
         self._storage = storage
         self._files = files
         self._oldest_kept = oldest_kept

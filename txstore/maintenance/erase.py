@@ -137,7 +137,7 @@ class _Erasing:
             deleted, until = self._deleted, self._delete_everywhere()
             if self._deleted == deleted:
                 break
-        if self._storage.is_remote:  # else a vacuum sees at once which processes live
+        if self._commits.staged.uploads:  # else a vacuum sees at once which processes live
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
         vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
@@ -195,7 +195,7 @@ class _Erasing:
         for branch in living:
             yield from self._while_living(branch, self._holders_of) or ()
 
-        if self._storage.is_remote:
+        if self._commits.staged.uploads:
             # Unrecorded transactions do not say which commit they are based on.
             for transaction, paths in self._staged().items():
                 if self._storage.are_held(paths):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
+from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacing import Replacer
@@ -33,10 +34,10 @@ class _Occupant(NamedTuple):
 
 def were_taken_twice(storage: Storage) -> bool:
     """Tell whether a version of a living branch held several commits, by what the server still keeps."""
-    if not storage.is_remote:
+    commits, files = open_commits(storage), Replacer(storage)
+    if not commits.versions.may_be_taken_twice:
         return False
-    files = Replacer(storage)
-    return any(_Line(storage, files, branch).has_doubles() for branch in living_branches(open_commits(storage)))
+    return any(_Line(commits, files, branch).has_doubles() for branch in living_branches(commits))
 
 
 def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]:
@@ -45,10 +46,11 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
     It does nothing if no process was stopped and no version is known to have held several commits.
     Raises `OSError`, also if the server still does not create exclusively.
     """
-    if not storage.is_remote:
+    commits = open_commits(storage)
+    if not commits.versions.may_be_taken_twice:
         return []
     stops = [stop for stop in map(names.parse_stop, storage.list(names.commits_directory(branch))) if stop is not None]
-    line = _Line(storage, files, branch, was_stopped=bool(stops))
+    line = _Line(commits, files, branch, was_stopped=bool(stops))
     if not stops and not line.has_doubles():
         return []
     storage.check_creation(waits=True)
@@ -64,14 +66,14 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
 
 
 class _Line:
-    def __init__(self, storage: Storage, files: Replacer, branch: str, *, was_stopped: bool = False) -> None:
-        self.storage = storage
+    def __init__(self, commits: Commits, files: Replacer, branch: str, *, was_stopped: bool = False) -> None:
+        self.storage = commits.storage
         self.lost: list[Fault] = []
         self._files = files
         self._branch = branch
         self._was_stopped = was_stopped
         self._directory = names.commits_directory(branch)
-        self._commits = open_commits(storage)
+        self._commits = commits
         self._oldest_kept = self._commits.oldest_kept.of(branch)
         self._told: set[bytes] = set()
         self._dropped: list[Stored] = []

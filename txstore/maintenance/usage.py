@@ -124,7 +124,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
             found.history += size
         elif path not in committing:
             found.orphan += size
-        elif storage.is_remote:  # on a disk it is a second name of a staged file
+        elif commits.staged.uploads:  # on a disk it is a second name of a staged file
             found.staged += size
     found.history -= found.live + found.overwritten
     found.staged += sum(sizes_of(commits, [f"{names.STAGING}/{file}" for file in staged]).values())

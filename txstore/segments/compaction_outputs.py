@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from txstore import processes
 from txstore.commit import Stored
@@ -30,7 +30,6 @@ from txstore.segments.ranged_runs import TAIL
 from txstore.segments.runs import Runs, find_runs, name_run, names_of
 from txstore.steps import step
 from txstore.storage import leases
-from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Mapped, StagedFile, Storage
 from txstore.storage.remote import RemoteStorage
 
@@ -48,17 +47,70 @@ _LEFT_FREE = 8
 OpenRuns = Callable[[Sequence[RunName]], Runs]
 
 
+class OutputPlace(Protocol):
+    """How compaction outputs are written to one kind of storage."""
+
+    storage: Storage
+    sees_holders: bool  # whether other processes see that this one, which holds an output, lives
+    merged_at_once: int
+    """Bytes of runs that a small commit merges itself, or a few times as many."""
+
+    def write(self, staged: str, name: PackName, parts: Sequence[Buffer]) -> StagedFile | None:
+        """Write a durable pack with a second name below `.staging/`. Return what holds that name. Raises `OSError`."""
+
+
+class OutputsInFiles:
+    """An output gets its name in `packs/` when it is durable."""
+
+    merged_at_once = 256 << 10  # this takes milliseconds
+
+    def __init__(self, storage: Storage, *, sees_holders: bool) -> None:
+        self.storage = storage
+        self.sees_holders = sees_holders
+
+    @step("write compaction output")
+    def write(self, staged: str, name: PackName, parts: Sequence[Buffer]) -> StagedFile:
+        storage, directory = self.storage, names.data_pack_directory(name.id)
+        file = storage.create(staged)
+        try:
+            file.write(0, parts)
+            file.sync()
+            storage.make_directory(directory, durable=True)
+            storage.link(staged, name.path)
+            for each in (directory, names.PACKS):
+                storage.sync_directory(each)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+class OutputsInObjects:
+    """A small object below `.staging/` stands for an output, so that a vacuum leaves it alone."""
+
+    merged_at_once = 16 << 10  # they go to the server, and may have to come from there first
+    sees_holders = False
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        self.storage: Storage = storage
+        self._objects = storage.objects
+
+    def write(self, staged: str, name: PackName, parts: Sequence[Buffer]) -> None:
+        self._objects.put(staged, [name.id])
+        self._objects.put(name.path, parts)
+
+
 class CompactionOutput:
     """A run in a pack of its own, which is durable. `inputs`: the runs that it was merged of."""
 
-    def __init__(self, storage: Storage, repository_id: bytes, inputs: tuple[RunName, ...], content: Mapped) -> None:
+    def __init__(self, place: OutputPlace, repository_id: bytes, inputs: tuple[RunName, ...], content: Mapped) -> None:
         """Write it. Raises `OSError`."""
         name, length = PackName(os.urandom(16)), len(memoryview(content))
         offset, end = packfile.compaction_output_layout(length)
         self.inputs = inputs
         self.data = DataPack(name, end)
         self.run = name_run(content, 0, offset).inside(name)
-        self._storage = storage
+        self._place, self._storage = place, place.storage
         self._staged = names.staged_run_path(name.id)
         self._file: StagedFile | None = None
         self._began = leases.clock()
@@ -68,30 +120,12 @@ class CompactionOutput:
             bytes(end - offset - length),
         ]
         try:
-            if isinstance(storage, RemoteStorage):
-                storage.objects.put(self._staged, [name.id])
-                storage.objects.put(name.path, parts)
-            else:
-                self._write(storage, parts)
+            self._file = place.write(self._staged, name, parts)
         except BaseException:
             self.drop()
             raise
-        if storage.ranges is not None:  # this process is the next to open it
-            tail = bytes(memoryview(content)[-TAIL:])
-            storage.cache.keep(name.id, offset + length - len(tail), tail)
-
-    @step("write compaction output")
-    def _write(self, storage: Storage, parts: Sequence[Buffer]) -> None:
-        """Write it below `.staging/`, and give it its name when it is durable."""
-        self._file = storage.create(self._staged)
-        self._file.write(0, parts)
-        self._file.sync()
-        path = self.data.name.path
-        directory = names.data_pack_directory(self.data.name.id)
-        storage.make_directory(directory, durable=True)
-        storage.link(self._staged, path)
-        for each in (directory, names.PACKS):
-            storage.sync_directory(each)
+        tail = bytes(memoryview(content)[-TAIL:])  # this process is the next to open it
+        self._storage.cache.keep(name.id, offset + length - len(tail), tail)
 
     @property
     def is_old(self) -> bool:
@@ -100,7 +134,7 @@ class CompactionOutput:
     @property
     def may_be_installed(self) -> bool:
         """Whether others leave it alone: as long as this process lives, if all see that, or else as it is young."""
-        return self._storage.capabilities.lock_of is LockOf.ALL_PROCESSES or not self.is_old
+        return self._place.sees_holders or not self.is_old
 
     def release(self) -> None:
         """Let go of it: a commit lists it."""
@@ -134,15 +168,14 @@ class CompactionOutputs:
     Safe in threads.
     """
 
-    def __init__(self, storage: Storage, at_once: int) -> None:
-        """`at_once`: bytes of runs that small commits merge themselves."""
-        self._storage = storage
-        self.at_once = at_once
+    def __init__(self, place: OutputPlace) -> None:
+        self._place = place
+        self.at_once = place.merged_at_once
         self._merges: dict[str, _RunMerge] = {}  # by branch
         self._unsettled: list[CompactionOutput] = []  # held, and never deleted here: a commit may list them
         self._committed: set[str] = set()  # branches that this process has committed to
         self._lock = processes.new_lock()
-        weakref.finalize(self, _drop_all, storage, self._merges).atexit = False
+        weakref.finalize(self, _drop_all, place.storage, self._merges).atexit = False
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
@@ -186,7 +219,7 @@ class CompactionOutputs:
             if not is_known or pack not in self._unsettled:
                 return  # I3; or it is the parent's, before a fork
             self._unsettled.remove(pack)
-        self._storage.dispatch.clean_up_later(pack.release if is_installed else pack.drop)
+        self._place.storage.dispatch.clean_up_later(pack.release if is_installed else pack.drop)
 
     # --- when it was made
 
@@ -202,11 +235,11 @@ class CompactionOutputs:
             is_due = branch in self._committed and not version % compaction.STEP and branch not in self._merges
             self._committed.add(branch)
         for pack in useless:
-            self._storage.dispatch.clean_up_later(pack.drop)
+            self._place.storage.dispatch.clean_up_later(pack.drop)
         inputs = tuple(compaction.merged_in_background(runs, self.at_once)) if is_due else ()
         if not inputs:
             return
-        self._storage.dispatch.expect_cleanup()
+        self._place.storage.dispatch.expect_cleanup()
         processes.at_exit(_drop_at_exit)
         _in_use.add(self)
         merge = _RunMerge(inputs)
@@ -229,7 +262,7 @@ class CompactionOutputs:
                 return
             del self._merges[branch]
         if merge.pack is not None:
-            self._storage.dispatch.clean_up_later(merge.pack.drop)
+            self._place.storage.dispatch.clean_up_later(merge.pack.drop)
 
     def drop_all(self) -> None:
         """Drop what waits, at the end of the process, where other threads may still be committing."""
@@ -262,10 +295,10 @@ class CompactionOutputs:
             with contextlib.suppress(OSError, TxStoreError, RuntimeError):
                 # Taken out of the list: a snapshot, which pins its commit, is not needed any longer than that.
                 runs = open_runs.pop()(merge.inputs)
-                free = self._storage.free()
+                free = self._place.storage.free()
                 if free is None or free >= _LEFT_FREE * sum(name.length for name in merge.inputs):
-                    content = runs.merge(len(merge.inputs), self._storage)
-                    pack = CompactionOutput(self._storage, stored.header.repository_id, merge.inputs, content)
+                    content = runs.merge(len(merge.inputs), self._place.storage)
+                    pack = CompactionOutput(self._place, stored.header.repository_id, merge.inputs, content)
         finally:
             with self._lock:
                 merge.pack = pack

@@ -54,14 +54,14 @@ class PlainZarr:
         self._positions = positions
         # A proxy must not give one client an answer that another client got with the token.
         self._kept_by = b"private, " if has_token else b"public, "
-        self._is_remote = repository.engine.storage.ranges is not None
+        self._is_ranged = repository.engine.snapshots.is_ranged
         self._consolidated = _Consolidated()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
         """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
         snapshot = self._positions.kept(ref)
-        if snapshot is None and self._is_remote:
+        if snapshot is None and self._is_ranged:
             snapshot = await in_thread(self._positions.snapshot, ref)
         elif snapshot is None:
             snapshot = await in_thread(self._positions.snapshot, ref) if is_id(ref) else self._positions.snapshot(ref)
@@ -72,7 +72,7 @@ class PlainZarr:
             await self._send_document(scope, send, given, document, cache)
             return
         found = await self._find(snapshot, key)
-        await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_remote=self._is_remote)
+        await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_ranged=self._is_ranged)
 
     async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
         """Return a document with consolidated metadata, and its tag; None if the key is not such a document."""
@@ -82,7 +82,7 @@ class PlainZarr:
         return await in_thread(self._consolidated.get, snapshot, path, name)
 
     async def _find(self, snapshot: Snapshot, key: str) -> Found:
-        found = await in_thread(_look_up, snapshot, key) if self._is_remote else _look_up(snapshot, key)
+        found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
         if found is None:
             raise Failure(404, "KeyNotFound", f"this commit has no key {key!r}")
         return found
@@ -114,7 +114,7 @@ async def _send_value(
     found: Found,
     cache: bytes,
     *,
-    is_remote: bool,
+    is_ranged: bool,
 ) -> None:
     is_foreign = found.kind == packfile.REF_FOREIGN
     length = found.length
@@ -134,7 +134,7 @@ async def _send_value(
     if scope["method"] == "HEAD":
         await answer(scope, send, status, about, kind=kind, length=len(span))
         return
-    fetched = is_remote or is_foreign
+    fetched = is_ranged or is_foreign
     if not fetched and len(span) <= _PIECE:
         is_whole = len(span) == length
         view = snapshot.view_of(key, found) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))

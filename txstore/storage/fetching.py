@@ -25,8 +25,8 @@ _Piece = tuple[str, int]  # which file, and the number of the piece in it
 class FileReader(Protocol):
     """Reads ranges of files."""
 
-    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
-        """Announce a file of `size` bytes, of which all is read next, or ranges: (offset, length) each."""
+    def expect(self, path: str, size: int, parts: Iterable[tuple[int, int]] | None = None) -> None:
+        """Announce a file of `size` bytes, of which all is read next, or parts: (offset, length) each."""
 
     def keep(self, path: str, content: bytes) -> None:
         """Take all of a file that was read for something else: it need not be read again."""
@@ -41,7 +41,7 @@ class Unfetched:
     def __init__(self, read_range: ReadRange) -> None:
         self.read_range = read_range
 
-    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
+    def expect(self, path: str, size: int, parts: Iterable[tuple[int, int]] | None = None) -> None:
         """Nothing is gained by reading it earlier."""
 
     def keep(self, path: str, content: bytes) -> None:
@@ -59,10 +59,10 @@ class Fetched:
         self._ahead: dict[_Piece, None] = {}  # pieces that were not read yet, in their order
         self._bytes = 0  # of all pieces
 
-    def expect(self, path: str, size: int, ranges: Iterable[tuple[int, int]] | None = None) -> None:
-        """Announce a file of `size` bytes, of which all is read next, or ranges: (offset, length) each."""
+    def expect(self, path: str, size: int, parts: Iterable[tuple[int, int]] | None = None) -> None:
+        """Announce a file of `size` bytes, of which all is read next, or parts: (offset, length) each."""
         self._sizes[path] = size
-        for offset, length in [(0, size)] if ranges is None else ranges:
+        for offset, length in [(0, size)] if parts is None else parts:
             self._expected += [(path, n) for n in range(offset // PIECE, -(-min(offset + length, size) // PIECE))]
 
     def keep(self, path: str, content: bytes) -> None:

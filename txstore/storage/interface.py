@@ -77,10 +77,6 @@ class Storage(Protocol):
     """For how many seconds others are waited for; None: for as long as it takes, and not in silence."""
 
     @property
-    def is_remote(self) -> bool:
-        """Whether a server is asked for everything, which takes time, and no kernel tells who lives (`leases`)."""
-
-    @property
     def ranges(self) -> Ranges | None:
         """What packs are read from by ranges; None where they are mapped."""
 

@@ -25,7 +25,7 @@ from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.pack_cache import PackCache, PieceMemory
 from txstore.storage.permissions import Sharing
 from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.tree import Tree, real_path
@@ -43,14 +43,13 @@ class LocalStorage:
     capabilities = LOCAL
     dispatch: Dispatch = AtOnce()
     ranges: Ranges | None = None
-    is_remote = False
 
     def __init__(self, root: str) -> None:
         self.url = self.given = root
         self._tree = Tree(real_path(root))
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
-        self.cache = PackCache()
+        self.cache = PackCache(memory=PieceMemory(0))  # files are mapped: the system keeps what was read
 
     @property
     def _has_queues(self) -> bool:

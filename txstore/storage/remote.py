@@ -61,7 +61,6 @@ class _Proof(NamedTuple):
 class RemoteStorage:
     """The `Storage` of a repository whose files are objects."""
 
-    is_remote = True
     dispatch: Dispatch = InParallel()
 
     def __init__(self, objects: ObjectStore, cache: PackCache | None = None, *, given: str | None = None) -> None:
@@ -69,11 +68,9 @@ class RemoteStorage:
         self.cache = cache or PackCache()
         self.url = objects.url
         self.given = given or objects.url
-        self.capabilities = of_objects(
-            objects.creation, makes_requests=objects.makes_requests, holders_trusted=leases.TERM
-        )
+        makes_requests = objects.makes_requests
+        self.capabilities = of_objects(objects.creation, makes_requests=makes_requests, holders_trusted=leases.TERM)
         self.leases = Leases(objects)
-        makes_requests = self.capabilities.makes_requests
         self.late_answers: Creator = LateAnswers(objects) if makes_requests else objects
         self._check_period = CHECK_PERIOD if makes_requests else math.inf  # in seconds
         self._staged: dict[str, StagedObject] = {}  # by this process

@@ -16,7 +16,9 @@ _LOCKS = 8
 class KeyTurns:
     """The turns at the keys of one transaction. A forked child needs a new object."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_slow: bool) -> None:
+        """`is_slow`: to stage a value may take as long as an upload, so that other keys should not wait for it."""
+        self.is_slow = is_slow
         # Several keys share a lock. A thread holds it only while it stages.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._ended: dict[int, threading.Condition] = {}  # only for the few locks at which a thread has waited

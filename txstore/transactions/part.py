@@ -254,7 +254,7 @@ class Part:
         with self.seals.sealing:
             if self.seals.is_done or not self._may_seal:
                 return
-            if not self.members.is_named and self._commits.storage.is_remote and not self.members.is_open():
+            if not self.members.is_named and self._commits.staged.uploads and not self.members.is_open():
                 return  # no process would find a pack with nothing but this seal
             self.seals.note_done(self._seal(packfile.SEEN_NOTHING))
 
@@ -410,5 +410,5 @@ def _seal_all() -> None:
                     part.break_off()
                 else:
                     part.seal()
-            if part._commits.storage.is_remote:
+            if part._commits.staged.uploads:
                 part.close()  # on an object store, other processes can't see that this one has ended

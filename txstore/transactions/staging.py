@@ -82,13 +82,14 @@ class Staging:
         self.began = time.monotonic()
         self.constraints: dict[str, Any] = {}  # as they are written; None: to be dropped
         self.sources: HeldSources | None = None  # sources of copies, during the commit
-        self.turns = KeyTurns()  # shared by all transactions of this process that use this object
+        # Shared by all transactions of this process that use this object.
+        self.turns = KeyTurns(is_slow=commits.staged.uploads)
         self.is_unsettled = False  # the writes may have been published: no file may be deleted
         self._commits = commits
         processes.watch(self)
 
     def after_fork_in_child(self) -> None:
-        self.turns = KeyTurns()  # threads of the parent hold the old ones
+        self.turns = KeyTurns(is_slow=self._commits.staged.uploads)  # threads of the parent hold the old ones
 
     # --- writing
 

@@ -410,7 +410,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     def _stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         turns = self._staging.turns
-        if self._staging.storage.is_remote:  # this may take as long as an upload: other keys need not wait
+        if turns.is_slow:
             with turns.changing(key):
                 self._stage_in_turn(kind, key, encoded, value)
             return

@@ -88,7 +88,7 @@ class Rank:
     ) -> None:
         self._pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}
-        if repo.engine.storage.is_remote:
+        if repo.engine.commits.staged.uploads:
             options["storage_options"] = dict(repo.engine.access.storage_options)
         self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, options, first), daemon=True)
         self.process.start()

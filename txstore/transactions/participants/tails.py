@@ -16,7 +16,6 @@ from txstore.format.encoding import MalformedError, crc32c
 from txstore.format.packfile import Frame, Predecessor
 from txstore.history.commits import Commits
 from txstore.locks.chunk_locks import is_parked
-from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import in_parallel
 
 _WINDOW = 64 << 10  # bytes to read at a time
@@ -152,9 +151,9 @@ class Tail:
 class RemoteTail(Tail):
     """Reads the frames of one participant on an object store. Its packs are complete, and each lists its frames."""
 
-    def __init__(self, commits: Commits, storage: RemoteStorage, transaction: bytes, participant: int) -> None:
+    def __init__(self, commits: Commits, transaction: bytes, participant: int) -> None:
         super().__init__(commits, transaction, participant)
-        self._storage = storage
+        self._storage = commits.storage
         self._transaction = transaction
         self._ends: dict[int, int] = {}
         self._read_own_file = participant > 0  # participant 0 may have begun in the file that becomes the commit
@@ -232,7 +231,4 @@ class RemoteTail(Tail):
 
 def tail_of(commits: Commits, transaction: bytes, participant: int) -> Tail:
     """Return the reader of one participant's frames."""
-    storage = commits.storage
-    if isinstance(storage, RemoteStorage):
-        return RemoteTail(commits, storage, transaction, participant)
-    return Tail(commits, transaction, participant)
+    return (RemoteTail if commits.staged.uploads else Tail)(commits, transaction, participant)
