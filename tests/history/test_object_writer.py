@@ -172,7 +172,7 @@ def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyP
     writer = uploads.writer()
     append(writer, b"value")
     writer.finish(writer.size)
-    writer._storage.forget_staged(writer.path)  # its version is taken
+    writer._storage.staged.forget(writer.path)  # its version is taken
     writer.release()
     wait_for_background_cleanup()
     assert deleted == [[writer.path, writer.path + names.LEASE]]
@@ -185,7 +185,7 @@ def test_what_is_let_go_of_needs_no_thread_for_single_requests(monkeypatch: pyte
     writer = uploads.writer()
     append(writer, b"value")
     writer.finish(writer.size)
-    writer._storage.forget_staged(writer.path)
+    writer._storage.staged.forget(writer.path)
     threads = executor("single request", REQUESTS)
     blocked = [threads.submit(free.wait, TIMEOUT) for _ in range(REQUESTS)]
     try:

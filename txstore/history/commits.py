@@ -59,11 +59,15 @@ class Commits:
         self.oldest_kept = oldest_kept
         self.chain = chain
         self.heads, self.versions, self.head_caches, self.durability, self.staged, *_ = way
-        self.are_pins_seen = storage.capabilities.pins_are_seen
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
         self.compaction_outputs = CompactionOutputs(way.output_place)
         self._warned_of = 0  # the time of the last commit from the future that a warning named
+
+    @property
+    def are_pins_seen(self) -> bool:
+        """Whether a vacuum sees which commits other processes read."""
+        return self.storage.capabilities.pins_are_seen
 
     def head(self, branch: str = MAIN) -> Stored | None:
         """Return the newest commit; for a branch without own commits, the one it starts at. None: no commit yet."""

@@ -42,7 +42,7 @@ class CreationProof:
 
     def why(self, stored: Stored) -> str:
         """Ask the server again whether it creates exclusively: a commit is not in its version. Return the cause."""
-        self._storage.doubt()
+        self._storage.creation_check.doubt()
         try:
             self._prove(stored)
         except OSError as error:
@@ -56,7 +56,7 @@ class CreationProof:
         own.
         """
         try:
-            self._storage.wait_for_check()
+            self._storage.creation_check.wait()
         except NotExclusiveError:
             if suspect is not None:
                 self._stop(suspect)
@@ -84,13 +84,13 @@ class CreationProof:
         self._raise_if_stopped(branch)
         doubted = self._doubted.get(branch)
         if doubted is not None:
-            self._storage.doubt()
+            self._storage.creation_check.doubt()
         self._prove(doubted)
         self._doubted.pop(branch, None)
 
     def confirm(self, stored: Stored) -> None:
         """Raise `CommitUnknownError` if a new commit may have taken another's version."""
-        self._storage.renew_check()  # if it took long
+        self._storage.creation_check.renew()  # if it took long
         try:
             self._prove(stored)
             self._raise_if_stopped(stored.header.branch)

@@ -97,7 +97,7 @@ class ExclusiveCreate:
 
     def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         self._proof.check_creation(stored.header.branch)
-        self._storage.renew_check()
+        self._storage.creation_check.renew()
         try:
             return self._take(source, stored, joins=joins)
         except (VersionTakenError, OSError):
@@ -107,7 +107,7 @@ class ExclusiveCreate:
             raise
 
     def _take(self, source: str, stored: Stored, *, joins: bool) -> Stored:
-        branch, content = stored.header.branch, self._storage.read_staged(source)
+        branch, content = stored.header.branch, self._storage.staged.read(source)
         look, began = self._looks.of(branch), Look.now()
         if joins and stored.header.fork is None and self._contention.is_contended(branch):
             is_led = self._contention.is_led(branch, stored.header.version)
@@ -130,7 +130,7 @@ class ExclusiveCreate:
         self._contention.note_won()
         is_sure = self._makes_requests and is_trusted(look)
         self._sure_of = stored.header.id if is_sure else None
-        self._storage.forget_staged(source)  # it is still there if the answer was lost
+        self._storage.staged.forget(source)  # it is still there if the answer was lost
         self._files.keep(stored, content[-TAIL:])
         self._head_caches.note(stored, content[-TAIL:])
         return stored

@@ -112,12 +112,12 @@ class ObjectWriter:
             self._hold(packfile.encode_head(self.id, self._repository_id), is_alone=True)
             own, nth = self._own_file, len(self._packs) + 1
             own.finish(own.size)
-            frames = self._storage.read_staged(self.path)[packfile.HEAD_SIZE :]
+            frames = self._storage.staged.read(self.path)[packfile.HEAD_SIZE :]
             self._packs.append(
                 _Pack(self._transaction, packfile.pack_number(0, nth), self._repository_id, nth, 0, frames)
             )
             self._aside, self._is_filling = _Aside(own, nth), False
-            self._storage.forget_staged(self.path)
+            self._storage.staged.forget(self.path)
             self._own_file = PackWriter(self._storage, self.path, self.id, self._repository_id)
         return True
 
@@ -204,7 +204,7 @@ class ObjectWriter:
 
     def _own_content(self) -> bytes:
         self._own_file.create()
-        return self._storage.read_staged(self.path)
+        return self._storage.staged.read(self.path)
 
     # --- uploading
 
@@ -354,7 +354,7 @@ class ObjectWriter:
         No caller waits for that.
         """
         if self.close(deletes=False):
-            self._storage.forget_staged(self.path)  # of packs that were copied, it is in no version
+            self._storage.staged.forget(self.path)  # of packs that were copied, it is in no version
             self._storage.dispatch.clean_up_later(partial(self._storage.delete, self.path))  # with the lease
 
     def close_between_reads(self) -> None:
@@ -373,7 +373,7 @@ class ObjectWriter:
             with pack.uploading:
                 pack.is_uploaded = True
         if self.close():
-            self._storage.forget_staged(self.path)
+            self._storage.staged.forget(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
 
 

@@ -51,11 +51,6 @@ class LocalStorage:
         self.lock_timeout: float | None = None
         self.cache = PackCache(memory=PieceMemory(0))  # files are mapped: the system keeps what was read
 
-    @property
-    def _has_queues(self) -> bool:
-        """Whether committers may queue: kernel locks show them each other, and no other machine uses the files."""
-        return sys.platform == "linux" and self.capabilities.lock_of is LockOf.ALL_PROCESSES
-
     # --- reading
 
     def read(self, path: str) -> bytes:
@@ -122,16 +117,13 @@ class LocalStorage:
             looks += 1
             if looks < _LOOKS:  # where a rename is a link and an unlink, it may have been made just now
                 time.sleep(_PAUSE)
-            else:
-                self._put_empty(path, at_most)
-
-    def _put_empty(self, path: str, at_most: int) -> None:
-        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-        file = self.create(temporary, at_most=at_most)
-        try:
-            self.replace(temporary, path)
-        finally:
-            file.close()
+                continue
+            temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+            file = self.create(temporary, at_most=at_most)
+            try:
+                self.replace(temporary, path)
+            finally:
+                file.close()
 
     # --- writing
 
@@ -221,21 +213,14 @@ class LocalStorage:
             try:
                 number = descriptor.fileno()
                 self._sharing.share_file(number, at_most)
-                if not _hold(number):  # somebody looks whether it is held
-                    self._wait_to_hold(number, path)
+                if not _hold(number):  # another process looks whether it is held
+                    _wait_to_hold(number, turns.Wait(self.url, path, self.lock_timeout))
                 if os.fstat(number).st_nlink:  # else it was reclaimed by somebody who found it before it was held
                     return LocalStagedFile(descriptor, self._tree.path(path))
             except BaseException:
                 descriptor.close()  # now: the error has this frame, and the file must not look held
                 raise
             descriptor.close()
-
-    def _wait_to_hold(self, descriptor: int, path: str) -> None:
-        wait = turns.Wait(self.url, path, self.lock_timeout)
-        if sys.platform == "linux":
-            turns.wait_for_lock(descriptor, turns.ALL, wait)
-        else:
-            turns.lock_file(descriptor, wait)
 
     def sync_file(self, path: str) -> None:
         with self._tree.open(path) as descriptor:
@@ -350,9 +335,6 @@ class LocalStorage:
     def lock(self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False) -> _Turn:
         return _Turn(self, path, prepare, queues)
 
-    def _open_lock(self, path: str) -> local.Descriptor:
-        return self._open_in_place(path, os.O_RDWR, self._sharing.writers)
-
 
 class _Turn:
     """The turn at a file, as long as a `with` block lasts.
@@ -378,10 +360,11 @@ class _Turn:
     def _take(self) -> SyncQueue | None:
         storage = self._storage
         # The locks belong to the open file description: two threads that open the file exclude each other too.
-        self._descriptor = storage._open_lock(self._path)
+        self._descriptor = storage._open_in_place(self._path, os.O_RDWR, storage._sharing.writers)
         descriptor = self._descriptor.fileno()
         turns.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
-        if not storage._has_queues:
+        # Committers may queue if kernel locks show them each other, and no other machine uses the files.
+        if sys.platform != "linux" or storage.capabilities.lock_of is not LockOf.ALL_PROCESSES:
             return None
         queue = SyncQueue(descriptor, storage.url, self._path, storage.lock_timeout)
         if self._queues:
@@ -464,6 +447,13 @@ if sys.platform == "linux":
 def _hold(descriptor: int) -> bool:
     """Lock a file for as long as its open file description lives; return whether that was possible."""
     return turns.try_lock(descriptor, turns.ALL) if sys.platform == "linux" else turns.try_file(descriptor)
+
+
+def _wait_to_hold(descriptor: int, wait: turns.Wait) -> None:
+    if sys.platform == "linux":
+        turns.wait_for_lock(descriptor, turns.ALL, wait)
+    else:
+        turns.lock_file(descriptor, wait)
 
 
 def _is_held(descriptor: int) -> bool:

@@ -8,54 +8,36 @@ server lets exactly one creator succeed. A created object is durable. An object 
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
-import os
 import posixpath
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txstore import processes
 from txstore.errors import LocksUnavailableError
-from txstore.format import encoding, names, records
+from txstore.format import encoding, names
 from txstore.storage import leases
 from txstore.storage.capabilities import of_objects
+from txstore.storage.creation_check import CreationCheck
 from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.late_answers import Creator, LateAnswers
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.backend import Version
-from txstore.storage.objects.errors import NotExclusiveError
-from txstore.storage.objects.interface import ObjectStore, check_creation
+from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.request_threads import in_background
+from txstore.storage.staged_objects import StagedObjects
 from txstore.storage.turns import Wait
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
-
-#: Seconds after which a committing process checks again that the server creates exclusively.
-CHECK_PERIOD = 10.0
-
-
-class _Proof(NamedTuple):
-    """A check whether the server creates exclusively."""
-
-    process: int  # that has asked: no thread of the parent's answers in a forked child
-    began: float  # by the monotonic clock
-    versions_begun: int  # of the store, then
-    answer: Callable[[], None]
-
-    @property
-    def age(self) -> float:
-        return time.monotonic() - self.began
 
 
 class RemoteStorage:
@@ -72,13 +54,10 @@ class RemoteStorage:
         self.capabilities = of_objects(objects.creation, makes_requests=makes_requests, holders_trusted=leases.TERM)
         self.leases = Leases(objects)
         self.late_answers: Creator = LateAnswers(objects) if makes_requests else objects
-        self._check_period = CHECK_PERIOD if makes_requests else math.inf  # in seconds
-        self._staged: dict[str, StagedObject] = {}  # by this process
+        self.creation_check = CreationCheck(objects, makes_requests=makes_requests)
+        self.staged = StagedObjects()
         self._lock = processes.new_lock()
         self._turns: dict[str, threading.Lock] = {}
-        self._asked: _Proof | None = None  # whose answer no caller has waited for yet
-        self._proved: _Proof | None = None  # the last whose answer was that the server does
-        self._check_lock = processes.new_lock()
         self.lock_timeout: float | None = None
 
     # --- reading
@@ -87,12 +66,12 @@ class RemoteStorage:
         return self.objects.get(path)
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        if (staged := self._staged.get(path)) is not None:
+        if (staged := self.staged.get(path)) is not None:
             return bytes(staged.content[-length:]), len(staged.content)
         return self.objects.get_tail(path, length)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        if (staged := self._staged.get(path)) is not None:
+        if (staged := self.staged.get(path)) is not None:
             return staged.read(offset, length)
         return bytes(self.objects.get_range(path, offset, length))
 
@@ -112,54 +91,10 @@ class RemoteStorage:
 
     def check_creation(self, *, waits: bool) -> None:
         if waits:
-            self.doubt()
-            self.wait_for_check()
-            return
-        with self._check_lock:
-            if self._proved is None:
-                self._asked = self._ask(in_background)
-
-    def _ask(self, begin: Callable[..., Callable[[], None]]) -> _Proof:
-        find_out = partial(check_creation, self.objects, names.GUARD, records.encode_guard())  # always the same
-        began, versions_begun = time.monotonic(), self.objects.versions_begun
-        return _Proof(os.getpid(), began, versions_begun, begin(operator.call, find_out))
-
-    def wait_for_check(self) -> None:
-        """Raise `NotExclusiveError` if the server lets a second creator of an object through.
-
-        It has to be known at first, since files may have been copied to another server; when something is in doubt; and
-        when the server has begun to keep versions, since some ignore conditions in such a bucket. Then an `OSError`
-        says why it could not be asked. Otherwise the next caller asks the server again.
-        """
-        with self._check_lock:
-            begun, asked, self._asked = self.objects.versions_begun, self._asked, None
-            has_to = self._proved is None or self._proved.versions_begun != begun
-            if asked is None or asked.process != os.getpid() or asked.versions_begun != begun:
-                if not has_to:
-                    return
-                asked = self._ask(partial)
-            try:
-                asked.answer()
-            except NotExclusiveError:
-                self._proved = None
-                raise
-            except OSError:
-                if has_to:
-                    raise
-            else:
-                self._proved = asked
-
-    def renew_check(self) -> None:
-        """Begin to ask again, if that was long ago: a caller that creates an object waits for both answers."""
-        with self._check_lock:
-            last = self._asked or self._proved
-            if self._proved is not None and last is not None and last.age >= self._check_period:
-                self._asked = self._ask(in_background)
-
-    def doubt(self) -> None:
-        """Let the next `wait_for_check` ask the server again: an object had unexpected content."""
-        with self._check_lock:
-            self._asked = self._proved = None
+            self.creation_check.doubt()
+            self.creation_check.wait()
+        else:
+            self.creation_check.begin()
 
     def permissions(self, path: str) -> int:
         return 0o777
@@ -168,16 +103,7 @@ class RemoteStorage:
         """There are none: a directory is what the names of objects begin with."""
 
     def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
-        with self._lock:
-            if path in self._staged:
-                raise FileExistsError(f"{path} is being written")
-            staged = self._staged[path] = StagedObject()
-        return staged
-
-    def read_staged(self, path: str) -> bytes:
-        """Return what this process has staged under a name; nothing if there is no such thing."""
-        staged = self._staged.get(path)
-        return b"" if staged is None else bytes(staged.content)
+        return self.staged.new(path)
 
     def create_held(self, path: str, content: bytes, *, is_alone: bool = False) -> Lease:
         """As in `Storage`. `is_alone`: no other process asks whether this one lives, but for a vacuum.
@@ -203,11 +129,6 @@ class RemoteStorage:
             raise
         lease.objects = _names_of(path)
         return lease
-
-    def forget_staged(self, path: str) -> None:
-        """Drop what this process has staged under a name, if anything."""
-        with self._lock:
-            self._staged.pop(path, None)
 
     def hold(self, path: str) -> Held:
         if not self.objects.exists(path):
@@ -260,15 +181,15 @@ class RemoteStorage:
         self.replace(source, target)
 
     def _content(self, path: str) -> Sequence[Buffer]:
-        staged = self._staged.get(path)
+        staged = self.staged.get(path)
         return [self.objects.get(path)] if staged is None else [staged.content]
 
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
-        self.wait_for_check()
+        self.creation_check.wait()
         if self.objects.exists(path):
             raise FileExistsError(f"{path} exists")
         self._create_once(path, content)
-        self.wait_for_check()  # the answer may have told that the server keeps versions now
+        self.creation_check.wait()  # the answer may have told that the server keeps versions now
 
     def _create_once(self, path: str, content: bytes) -> None:
         try:
@@ -300,8 +221,7 @@ class RemoteStorage:
                 self.objects.delete_versions(f"{directory}/{name}", [each.id for each in found])
 
     def delete(self, *paths: str) -> None:
-        with self._lock:
-            remote = [path for path in paths if self._staged.pop(path, None) is None]
+        remote = [path for path in paths if not self.staged.forget(path)]
         leased = [path + names.LEASE for path in remote if names.parse_staging(posixpath.basename(path)) is not None]
         if remote:
             self.objects.delete([*remote, *leased])
@@ -357,41 +277,3 @@ def _names_of(path: str) -> tuple[str, ...]:
     """Return every name that what is held at a path may have."""
     found = names.parse_record(posixpath.basename(path))
     return (path,) if found is None else (names.open_path(found), names.sealed_path(found))
-
-
-class StagedObject:
-    """The content of an object before it is created. Safe in threads; a forked child has its own copy."""
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-
-    @property
-    def content(self) -> bytearray:
-        return self._content
-
-    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
-        content = self._content
-        if offset > len(content):
-            content.extend(bytes(offset - len(content)))
-        for part in parts:
-            view = memoryview(part).cast("B") if memoryview(part).nbytes else b""
-            content[offset : offset + len(view)] = view
-            offset += len(view)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return bytes(self._content[offset : offset + length])
-
-    def allocate(self, offset: int, length: int) -> None:
-        """Nothing is gained by it here."""
-
-    def start_writeback(self, offset: int, length: int) -> None:
-        """It goes to the server as a whole."""
-
-    def truncate(self, length: int) -> None:
-        del self._content[length:]
-
-    def sync(self) -> None:
-        """The content is durable once the object exists."""
-
-    def close(self) -> None:
-        """It stays until it was moved or deleted."""

@@ -26,7 +26,7 @@ from txstore.format import names
 from txstore.history import listings, object_head_caches
 from txstore.history.creation_proof import CreationProof
 from txstore.maintenance import replacing, vacuum
-from txstore.storage import remote
+from txstore.storage import creation_check
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
 from txstore.storage.objects.s3 import S3Backend
@@ -98,7 +98,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that was seen, and a proof that the server gave, count however slow this machine is."""
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(listings, "TRUSTED", 1e9)
-    monkeypatch.setattr(remote, "CHECK_PERIOD", 1e9)
+    monkeypatch.setattr(creation_check, "PERIOD", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
@@ -275,10 +275,10 @@ def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting
 
 def let_time_pass(repo: txstore.Repository) -> None:
     """Let what the server was asked, and has answered, be longer ago than it is good for."""
-    storage = repo.engine.commits.storage
+    check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
     for name in ("_asked", "_proved"):
-        if (proof := getattr(storage, name)) is not None:
-            setattr(storage, name, proof._replace(began=proof.began - 2 * remote.CHECK_PERIOD))
+        if (proof := getattr(check, name)) is not None:
+            setattr(check, name, proof._replace(began=proof.began - 2 * creation_check.PERIOD))
 
 
 def test_the_server_is_asked_again_now_and_then(place):
@@ -393,7 +393,7 @@ def test_what_was_asked_long_ago_tells_nothing(place):
     storage = repo.engine.commits.storage
     let_time_pass(repo)
     place.proxy.log.clear()
-    storage.renew_check()
+    storage.creation_check.renew()
     wait_until(lambda: place.proofs() == 1)
     place.ignore_conditions()
     let_time_pass(repo)
