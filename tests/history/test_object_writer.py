@@ -16,7 +16,7 @@ from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.segments import object_writer
 from txstore.segments.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
-from txstore.segments.packs import Staged
+from txstore.segments.pack_writer import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor

@@ -84,8 +84,7 @@ def upload(url: str) -> txstore.TxStore:
 
 
 def wait_for_uploads(store: txstore.TxStore) -> None:
-    for future in list(store.mapping._staging.part.writer._uploads):
-        future.result(TIMEOUT)
+    store.mapping._staging.part.writer._uploads.wait()  # type: ignore[attr-defined]
 
 
 def kill(store: txstore.TxStore) -> None:

@@ -33,7 +33,7 @@ from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
 from txstore.history.versions import VersionTakenError
-from txstore.segments.packs import Staged, Writer
+from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.sync_queue import SyncQueue

@@ -11,7 +11,7 @@ from txstore.format import names, packfile
 from txstore.format.keys import is_document
 from txstore.history.identity import Identity
 from txstore.segments.object_writer import ObjectWriter
-from txstore.segments.packs import PackWriter, Writer
+from txstore.segments.pack_writer import PackWriter, Writer
 from txstore.storage.interface import Storage, paths_in
 from txstore.storage.remote import RemoteStorage
 

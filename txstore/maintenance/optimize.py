@@ -29,7 +29,7 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
 from txstore.progress import Progress
 from txstore.segments import runs as index
-from txstore.segments.packs import Writer
+from txstore.segments.pack_writer import Writer
 from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled

@@ -32,7 +32,7 @@ from txstore.maintenance.report import Fault, Repair, Report
 from txstore.maintenance.verify import Verifier, verify
 from txstore.progress import Progress
 from txstore.segments import runs as index
-from txstore.segments.packs import PackWriter
+from txstore.segments.pack_writer import PackWriter
 from txstore.segments.runs import names_of
 from txstore.storage.interface import Storage
 

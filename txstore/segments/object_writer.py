@@ -27,8 +27,8 @@ from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
-from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
-from txstore.segments.packs import PackWriter, Staged
+from txstore.format.packfile import Seen
+from txstore.segments.pack_writer import Framed, PackWriter, Staged, bytes_of
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import executor, in_parallel
@@ -70,16 +70,11 @@ class ObjectWriter:
         self._aside: _Aside | None = None
         self._packs: list[_Pack] = []  # number n at n - 1; the last one may be filling
         self._is_filling = False
-        self._is_published = False
         self._lease: Lease | None = None
         self._sequence = 0
-        self._documents: dict[int, bytes] = {}  # by where they were staged
-        self._documents_left = DOCUMENTS
-        self._error: OSError | None = None
+        self._documents = _DocumentCopies()
         self._lock = processes.new_lock()
-        self._uploads: set[Future[None]] = set()  # in the background
-        self._room, self._stores = _Room(), threading.Semaphore(UPLOADS)
-        self._process = os.getpid()
+        self._uploads = _PackUploads(storage)
 
     @property
     def size(self) -> int:
@@ -107,7 +102,7 @@ class ObjectWriter:
         """
         with self._lock:
             self._check()
-            if self._participant or self._is_published or self._aside is not None or self.size <= SENT_AGAIN:
+            if self._participant or self._uploads.is_published or self._aside is not None or self.size <= SENT_AGAIN:
                 return False
             self._hold(packfile.encode_head(self.id, self._repository_id), is_alone=True)
             own, nth = self._own_file, len(self._packs) + 1
@@ -126,42 +121,36 @@ class ObjectWriter:
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame. `value` is not needed afterwards. Raises `OSError`, also of an earlier upload."""
-        view = memoryview(value)
-        if view.nbytes:
-            view = view.cast("B")
+        view = bytes_of(value)
         checksum, is_long = crc32c(view), view.nbytes >= LONG
         full = None
         with self._lock:
             self._check()
             sequence = self._sequence
             self._sequence += 1
-            if not (self._packs or self._is_published or self._participant) and self.size + view.nbytes <= INLINE_SIZE:
-                return self._noted(key, view, self._own_file.append(kind, key, view, seen=seen, region=region))
+            is_inline = not (self._packs or self._uploads.is_published or self._participant)
+            if is_inline and self.size + view.nbytes <= INLINE_SIZE:
+                staged = self._own_file.append(kind, key, view, seen=seen, region=region)
+                self._documents.note(key, view, staged)
+                return staged
             pack, full = self._room_for(len(key) + view.nbytes)
             staged = pack.append(kind, key, view, seen, sequence, region, checksum=checksum, is_last=is_long)
-            self._noted(key, view, staged)
+            self._documents.note(key, view, staged)
             if is_long:
                 self._is_filling = False
         if full is not None:
-            self._upload(full)
+            self._uploads.begin(full)
         if is_long:
-            self._upload_long(pack)
-        elif self._is_published:
+            self._uploads.begin_long(pack, self._store)
+        elif self._uploads.is_published:
             self._store(pack)
-        return staged
-
-    def _noted(self, key: bytes, view: memoryview, staged: Staged) -> Staged:
-        """Keep a document until the commit; the caller holds the lock."""
-        if view.nbytes <= self._documents_left and is_document(key.decode()):
-            self._documents[staged.offset] = bytes(view)
-            self._documents_left -= view.nbytes
         return staged
 
     def document(self, offset: int) -> bytes | None:
         """Return a document that was staged here, if so much else was that it should be laid beside the others."""
         if not self._packs or (self._aside is not None and not packfile.split_offset(offset)[0]):
             return None
-        return self._documents.get(offset)
+        return self._documents.at(offset)
 
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.
@@ -173,7 +162,7 @@ class ObjectWriter:
         if last is not None and last.end + length <= OBJECT_SIZE:
             return last, None
         if last is not None:
-            self._room.take(last.end)
+            self._uploads.room.take(last.end)
         if not self._participant:
             # A vacuum must not take for abandoned what no commit refers to yet.
             self._hold(b"", is_alone=True)
@@ -184,12 +173,7 @@ class ObjectWriter:
         return pack, last
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise OSError(
-                f"an upload of this transaction failed before ({self._error}): call rollback(), then write again"
-            ) from self._error
-        if self._process != os.getpid():
-            raise OSError("this transaction was begun before the fork: its uploads are the parent's")
+        self._uploads.check()
         if self._lease is not None:
             self._lease.check()
 
@@ -208,59 +192,17 @@ class ObjectWriter:
 
     # --- uploading
 
-    def _upload(self, pack: _Pack) -> None:
-        """Upload a pack in the background, in the room that was taken for it."""
-        length = pack.end
-        try:
-            future = executor("upload", 2 * UPLOADS).submit(self._upload_now, pack, length)
-        except BaseException:
-            self._room.give_back(length)
-            raise
-        self._uploads.add(future)
-        future.add_done_callback(self._uploads.discard)
-
-    def _upload_now(self, pack: _Pack, length: int) -> None:
-        try:
-            with pack.uploading:
-                if not pack.is_uploaded:
-                    pack.upload(self._storage, is_published=self._is_published)
-        except OSError as error:
-            self._error = self._error or error
-        finally:
-            self._room.give_back(length)
+    def _end_pack(self, pack: _Pack) -> None:
+        """Let the next frame go to a new pack, if this one is filling."""
+        # Without the lock where the pack is full: the thread that has the lock may wait for just this upload.
+        if self._packs[-1] is pack:
+            with self._lock:
+                if self._packs[-1] is pack:
+                    self._is_filling = False
 
     def _store(self, pack: _Pack) -> None:
         """Return when a pack is stored. Of the threads that wait for one pack, one uploads it."""
-        with pack.uploading:
-            if pack.is_uploaded:
-                return
-            with self._stores:
-                # Without the lock where it is full: the thread that has the lock may wait for just this upload.
-                if self._packs[-1] is pack:
-                    with self._lock:
-                        if self._packs[-1] is pack:
-                            self._is_filling = False  # what comes now goes to the next one
-                try:
-                    pack.upload(self._storage, is_published=self._is_published)
-                except OSError as error:
-                    self._error = self._error or error
-                    raise
-
-    def _upload_long(self, pack: _Pack) -> None:
-        """Upload a pack that ends with a value which the caller has: in the background, if there is room for a copy."""
-        try:
-            if self._is_published or not self._room.take_now(pack.end):
-                self._store(pack)
-                return
-            try:
-                pack.keep_last()
-            except BaseException:
-                self._room.give_back(pack.end)
-                raise
-        except BaseException as error:  # never after this: the value may be another by then
-            self._error = self._error or OSError(f"an upload was interrupted ({type(error).__name__})")
-            raise
-        self._upload(pack)
+        self._uploads.store(pack, partial(self._end_pack, pack))
 
     def _store_all(self, *also: Callable[[], object]) -> None:
         """Return when all packs are stored, and something else is done meanwhile. Raises `OSError`."""
@@ -269,7 +211,7 @@ class ObjectWriter:
             *[partial(self._store, pack) for pack in self._packs if not pack.is_uploaded],
         ]
         deque(in_parallel(operator.call, works), maxlen=0)
-        wait(list(self._uploads))
+        self._uploads.wait()
         self._check()
 
     def publish(self) -> None:
@@ -278,7 +220,7 @@ class ObjectWriter:
         Of participants other than 0, the first frame says who they are; it is uploaded with the next.
         """
         with self._lock:
-            if self._is_published:
+            if self._uploads.is_published:
                 return
             self._check()
             if self._participant:
@@ -287,13 +229,13 @@ class ObjectWriter:
                 self._hold(b"")
             else:
                 self._storage.objects.put(self.path, [self._own_content()])
-            self._is_published = True
+            self._uploads.is_published = True
         if not self._participant and self._lease is not None:
             self._store_all(self._lease.say_committing)  # from now on, another writer's file becomes the commit
 
     def flush(self) -> None:
         """Return when all that was appended by now is stored, be it by other threads. Raises `OSError`."""
-        if self._is_published:
+        if self._uploads.is_published:
             self._store_all()
 
     # --- reading
@@ -342,7 +284,7 @@ class ObjectWriter:
 
         `deletes`: the lease, too, which the caller deletes otherwise.
         """
-        if self._process != os.getpid():
+        if not self._uploads.are_ours:
             return False
         if self._lease is not None:
             self._lease.close(deletes=deletes)
@@ -365,10 +307,10 @@ class ObjectWriter:
 
     def drop(self) -> None:
         """Delete what was uploaded: no commit will refer to it. Raises `OSError`."""
-        if self._process != os.getpid():
+        if not self._uploads.are_ours:
             return
-        self._error = self._error or OSError("the transaction was rolled back")
-        wait(list(self._uploads))  # no process would find an upload that ends later
+        self._uploads.fail(OSError("the transaction was rolled back"))
+        self._uploads.wait()  # no process would find an upload that ends later
         for pack in list(self._packs):
             with pack.uploading:
                 pack.is_uploaded = True
@@ -377,11 +319,117 @@ class ObjectWriter:
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
 
 
+class _DocumentCopies:
+    """Copies of staged documents until the commit, up to `DOCUMENTS` bytes. The caller holds the writer's lock."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, bytes] = {}  # by where they were staged
+        self._left = DOCUMENTS
+
+    def note(self, key: bytes, view: memoryview, staged: Staged) -> None:
+        """Copy what was staged if it is a document and there is room."""
+        if view.nbytes <= self._left and is_document(key.decode()):
+            self._copies[staged.offset] = bytes(view)
+            self._left -= view.nbytes
+
+    def at(self, offset: int) -> bytes | None:
+        return self._copies.get(offset)
+
+
 class _Aside(NamedTuple):
     """What was in the commit's own file: still in memory, for this process to read, and in the nth of its packs."""
 
     values: PackWriter
     nth: int
+
+
+class _PackUploads:
+    """The uploads of one writer, a few at a time: in the background, or by a thread that waits. Safe in threads."""
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        self.room = _Room()
+        #: Whether other processes look for frames before the commit: then each pack ends with a list of its own.
+        self.is_published = False
+        self._storage = storage
+        self._error: OSError | None = None
+        self._background: set[Future[None]] = set()
+        self._stores = threading.Semaphore(UPLOADS)
+        self._process = os.getpid()
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether they are this process's, and not those of its parent."""
+        return self._process == os.getpid()
+
+    def check(self) -> None:
+        """Raise `OSError` if an upload has failed, or after a fork."""
+        if self._error is not None:
+            raise OSError(
+                f"an upload of this transaction failed before ({self._error}): call rollback(), then write again"
+            ) from self._error
+        if not self.are_ours:
+            raise OSError("this transaction was begun before the fork: its uploads are the parent's")
+
+    def fail(self, error: OSError) -> None:
+        """Let no more be uploaded."""
+        self._error = self._error or error
+
+    def wait(self) -> None:
+        """Wait for the uploads in the background."""
+        wait(list(self._background))
+
+    def begin(self, pack: _Pack) -> None:
+        """Upload a pack in the background, in the room that was taken for it."""
+        length = pack.end
+        try:
+            future = executor("upload", 2 * UPLOADS).submit(self._upload, pack, length)
+        except BaseException:
+            self.room.give_back(length)
+            raise
+        self._background.add(future)
+        future.add_done_callback(self._background.discard)
+
+    def _upload(self, pack: _Pack, length: int) -> None:
+        try:
+            with pack.uploading:
+                if not pack.is_uploaded:
+                    pack.upload(self._storage, is_published=self.is_published)
+        except OSError as error:
+            self.fail(error)
+        finally:
+            self.room.give_back(length)
+
+    def store(self, pack: _Pack, end: Callable[[], None]) -> None:
+        """Return when a pack is stored. `end` is called before this thread uploads it: no frame may follow."""
+        with pack.uploading:
+            if pack.is_uploaded:
+                return
+            with self._stores:
+                end()
+                try:
+                    pack.upload(self._storage, is_published=self.is_published)
+                except OSError as error:
+                    self.fail(error)
+                    raise
+
+    def begin_long(self, pack: _Pack, store: Callable[[_Pack], None]) -> None:
+        """Upload a pack that ends with a value which the caller has: in the background, if there is room for a copy.
+
+        Otherwise `store` uploads it at once.
+        """
+        try:
+            if self.is_published or not self.room.take_now(pack.end):
+                store(pack)
+                return
+            try:
+                pack.keep_last()
+            except BaseException:
+                self.room.give_back(pack.end)
+                raise
+        except BaseException as error:  # never after this: the value may be another by then
+            self.fail(OSError(f"an upload was interrupted ({type(error).__name__})"))
+            raise
+        self.begin(pack)
 
 
 class _Room:
@@ -449,21 +497,19 @@ class _Pack:
         is_last: bool = False,
     ) -> Staged:
         """Append one frame; the writer's lock is held. The value is copied, unless this `is_last`."""
-        start, length = self.end, view.nbytes
-        follows = isinstance(seen, Predecessor)
-        offset, self.end = frame_layout(start, len(key), length, has_predecessor=follows, region=region)
-        frame = encode_frame(kind, seen, sequence - self._first, key, length, checksum, region)
-        content = self._content
-        content += frame
-        content += bytes(offset - len(content))
+        frame = Framed.of(self.end, kind, key, view, checksum, seen, sequence - self._first, region)
+        head, padding, value, rest = frame.parts()
+        self._content += head
+        self._content += padding
         if is_last:
-            self._last = offset, view
+            self._last = frame.offset, value
         else:
-            content += view
-            content += bytes(self.end - len(content))
-        self._heads.append(frame)
-        self._lengths[offset] = length
-        return Staged(packfile.join_offset(self._nth, offset), length, checksum, sequence)
+            self._content += value
+            self._content += rest
+        self._heads.append(frame.head)
+        self._lengths[frame.offset] = len(view)
+        self.end = frame.end
+        return Staged(packfile.join_offset(self._nth, frame.offset), len(view), checksum, sequence)
 
     def value(self, offset: int) -> bytes | None:
         """Return a value that was appended; None if it is uploaded."""
@@ -491,7 +537,6 @@ class _Pack:
 
     def upload(self, storage: RemoteStorage, *, is_published: bool) -> None:
         """Write the object; the caller holds `uploading`, and no thread appends. Raises `OSError`."""
-        # Others look for what there is before it is committed.
         directory = [packfile.encode_directory(self._heads, self.end)] if is_published else []
         storage.objects.put(self.path, [self._content, *self._tail(), *directory])
         self.is_uploaded = True

@@ -24,7 +24,7 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.compaction_outputs import CompactionOutput
-from txstore.segments.packs import Staged
+from txstore.segments.pack_writer import Staged
 from txstore.steps import step
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes

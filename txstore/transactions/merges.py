@@ -14,7 +14,7 @@ from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history.publisher import Publisher
 from txstore.history.snapshot import Snapshot
-from txstore.segments.packs import Staged
+from txstore.segments.pack_writer import Staged
 from txstore.transactions.conflicts import Settled
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staging import Staging

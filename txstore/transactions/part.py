@@ -19,7 +19,7 @@ from txstore.format import names, packfile
 from txstore.format.packfile import Predecessor, Seen
 from txstore.history.commits import Commits
 from txstore.processes import at_exit, was_broken_off
-from txstore.segments.packs import Staged, Writer
+from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership, not_shared

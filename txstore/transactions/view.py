@@ -22,7 +22,7 @@ from txstore.format.packfile import PackName, Seen
 from txstore.format.regions import Region
 from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
 from txstore.history.snapshot import Snapshot
-from txstore.segments.packs import Staged
+from txstore.segments.pack_writer import Staged
 from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.storage.foreign import ForeignRange
 from txstore.transactions.part import Part

@@ -26,7 +26,7 @@ from txstore.format import names, packfile
 from txstore.format.encoding import MalformedError, crc32c
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
-from txstore.segments.packs import Staged, Writer
+from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
 from txstore.storage.interface import Held
 from txstore.storage.leases import Lease

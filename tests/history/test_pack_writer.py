@@ -10,7 +10,7 @@ import pytest
 
 from txstore.format import packfile
 from txstore.history.opening import open_storage
-from txstore.segments.packs import PackWriter, Staged
+from txstore.segments.pack_writer import PackWriter, Staged
 
 SIZES = [0, 1, 7, 1023, 1024, 5000, 16 << 10, (16 << 10) + 1, 100_000, (128 << 10) - 1, 128 << 10, 3 << 20]
 
@@ -50,9 +50,9 @@ def test_values_of_all_sizes_in_any_order_are_read_back(writer: PackWriter, tmp_
 def test_a_thread_that_is_slow_to_write_a_full_buffer(writer: PackWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A buffer is full, be it empty, if the next frame has no room in it."""
     late: list[int] = []
-    write = writer._write_retired
+    write = writer._file.write_retired
     writer.create()
-    monkeypatch.setattr(writer, "_write_retired", late.append)
+    monkeypatch.setattr(writer._file, "write_retired", late.append)
     values = [bytes([number]) * size for number, size in enumerate((20_000, 100_000, 100_000, 20_000, 100_000))]
     staged = [append(writer, number, value) for number, value in enumerate(values)]
     assert len(set(late)) == len(late) > 1
