@@ -344,7 +344,7 @@ EDITS = [
         "housekeeping 1",
     ),
     Edit(
-        "maintenance.verify:Verifier._check_head_cache",
+        "maintenance.verify_history:HistoryCheck._check_head_cache",
         "or head_cache.version < oldest_kept",
         "",
         "vacuumed around",

@@ -19,7 +19,7 @@ import txstore
 from tests.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import tickets
 from txstore.commit_queue.group_commits import BranchListing, Look
-from txstore.commit_queue.tickets import Pace, Seen, Turns, Waiting
+from txstore.commit_queue.tickets import Ahead, Pace, Polls, Seen, Turns, Waiting
 from txstore.format import names
 from txstore.history.object_heads import ObjectHeads
 from txstore.storage.objects.client import ObjectClient
@@ -174,14 +174,14 @@ def test_who_is_interrupted_gives_its_ticket_back(url, error, drawn):
 
 
 def test_who_is_interrupted_once_more_when_it_leaves_has_given_its_ticket_back(url, monkeypatch):
-    def interrupted(self: Turns) -> None:
+    def interrupted(self: Polls) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), knows_head(url).engine.commits.versions.turns("main") as turns:
         assert turns is not None
         assert turns.lost()
         wait_until(lambda: in_line(url))
-        monkeypatch.setattr(Turns, "_forget", interrupted)
+        monkeypatch.setattr(Polls, "forget", interrupted)
     wait_until(lambda: not in_line(url))
 
 
@@ -362,12 +362,12 @@ def test_the_second_version_is_asked_for_before_the_first_one_is_taken(patient, 
     versions = FakeVersionLog(line_of(2))
     versions.answers = {19: threading.Event(), 20: threading.Event()}
     versions.answers[20].set()  # and is answered first
-    monkeypatch.setattr(Turns, "_pause", lambda self, seconds: LONG)
+    monkeypatch.setattr(Ahead, "pause", lambda self, seconds: LONG)
     pace = Pace()
     pace.met_at = time.monotonic()
     with ThreadPoolExecutor(1) as threads, Turns(versions, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]
         running = threads.submit(turns.next, time.monotonic() + LONG)
-        wait_until(lambda: 20 in turns._ends)
+        wait_until(lambda: 20 in turns._polls.ends)
         versions.answers[19].set()
         assert running.result(TIMEOUT).header.version == 20
         assert versions.read == ["head"], "nothing was looked for again"
@@ -387,7 +387,7 @@ def test_who_stands_far_behind_reads_no_commits(patient, persistent, monkeypatch
             assert not versions.read
         return 0.01
 
-    monkeypatch.setattr(Turns, "_pause", sleep)
+    monkeypatch.setattr(Ahead, "pause", sleep)
     pace = Pace()
     pace.met_at = time.monotonic()
     with Turns(versions, FakeTickets(), "main", pace) as turns:  # type: ignore[arg-type]

@@ -182,33 +182,177 @@ class Tickets:
         return Turns(self._versions, self._objects, branch, self._paces.setdefault(branch, Pace()))
 
 
+class Ticket:
+    """One committer's place in the queue. It is drawn and given back in the background, one request after the other."""
+
+    def __init__(self, objects: ObjectStore, branch: str) -> None:
+        self.place: Place | None = None  # a committer that loses its turn keeps its place
+        self._objects = objects
+        self._branch = branch
+        self._is_drawn = False
+        self._asked_for: Future[None] | None = None  # the last request
+        self._is_refused = False
+        self._process = os.getpid()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server has refused it."""
+        self._is_refused |= _has_failed(self._asked_for)
+        return self._is_refused
+
+    def draw(self, version: int, transaction: bytes) -> None:
+        self.place = self.place or (version, transaction)
+        if not self._is_drawn:
+            self._is_drawn = True
+            self._ask_for(_put, [names.ticket_path(self._branch, self.place)])
+
+    def give_back(self) -> None:
+        if self._is_drawn and self.place is not None and self._process == os.getpid():
+            self._is_refused |= _has_failed(self._asked_for)
+            self._ask_for(_delete, [names.ticket_path(self._branch, self.place)])
+            self._is_drawn = False  # only now: before the request, an interrupt would leave the ticket
+
+    def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            self._asked_for = _threads().submit(request, self._objects, paths, self._asked_for)
+
+
+class Ahead:
+    """The committers ahead of one committer, as far as it knows."""
+
+    def __init__(self, objects: ObjectStore, branch: str, pace: Pace) -> None:
+        self.places: list[Place] = []
+        self.version = 0  # the last known one of the head
+        self._objects = objects
+        self._branch = branch
+        self._pace = pace
+        self._news = time.monotonic()  # when this committer last saw a new commit
+        self._served: set[bytes] = set()  # the first bytes of the ids of commits that it has seen
+        self._given_up: set[Place] = set()  # committers that did not use their turn
+        self._first: tuple[Place, float] | None = None  # the first in the queue, and since when
+
+    @property
+    def far(self) -> int:
+        """The number of committers between this one and those that poll for the next version."""
+        return len(self.places) - len(_ASKS)
+
+    def stand_behind(self, seen: Seen, place: Place | None) -> None:
+        """Take the committers ahead of a place from a listing. None: all that wait."""
+        versions, waiting = seen.listed.versions, Waiting.of(seen.listed.tickets, seen.listed.versions.values())
+        self._delete(waiting.left)
+        self.places = [each for each in waiting.places if place is None or each < place]
+        self._note(max(versions, default=self.version))
+
+    def see(self, head: Stored | None) -> None:
+        """Note a commit: its committer, and that of its parent, wait no more."""
+        if head is not None:
+            self._served |= {head.header.id[:_LIKE], head.header.parent_id[:_LIKE]}
+            self._note(head.header.version)
+
+    def _note(self, version: int) -> None:
+        if version != self.version:
+            self.version, self._news = version, time.monotonic()
+        self._pace.note_version(version)
+        self.places = [
+            each for each in self.places if each[1][:_LIKE] not in self._served and each not in self._given_up
+        ]
+        first = self.places[0] if self.places else None
+        if first is None:
+            self._first = None
+        elif self._first is None or self._first[0] != first:
+            self._first = first, time.monotonic()
+
+    def has_lost_patience(self) -> bool:
+        """Tell whether the committers ahead have not used their turns in time: then they have died."""
+        if self._first is None:
+            return False
+        patience = self._pace.patience + (len(self.places) - 1) * _MORE_TRIPS * self._pace.trip
+        if time.monotonic() - self._first[1] <= patience:
+            return False
+        self._given_up.update(self.places)
+        self._delete(self.places)
+        self.places = []
+        return True
+
+    def _delete(self, places: Collection[Place]) -> None:
+        if places:
+            paths = [names.ticket_path(self._branch, each) for each in places]
+            with contextlib.suppress(RuntimeError):
+                _threads().submit(_delete, self._objects, paths)
+
+    def pause(self, seconds: float) -> float:
+        """Return how long to sleep, in seconds: longer if nothing has happened for long."""
+        return min(max(seconds, _PAUSE * (time.monotonic() - self._news)), _LONGEST_SLEEP)
+
+
+class Polls:
+    """The requests of one committer for the next versions, and their answers."""
+
+    def __init__(self, versions: VersionLog, branch: str, pace: Pace) -> None:
+        self.ends: dict[int, End] = {}  # the ends of commit files, by version
+        self._versions = versions
+        self._branch = branch
+        self._pace = pace
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    def wait_for(self, version: int, ahead: Ahead, until: float) -> bool:
+        """Return True when a version is taken. False at `until` of `time.monotonic`, or after an error."""
+        count = len(ahead.places)
+        while time.monotonic() < until:
+            look = Look.now()
+            for each in range(version, version + min(count, _VERSIONS)):
+                if each not in self.ends:
+                    _askers().submit(self._ask, each, look, self._answers)
+            ends = look.monotonic + ahead.pause(self._pace.trip / _ASKS[count - 1])
+            with contextlib.suppress(queue.Empty):
+                while version not in self.ends and (left := ends - time.monotonic()) > 0:
+                    if not self._hear(version, self._answers.get(timeout=left)):
+                        return False  # the next look raises the error
+            if version in self.ends:
+                return True
+        return False
+
+    def _hear(self, version: int, answer: Answer) -> bool:
+        """Record the answer about a version; return False if it is an error."""
+        if answer.end is not None:
+            self.ends[answer.version] = answer.end
+        elif answer.version == version and not answer.is_error:
+            self._versions.note_free(self._branch, answer.look)
+        return not answer.is_error
+
+    def forget(self) -> None:
+        """Drop all pending answers."""
+        self._answers, self.ends = queue.SimpleQueue(), {}
+
+    def _ask(self, version: int, look: Look, answers: queue.SimpleQueue[Answer]) -> None:
+        """Poll a version once. Of several answers about one version, the caller decodes only one."""
+        if answers is not self._answers:
+            return  # the committer no longer waits for this answer
+        end, is_error = None, False
+        try:
+            end = self._versions.end_of(self._branch, version)
+        except (OSError, TxStoreError):  # the answer keeps no error: it would keep this thread's frames
+            is_error = True
+        self._pace.note_trip(time.monotonic() - look.monotonic)
+        answers.put(Answer(version, look, end, is_error))
+
+
 class Turns:
     """The turns of one committer. It draws a ticket only if others wait, or after a conflict. A context manager."""
 
     def __init__(self, versions: VersionLog, objects: ObjectStore, branch: str, pace: Pace) -> None:
         self.id = os.urandom(16)  # of the next transaction
-        self._versions = versions
-        self._objects = objects
         self.branch = branch
+        self._versions = versions
         self._pace = pace
+        self._ticket = Ticket(objects, branch)
+        self._ahead = Ahead(objects, branch, pace)
+        self._polls = Polls(versions, branch, pace)
         self._began = 0.0
-        self._at = 0  # the last known version of the head
         self._took = 0.0  # duration of the last look, in seconds: a busy server gets fewer requests
-        self._news = time.monotonic()  # when this committer last saw a new commit
-        self._place: Place | None = None  # the ticket's: a committer that loses its turn keeps its place
-        self._is_drawn = False
-        self._asked_for: Future[None] | None = None  # the last request for the ticket
-        self._is_refused = False  # the server refused the ticket
-        self._process = os.getpid()
-        self._served: set[bytes] = set()  # the first bytes of the ids of commits that it has seen
-        self._given_up: set[Place] = set()  # committers that did not use their turn
-        self._ahead: list[Place] = []
         self._was_first = False  # in the queue, when the transaction began
         self._looked: Future[Seen | None] | None = None  # a look during its commit
         self._called = 0  # consecutive commits by committers ahead of it
-        self._first: tuple[Place, float] | None = None  # the first in the queue, and since when
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._ends: dict[int, End] = {}  # the ends of commit files, by version
 
     def __enter__(self) -> Self:
         return self
@@ -216,25 +360,25 @@ class Turns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._give_back()
-        self._forget()
+        self._ticket.give_back()
+        self._polls.forget()
 
     def next(self, until: float) -> Stored | None:
         """Return the head at this committer's turn, or at the time `until` of `time.monotonic`. Raises `OSError`."""
-        self._called = 0
+        self._called, ahead = 0, self._ahead
         head = self._meet() if self._was_first else self._look()
-        if head is not None and self._ahead and self._place is None:
+        if head is not None and ahead.places and self._ticket.place is None:
             head = self._let_pass(head, until)
-        while self._ahead and time.monotonic() < until and not self._has_lost_patience():
-            if self._far > 0:
-                time.sleep(self._pause(max(self._far * self._pace.between * _EARLY, self._took / 2)))
+        while ahead.places and time.monotonic() < until and not ahead.has_lost_patience():
+            if ahead.far > 0:
+                time.sleep(ahead.pause(max(ahead.far * self._pace.between * _EARLY, self._took / 2)))
                 head = self._look()
             else:
                 head = (head and self._next(head, _ASKING * self._pace.between)) or self._look()
         if head is None:
             head = self._versions.head_in(self.branch, None)
-        self._forget()
-        self._was_first = self._place is not None and not self._ahead
+        self._polls.forget()
+        self._was_first = self._ticket.place is not None and not ahead.places
         self._began = time.monotonic()
         return head
 
@@ -244,13 +388,13 @@ class Turns:
         Committers in the queue learn of a commit one trip later than its committer. Without this wait, a process that
         commits again and again would always be faster.
         """
-        first, passed = self._ahead[0], None
+        first, passed = self._ahead.places[0], None
         before, in_vain = self._pace.let_pass
         in_vain = in_vain if first == before else 0
         if in_vain < _IN_VAIN:
             passed = self._next(head, min(_LET_PASS * self._pace.trip, until - time.monotonic()))
             self._pace.let_pass = first, in_vain + 1 if passed is None else 0
-        self._ahead = []
+        self._ahead.places = []
         return passed or head
 
     def about_to_commit(self) -> None:
@@ -261,8 +405,8 @@ class Turns:
         """
         self._looked = None
         if self._called >= _CALLED:
-            self._give_back()
-        elif self._place is not None:
+            self._ticket.give_back()
+        elif self._ticket.place is not None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
                 self._looked = _threads().submit(self._versions.see, self.branch)
 
@@ -270,56 +414,30 @@ class Turns:
         """Join the queue after a conflict of the transaction. Return False if that is not possible."""
         # A new id: data staged under the old one may still be deleted. The first bytes stay, so others know the ticket.
         self.id = self.id[:_LIKE] + os.urandom(16 - _LIKE)
-        self._is_refused |= _has_failed(self._asked_for)
-        if not self._versions.shows_tickets or self._is_refused:
+        if self._ticket.is_refused or not self._versions.shows_tickets:
             return False
         self._pace.met_at = time.monotonic()
         self._pace.try_ = self._pace.met_at - self._began
-        self._draw(self._at)
+        self._ticket.draw(self._ahead.version, self.id)
         return True
-
-    # --- this committer's ticket
-
-    def _draw(self, version: int) -> None:
-        self._place = self._place or (version, self.id)
-        if not self._is_drawn:
-            self._is_drawn = True
-            self._ask_for(_put, [names.ticket_path(self.branch, self._place)])
-
-    def _give_back(self) -> None:
-        if self._is_drawn and self._place is not None and self._process == os.getpid():
-            self._is_refused |= _has_failed(self._asked_for)
-            self._ask_for(_delete, [names.ticket_path(self.branch, self._place)])
-            self._is_drawn = False  # only now: before the request, an interrupt would leave the ticket
-
-    def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            self._asked_for = _threads().submit(request, self._objects, paths, self._asked_for)
-
-    # --- the committers ahead
-
-    @property
-    def _far(self) -> int:
-        """The number of committers between this one and those that poll for the next version."""
-        return len(self._ahead) - len(_ASKS)
 
     def _look(self) -> Stored | None:
         """List the queue; return the head, or None if the queue is so long that the head can be read later."""
-        began = time.monotonic()
+        began, ahead = time.monotonic(), self._ahead
         seen = self._versions.see(self.branch)
         self._took = time.monotonic() - began
         if seen is not None:
             self._pace.note_trip(self._took)
-            self._stand_behind(seen)
-            if self._ahead and self._place is None:
+            ahead.stand_behind(seen, self._ticket.place)
+            if ahead.places and self._ticket.place is None:
                 if self._pace.has_met_others:
-                    self._draw(self._at)
+                    self._ticket.draw(ahead.version, self.id)
                 else:
-                    self._ahead = self._ahead[:1]
-            if self._far > 0:
+                    ahead.places = ahead.places[:1]
+            if ahead.far > 0:
                 return None
         head = self._versions.head_in(self.branch, seen)
-        self._see(head)
+        ahead.see(head)
         return head
 
     def _meet(self) -> Stored | None:
@@ -330,114 +448,29 @@ class Turns:
             # Do not raise: the error would keep this frame, and all calling frames.
             seen = None if _has_failed(looked) else looked.result()
             if seen is not None:
-                self._stand_behind(seen)
+                self._ahead.stand_behind(seen, self._ticket.place)
         head = self._versions.head_that_was_met(self.branch)
-        self._see(head)
+        self._ahead.see(head)
         return head
-
-    def _stand_behind(self, seen: Seen) -> None:
-        """Record the committers ahead of this one."""
-        versions, waiting = seen.listed.versions, Waiting.of(seen.listed.tickets, seen.listed.versions.values())
-        self._delete(waiting.left)
-        self._ahead = [each for each in waiting.places if self._place is None or each < self._place]
-        self._note(max(versions, default=self._at))
-
-    def _see(self, head: Stored | None) -> None:
-        if head is not None:
-            self._served |= {head.header.id[:_LIKE], head.header.parent_id[:_LIKE]}
-            self._note(head.header.version)
-
-    def _note(self, version: int) -> None:
-        """Record the head's version, and remove served committers from those ahead."""
-        if version != self._at:
-            self._at, self._news = version, time.monotonic()
-        self._pace.note_version(version)
-        self._ahead = [
-            each for each in self._ahead if each[1][:_LIKE] not in self._served and each not in self._given_up
-        ]
-        first = self._ahead[0] if self._ahead else None
-        if first is None:
-            self._first = None
-        elif self._first is None or self._first[0] != first:
-            self._first = first, time.monotonic()
-
-    def _has_lost_patience(self) -> bool:
-        """Tell whether the committers ahead have not used their turns in time: then they have died."""
-        if self._first is None:
-            return False
-        patience = self._pace.patience + (len(self._ahead) - 1) * _MORE_TRIPS * self._pace.trip
-        if time.monotonic() - self._first[1] <= patience:
-            return False
-        self._given_up.update(self._ahead)
-        self._delete(self._ahead)
-        self._ahead = []
-        return True
-
-    def _delete(self, places: Collection[Place]) -> None:
-        if places:
-            paths = [names.ticket_path(self.branch, each) for each in places]
-            with contextlib.suppress(RuntimeError):
-                _threads().submit(_delete, self._objects, paths)
-
-    def _pause(self, seconds: float) -> float:
-        return min(max(seconds, _PAUSE * (time.monotonic() - self._news)), _LONGEST_SLEEP)
-
-    # --- the next commit
 
     def _next(self, head: Stored, seconds: float) -> Stored | None:
         """Return the head when others have taken the next versions. None if that takes longer than `seconds`."""
-        version, ahead = head.header.version + 1, len(self._ahead)
-        looks = time.monotonic() + seconds
         try:
-            while time.monotonic() < looks:
-                look = Look.now()
-                for each in range(version, version + min(ahead, _VERSIONS)):
-                    if each not in self._ends:
-                        _askers().submit(self._ask, each, look, self._answers)
-                ends = look.monotonic + self._pause(self._pace.trip / _ASKS[ahead - 1])
-                with contextlib.suppress(queue.Empty):
-                    while version not in self._ends and (left := ends - time.monotonic()) > 0:
-                        if not self._hear(version, self._answers.get(timeout=left)):
-                            return None  # the next look raises the error
-                if version in self._ends:
-                    return self._seen(head)
+            if self._polls.wait_for(head.header.version + 1, self._ahead, time.monotonic() + seconds):
+                return self._seen(head)
         except (OSError, TxStoreError, RuntimeError):
-            return None  # as above; or the interpreter ends and starts no more threads
+            return None  # the next look raises it; or the interpreter ends and starts no more threads
         return None
-
-    def _hear(self, version: int, answer: Answer) -> bool:
-        """Record the answer about a version; return False if it is an error."""
-        if answer.end is not None:
-            self._ends[answer.version] = answer.end
-        elif answer.version == version and not answer.is_error:
-            self._versions.note_free(self.branch, answer.look)
-        return not answer.is_error
 
     def _seen(self, head: Stored) -> Stored | None:
         """Return the last of the commits found directly above the head."""
         newest: Stored | None = head
-        while newest is not None and (end := self._ends.pop(newest.header.version + 1, None)) is not None:
+        while newest is not None and (end := self._polls.ends.pop(newest.header.version + 1, None)) is not None:
             newest = self._versions.note_next(newest, self.branch, newest.header.version + 1, end)
-            before = len(self._ahead)
-            self._see(newest)
-            self._called = self._called + 1 if len(self._ahead) < before else 0
+            before = len(self._ahead.places)
+            self._ahead.see(newest)
+            self._called = self._called + 1 if len(self._ahead.places) < before else 0
         return newest
-
-    def _forget(self) -> None:
-        """Drop all pending answers."""
-        self._answers, self._ends = queue.SimpleQueue(), {}
-
-    def _ask(self, version: int, look: Look, answers: queue.SimpleQueue[Answer]) -> None:
-        """Poll a version once. Of several answers about one version, the caller decodes only one."""
-        if answers is not self._answers:
-            return  # the committer no longer waits for this answer
-        end, is_error = None, False
-        try:
-            end = self._versions.end_of(self.branch, version)
-        except (OSError, TxStoreError):  # the answer keeps no error: it would keep this thread's frames
-            is_error = True
-        self._pace.note_trip(time.monotonic() - look.monotonic)
-        answers.put(Answer(version, look, end, is_error))
 
 
 def _has_failed(request: Future[Any] | None) -> bool:

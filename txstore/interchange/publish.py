@@ -142,7 +142,6 @@ class _Publication:
         self._repo = repo
         self._snapshot = snapshot
         self._commit = commit
-        self._branch = branch
         self._target = target
         self._verify = verify
         self._progress = progress
@@ -151,7 +150,7 @@ class _Publication:
         self._root: dict[str, bytes] = {}
         self._compares = False  # whether the target may already have the right files, although no state says so
         self._was_empty = False
-        self._written = self._deleted = self._bytes = self._passed = self._total = 0
+        self._written = self._deleted = self._bytes = 0
 
     def run(self, full: bool) -> Published:
         self._state = self._found_state(full)
@@ -276,19 +275,19 @@ class _Publication:
     # --- copying
 
     def _write_chunks(self) -> None:
+        passed = total = unsaved = 0
         if self._progress is not None:
-            self._total = sum(length for _, length in self._new_chunks())
-            self._progress(0, self._total)
-        unsaved = 0
+            total = sum(length for _, length in self._new_chunks())
+            self._progress(0, total)
         chunks = self._new_chunks()
         with ThreadPoolExecutor(self._target.writers, thread_name_prefix="txstore-publish") as threads:
             while batch := list(islice(chunks, _BATCH)):
                 list(threads.map(self._copy, [key for key, _ in batch]))
                 size = sum(length for _, length in batch)
                 unsaved += size
-                self._passed += size
+                passed += size
                 if self._progress is not None:
-                    self._progress(self._passed, self._total)
+                    self._progress(passed, total)
                 if unsaved >= _CHECKPOINT:
                     self._target.sync()
                     self._save(self._state.advance(batch[-1][0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txstore.errors import CorruptionError, TxStoreError, WrongFileTypeError
 from txstore.format.shown import html_head, html_table, printable
 
 #: Commit ids that are listed for each fault.
@@ -103,3 +104,34 @@ class Report:
         rows = [(repair.path, "", repair.action) for repair in self.repairs[:_SHOWN]]
         done = html_table(rows, ("file", "", "repair"), left=len(self.repairs) - len(rows))
         return html_head("Report", str(self)) + found + done
+
+
+class Faults:
+    """The faults that one verification finds, each once."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._told: set[Fault] = set()
+
+    def add_error(self, error: TxStoreError | OSError, path: str, *, part: str | None = None) -> None:
+        """Add what an error says about a file. Raises an error that says nothing about it."""
+        if isinstance(error, WrongFileTypeError):
+            self.add(Fault(error.path, error.reason, part="type"))
+        elif isinstance(error, CorruptionError):
+            self.add(Fault(error.path, error.reason, error.offset, error.key, part or "header"))
+        elif isinstance(error, ConnectionError | TimeoutError) or _is_refused_by_server(error):
+            raise error
+        elif isinstance(error, OSError):
+            self.add(Fault(path, f"it can't be read: {error}", part=part or "unreadable"))
+        else:
+            self.add(Fault(str(getattr(error, "path", path)), str(error), part=part or "header"))
+
+    def add(self, fault: Fault) -> None:
+        if fault not in self._told:  # a damaged head is met twice
+            self._told.add(fault)
+            self._report.faults.append(fault)
+
+
+def _is_refused_by_server(error: BaseException) -> bool:
+    """Tell whether the server refused these credentials. An unreadable file on a disk is a fault instead."""
+    return isinstance(error, PermissionError) and "://" in str(error.filename)

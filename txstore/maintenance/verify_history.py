@@ -1,0 +1,189 @@
+"""Checks the history: the records of branches, and the commits of each from the oldest kept version to the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from txstore.commit import MAIN, Stored
+from txstore.errors import TxStoreError
+from txstore.format import encoding, names
+from txstore.history.commits import Commits
+from txstore.maintenance.report import Fault, Faults
+from txstore.maintenance.tracing import Place
+from txstore.storage.fetching import FileReader
+
+#: At most this many missing files in a row are reported one by one.
+_MISSING_TOLD = 1000
+
+
+class HistoryCheck:
+    """Finds the readable commits, and reports what is wrong with the others and between them."""
+
+    def __init__(self, commits: Commits, faults: Faults, fetched: FileReader) -> None:
+        self._commits = commits
+        self._faults = faults
+        self._fetched = fetched
+        self.ids: dict[Place, bytes] = {}  # of the readable commits
+        self.files_of: dict[Place, list[tuple[str, int]]] = {}  # by commit: its files and packs, with their lengths
+        self.total = 0  # bytes of these
+        self.named: set[Place] = set()  # kept below an oldest kept version: tagged, start of a branch, or merged
+        self.oldest_kept_of: dict[str, int] = {}  # of the existing branches
+        #: The same, by their heads when these were found; None if unknown.
+        self.oldest_kept_versions: dict[str, int] | None = {}
+
+    def check_branches(self, living: list[str]) -> None:
+        """Add the ids of the existing branches; report damaged records, and lost fork points."""
+        living.append(MAIN)
+        for file in self._commits.branches.files():
+            path = names.branch_path(file)
+            try:
+                record = self._commits.branches.read(file)
+            except (TxStoreError, OSError) as error:
+                self._faults.add_error(error, path, part="branch")
+                self.oldest_kept_versions = None
+                continue
+            if record is None or record.id in living:
+                continue
+            living.append(record.id)
+            try:
+                self._commits.files.fork_point(record.id)
+            except (TxStoreError, OSError) as error:
+                self._faults.add_error(error, path, part="branch")
+            self.named.add((record.fork.branch, record.fork.version))
+
+    def check_chain(self, branch: str) -> None:
+        """Find the readable commits; report the unreadable ones, and links that do not hold."""
+        there = self._commits.files.versions(branch)  # before the head is read: other processes may be committing
+        oldest_kept, top = min(there, default=0), max(there, default=-1)
+        fork = self._commits.branches.fork(branch)
+        first = 0 if fork is None else fork.version + 1
+        try:
+            head = self._commits.head(branch)
+            if self.oldest_kept_versions is not None:
+                self.oldest_kept_versions[branch] = -1 if head is None else head.header.oldest_kept
+            has_own = head is not None and head.header.branch == branch
+            oldest_kept, top = (
+                (head.header.oldest_kept, head.header.version) if head is not None and has_own else (0, first - 1)
+            )
+        except (TxStoreError, OSError) as error:
+            self._faults.add_error(error, names.commits_directory(branch))
+            self.oldest_kept_versions = None
+            read = (self.read_quietly((branch, version)) for version in there)
+            oldest_kept = max((s.header.oldest_kept for s in read if s is not None), default=oldest_kept)
+        oldest_kept = self.oldest_kept_of[branch] = max(oldest_kept, first)
+        for version in sorted(there):
+            if version > top:
+                path = names.commit_path(branch, version)
+                self._faults.add(
+                    Fault(path, "this commit does not follow the one in the version before it", part="orphan")
+                )
+        checked = self._commits.files.begin(partial(self._check_head_cache, branch), oldest_kept)
+        child: Stored | None = None
+        versions = self._versions_down(branch, there, top, oldest_kept)
+        for version, stored, end, refused in self._commits.files.each(partial(self._read_or_error, branch), versions):
+            path = names.commit_path(branch, version)
+            if refused is not None:
+                self._faults.add_error(refused, path)
+            elif stored is None:
+                self._faults.add(Fault(path, "the file is missing", part="missing"))
+            if stored is not None:
+                if len(end) == stored.footer.file_length:
+                    self._fetched.keep(path, end)
+                self.ids[branch, version] = stored.header.id
+                self.files_of[branch, version] = [(stored.path, stored.footer.file_length)]
+                self.files_of[branch, version] += [(pack.name.path, pack.end) for pack in stored.header.packs]
+                self._check_merged(stored)
+                self.total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
+                is_below = child is not None and child.header.version == version + 1
+                named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
+                if named not in (None, (stored.header.id, stored.hash)):
+                    self._faults.add(
+                        Fault(path, f"this is not the parent that version {version + 1} names", part="link")
+                    )
+            child = stored
+        checked()
+        if fork is not None and child is not None and child.header.version == first == oldest_kept:
+            named = (child.header.parent_id, child.header.parent_hash)
+            if (child.header.fork, *named) != (fork.branch, fork.id, fork.hash):
+                path = names.commit_path(branch, first)
+                self._faults.add(
+                    Fault(path, "it does not follow the commit that its branch begins behind", part="link")
+                )
+
+    def _check_merged(self, stored: Stored) -> None:
+        """Report a merge whose other parent is missing, although no vacuum expired it."""
+        merged = stored.header.merged
+        if merged is None:
+            return
+        try:
+            if self._commits.files.named(merged) is not None:
+                self.named.add((merged.branch, merged.version))
+                return
+            is_given_up = merged.version < self._commits.oldest_kept.of(merged.branch)
+            if is_given_up or not self._commits.branches.is_living(merged.branch):
+                return
+        except (TxStoreError, OSError):
+            return  # reported at its own place
+        self._faults.add(
+            Fault(stored.path, f"the commit that it has merged is not there: {merged.id.hex()}", part="link")
+        )
+
+    def _versions_down(self, branch: str, listed: Iterable[int], top: int, oldest_kept: int) -> Iterator[int]:
+        """Yield the versions from the top down to the oldest kept version. Report a long row of missing ones as one
+        fault.
+
+        Names of files and the oldest kept version in a header only claim how many versions exist.
+        """
+        there = sorted({version for version in listed if oldest_kept <= version <= top}, reverse=True)
+        above = top + 1
+        for version in [*there, oldest_kept - 1]:
+            missing = range(above - 1, version, -1)
+            if len(missing) <= _MISSING_TOLD:
+                yield from missing
+            else:
+                reason = f"the file is missing, and so are those of the {len(missing) - 1} versions below it"
+                self._faults.add(Fault(names.commit_path(branch, above - 1), reason, part="missing"))
+            if version >= oldest_kept:
+                yield version
+            above = version
+
+    def _read_or_error(
+        self, branch: str, version: int
+    ) -> tuple[int, Stored | None, bytes, TxStoreError | OSError | None]:
+        try:
+            stored, end = self._commits.files.read_with_end(branch, version) or (None, b"")
+        except (TxStoreError, OSError) as error:
+            return version, None, b"", error
+        return version, stored, end, None
+
+    def read_quietly(self, place: Place) -> Stored | None:
+        try:
+            return self._commits.files.read(*place)
+        except (TxStoreError, OSError):
+            return None
+
+    def _check_head_cache(self, branch: str, oldest_kept: int) -> None:
+        """Report a damaged head cache, and lost newest commits: those up to a durable one that it names."""
+        path = names.head_cache_path(branch)
+        try:
+            head_cache = self._commits.head_caches.read(branch)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._faults.add_error(error, path, part="head cache")
+            return
+        except encoding.MalformedError as error:
+            content = self._commits.storage.read(path)
+            if any(content):  # all zeros: its writer was killed, or power was lost, before the write
+                self._faults.add(Fault(path, error.reason, part="head cache"))
+            return
+        if not self._commits.head_caches.is_durable(head_cache) or head_cache.version < oldest_kept:
+            return  # a power loss can leave an older head cache than that of the last vacuum
+        try:
+            stored = self._commits.files.read(branch, head_cache.version)
+        except (OSError, TxStoreError):
+            return  # it is only a cache; a damaged commit is reported where its version is read
+        if stored is None or stored.header.id != head_cache.commit_id:
+            reason = f"commit {head_cache.commit_id.hex()} was durable in this version and is not there"
+            self._faults.add(Fault(names.commit_path(branch, head_cache.version), reason, part="missing"))
