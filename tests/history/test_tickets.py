@@ -380,10 +380,10 @@ def test_who_stands_far_behind_reads_no_commits(patient, persistent, monkeypatch
         versions.answers[version] = threading.Event()
         versions.answers[version].set()
 
-    def sleep(self: Turns, seconds: float) -> float:
-        ahead.append(len(self._ahead))
-        if len(self._ahead) > 4:
-            versions.listed = line_of(len(self._ahead) - 1)
+    def sleep(self: Ahead, seconds: float) -> float:
+        ahead.append(len(self.places))
+        if len(self.places) > 4:
+            versions.listed = line_of(len(self.places) - 1)
             assert not versions.read
         return 0.01
 
