@@ -11,9 +11,8 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import PROPOSED
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
-from txstore.format.commitfile import DataPack, RunName, Section, Statistics
-from txstore.format.documents import kind_of_node
-from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_document
+from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations
@@ -24,21 +23,18 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.compaction_outputs import CompactionOutput
-from txstore.segments.pack_writer import Staged
 from txstore.steps import step
 from txstore.transactions import conflicts
+from txstore.transactions.commit_run import CommitRun
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
 from txstore.transactions.outcome import CommitOutcome
-from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import Peek, View
 
-#: Number of paths without a node to remember.
-_ABSENT = 4096
 #: Keep a list of up to this many staged keys for the conflict checks, because each check walks through all keys.
 _FEW = 1024
 #: Seconds in which other processes can hardly commit anything.
@@ -61,40 +57,31 @@ class Committer:
         staging: Staging,
         locks: TransactionLocks | None,
         message: str,
-        is_wanted: bool,
         *,
         may_queue: bool = True,
     ) -> None:
-        """`is_wanted`: make the commit even if it changes nothing.
-
-        `may_queue`: the commit may follow one that has no version yet; if that is never made, this attempt is aborted.
-        """
+        """`may_queue`: it may follow a commit that has no version yet. If that is never made, this attempt is aborted."""
         record = staging.record
         self.commits = commits
         self.snapshots = snapshots
         self.staging = staging
         self.view = staging.view
-        self.base = self.head = self.view.base
+        self.head = self.view.base
         self.writes: Writes | None = None
-        self.branch = record.branch
         self.locks = locks
-        self.packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
+        packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
         self.publisher = Publisher(
             commits,
             staging.part.commit_writer(),
-            [(pack, staging.path_of(pack.name.id)) for pack in self.packs],
+            [(pack, staging.path_of(pack.name.id)) for pack in packs],
             branch=record.branch,
             durable=record.durability == "fsync",
             message=message,
             properties=record.properties,
         )
-        self._is_wanted = is_wanted
-        self.unchanged: set[str] = set()
         self.merges = Merges(staging, self.publisher)
-        self.together: dict[str, Staged] = {}  # documents copied next to each other in the commit's own file
-        self.statistics = Statistics()
+        self.own_run = CommitRun(staging, self.publisher, packs, self.merges)
         self._may_queue = may_queue and staging.other_parent is None  # a merge reads commits below the head
-        self.own: Section | None = None
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
@@ -103,11 +90,15 @@ class Committer:
     @property
     def changes_nothing(self) -> bool:
         """Whether the commit would change nothing. A merge always changes something: it records its second parent."""
-        is_empty = self.own is None and self.staging.other_parent is None
+        is_empty = self.own_run.section is None and self.staging.other_parent is None
         return is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints)
 
-    def run(self) -> Stored | None:
-        """Return the new commit. None if all staged values equal the base's, and an empty commit is not wanted.
+    @property
+    def base(self) -> Snapshot:
+        return self.view.base
+
+    def run(self, *, is_wanted: bool) -> Stored | None:
+        """Return the new commit. None if all staged values equal the base's, unless a commit `is_wanted` even so.
 
         Raises `ConflictError`, `ConstraintError`, and the errors of `Publisher.prepare` and `publish`. After
         `CommitUnknownError` it is unknown whether the commit was published; after any other error it was not. The
@@ -116,14 +107,14 @@ class Committer:
         sources = [source.stored for source in self.view.reflinks.sources]
         found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
         if not found:
-            return self._run()
+            return self._run(is_wanted)
         self.staging.sources = held = HeldSources(self.commits, found)
         try:
             for stored in found:
                 self.snapshots.check_kept(stored)
-                if self.publisher.durable and stored.header.branch != self.branch:
+                if self.publisher.durable and stored.header.branch != self.publisher.branch:
                     self._make_durable(stored)  # on the commit's own branch, the parent ensures this
-            made = self._run()
+            made = self._run(is_wanted)
         except BaseException:
             if not self.publisher.proposed:  # else the commit may have been made, and may need them
                 held.release()
@@ -137,12 +128,12 @@ class Committer:
         except OSError as error:
             raise SyncFailedError(error) from error
 
-    def _run(self) -> Stored | None:
+    def _run(self, is_wanted: bool) -> Stored | None:
         # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
         #    values that equal the base.
         self.merges.put_together()
-        self._append_own_run()
-        if self.changes_nothing and not self._is_wanted:
+        self.own_run.append(self.head)
+        if self.changes_nothing and not is_wanted:
             return None
 
         # 2. Look for conflicts with known commits, and for broken constraints, before other committers wait for this
@@ -153,15 +144,15 @@ class Committer:
         # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
         self._append_merged_run(self.head)
 
-        look_by_the_way(self.commits, is_large=bool(self.packs))
-        self.aside, made = self.commits.compaction_outputs.take(self.branch), None
+        look_by_the_way(self.commits, is_large=bool(self.own_run.packs))
+        self.aside, made = self.commits.compaction_outputs.take(self.publisher.branch), None
         try:
             made = self._publish()
             return made
         finally:
             if self.aside is not None:
                 self.commits.compaction_outputs.settle(
-                    self.branch, self.aside, made, may_be_made=self.publisher.proposed
+                    self.publisher.branch, self.aside, made, may_be_made=self.publisher.proposed
                 )
 
     @step("commit")
@@ -169,7 +160,7 @@ class Committer:
         # 4. Make large files durable, and look for the head meanwhile. Then, for each version that the publisher tries,
         #    `catch_up` moves to the head and `contents` gives the header's content, until the file takes a version.
         strategy = self.commits.versions.strategy
-        looked = strategy.begin_look(lambda: self.commits.head(self.branch)) if self.packs else None
+        looked = strategy.begin_look(lambda: self.commits.head(self.publisher.branch)) if self.own_run.packs else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # on an error, `catch_up` meets and raises it again
@@ -191,65 +182,10 @@ class Committer:
 
     # --- runs
 
-    def _append_own_run(self) -> None:
-        self.own = None
-        prefixes = [prefix for prefix in self.view.staged.prefixes if self.base.has_keys_below(prefix)]
-        counter, storage = _Counter(self.view), self.commits.storage
-        packs = [pack.name for pack in self.packs]
-        entries = counter.counted(self._entries())
-        if self.view.reflinks.any:
-            # At one place, written values are newer than reflinks, and reflinks are newer than deletions.
-            sections = [index.build(entries, (), packs, storage)]
-            sections += self.view.reflinks.sections(storage)
-            sections.append(index.build((), [prefix.encode() for prefix in prefixes]))
-            content = index.merge_own(sections, storage)
-            counter.count_refs(index.name_run(content, 1, 0).entries)
-        else:
-            content = index.build(entries, [prefix.encode() for prefix in prefixes], packs, storage)
-        self.statistics = counter.statistics(len(prefixes))
-        if self.statistics.keys_set or self.statistics.keys_deleted or prefixes:
-            self.own = self.publisher.append(content)
-
-    def _entries(self) -> Iterator[tuple[str, int, int, int, int, int]]:
-        """Yield the entries of the run, ascending. Add keys that the run omits to `unchanged`."""
-        base_is_empty = not len(self.base.runs)
-        transaction = self.publisher.writer.id
-        numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
-        made = self.merges.values
-        for key, link in self.view.staged.items():
-            if key in made:
-                merged = made[key]
-                if merged.length:
-                    yield key, packfile.REF_PACK, merged.offset, merged.length, merged.checksum, 0
-                elif key in self.head:
-                    yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
-            elif link.kind == packfile.FRAME_TOMBSTONE:
-                # A key that did not exist needs no tombstone, but it still counts as written (`_writes`).
-                if self.view.reflinks.any and (there := self.view.reflinks.find(key)) is not None:
-                    if there[1] in there[0]:
-                        yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
-                elif not base_is_empty and not self.view.staged.is_below_deleted(key) and key in self.base:
-                    yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
-            elif not base_is_empty and self.view.is_unchanged(key, link):
-                self.unchanged.add(key)
-            elif (copy := self._beside_others(key, link)) is not None:
-                yield key, packfile.REF_PACK, copy.offset, copy.length, copy.checksum, 0
-            else:
-                pack, (_, offset) = numbers[self.staging.part.number_of(link)], packfile.split_offset(link.offset)
-                yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
-
-    def _beside_others(self, key: str, link: Link) -> Staged | None:
-        """Return the location of a document's copy next to other documents: opening a group then reads them at once."""
-        if key not in self.together and not link.participant and link.kind == packfile.FRAME_VALUE:
-            document = self.publisher.writer.document(link.offset)
-            if document is not None:
-                self.together[key] = self.publisher.append_value(key.encode(), document)
-        return self.together.get(key)
-
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None
-        brought = self.publisher.end + sum(pack.end for pack in self.packs)
-        names = self.commits.compaction_outputs.left(self.branch, head.run_names)
+        brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
+        names = self.commits.compaction_outputs.left(self.publisher.branch, head.run_names)
         if chosen := compaction.merged_by_commit(names, self.commits.compaction_outputs.at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
@@ -262,7 +198,7 @@ class Committer:
         more: list[str] = []
         documents: dict[str, bytes | None] = {}
         for key, link in self.view.staged.items():
-            if key in self.unchanged:
+            if key in self.own_run.unchanged:
                 continue
             is_deleted = link.kind == packfile.FRAME_TOMBSTONE
             if link.kind == packfile.FRAME_PARTIAL:
@@ -282,8 +218,8 @@ class Committer:
                 if key not in documents and (content := self.view.below(key)) is not None:
                     more.append(key)
                     documents[key] = bytes(content)
-        keys: Iterable[str] = _Keys(self.view, self.unchanged, more)
-        deleted: Iterable[str] = _Keys(self.view, self.unchanged, are_deleted=True)
+        keys: Iterable[str] = _Keys(self.view, self.own_run.unchanged, more)
+        deleted: Iterable[str] = _Keys(self.view, self.own_run.unchanged, are_deleted=True)
         if len(self.view.staged) <= _FEW:
             keys, deleted = list(keys), list(deleted)
         return Writes(
@@ -291,7 +227,7 @@ class Committer:
             deleted,
             [*self.view.staged.prefixes, *(reflink.to for reflink in self.view.reflinks)],
             documents,
-            self.view.reads(self.unchanged),
+            self.view.reads(self.own_run.unchanged),
             self.merges.are_apart,
         )
 
@@ -300,11 +236,11 @@ class Committer:
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # now, not when other committers wait for this one
-        is_small = self.publisher.end <= PROPOSED
-        found = self.commits.heads.to_follow(self.branch) if is_small else self.commits.head(self.branch)
+        is_small, branch = self.publisher.end <= PROPOSED, self.publisher.branch
+        found = self.commits.heads.to_follow(branch) if is_small else self.commits.head(branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             return checked
-        return self._move_to(self.snapshots.newest(self.branch, found))
+        return self._move_to(self.snapshots.newest(branch, found))
 
     def follow(self, ahead: Stored) -> Snapshot:
         return self._move_to(self.snapshots.ahead(ahead))
@@ -312,7 +248,7 @@ class Committer:
     def _move_to(self, head: Snapshot) -> Snapshot:
         if head.oldest_kept > max(self.base.version, 0):
             # I10: tombstones of later deletions may be gone.
-            raise SnapshotExpiredError(self.commits.branches.label(self.branch, self.base.version))
+            raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
         self.writes = self.writes or self._writes()
         since = self.head.seq
         if was_settled := self.merges.settled is not None:
@@ -329,7 +265,7 @@ class Committer:
         if self.merges.merge(head, since) or self.merges.settled is not None or was_settled:
             # The merged values overwrite the runs after the old values. All of them are synced with the header.
             self.publisher.go_back(self.publisher.place)
-            self._append_own_run()
+            self.own_run.append(head)
             if self.merged is not None:
                 self._append_merged_run(head)
         return head
@@ -361,7 +297,9 @@ class Committer:
                     head.url,
                     written,
                     there,
-                    CommitOutcome(self.view, self.unchanged, head, self.merges.deleted, self.merges.settled or {}),
+                    CommitOutcome(
+                        self.view, self.own_run.unchanged, head, self.merges.deleted, self.merges.settled or {}
+                    ),
                 )
             self._kept = head, written
         return self._kept[1]
@@ -375,7 +313,7 @@ class Committer:
         self.staging.members.check_held()
         if self.staging.sources is not None:
             self.staging.sources.check()
-        own, merged, statistics = self.own, self.merged, self.statistics
+        own, merged, statistics = self.own_run.section, self.merged, self.own_run.statistics
         kept = self._keep_constraints(head)
         seq, other = head.seq + 1, self.staging.other_parent
         sections, runs, packs = [], list(head.run_names), list[DataPack]()
@@ -406,11 +344,11 @@ class Committer:
 
     def _only_sets(self) -> bool:
         """Tell whether this commit only sets keys, so that it can only conflict with changes of the same nodes."""
-        staging, own = self.staging, self.own
+        staging, own = self.staging, self.own_run.section
         if own is None or own.offset + own.length > PROPOSED:
             return False
-        if self.packs and staging.members.is_shared:  # this process can't know that the packs of others will stay
-            return False
+        if self.own_run.packs and staging.members.is_shared:
+            return False  # this process can't know that the packs of others will stay
         is_more = staging.other_parent is not None or staging.constraints or self.view.reflinks.any or staging.sources
         if is_more or any(self.view.staged.prefixes):
             return False
@@ -438,53 +376,3 @@ class _Keys(Iterable[str]):
             if (link.kind == packfile.FRAME_TOMBSTONE) == self._are_deleted and key not in self._unchanged:
                 yield key
         yield from self._more
-
-
-class _Counter:
-    """Counts the entries of a run while it is built."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._set = self._deleted = self._bytes = 0
-        self._arrays: set[str] = set()
-        self._last_array = "\0"  # with a slash at the end: usually the next key is in the same array
-        self._absent: set[str] = set()  # paths without a node, because each look-up may need requests
-        self._elsewhere = "\0"  # a directory whose direct keys are in no array
-
-    def counted(
-        self, entries: Iterator[tuple[str, int, int, int, int, int]]
-    ) -> Iterator[tuple[bytes, int, int, int, int, int]]:
-        for key, kind, offset, length, checksum, pack in entries:
-            if kind == packfile.REF_TOMBSTONE:
-                self._deleted += 1
-            else:
-                self._set += 1
-                self._bytes += length
-            if not key.startswith(self._last_array):
-                self._count_array(key)
-            yield key.encode(), kind, offset, length, checksum, pack
-
-    def _count_array(self, key: str) -> None:
-        directory = key.rpartition("/")[0]
-        if directory == self._elsewhere:
-            return
-        for path in ancestors(key):
-            if path in self._absent:
-                continue
-            kind = kind_of_node(self._view, path)
-            if kind == "array":
-                self._arrays.add(path)
-                self._last_array = directory_prefix(path)
-                return
-            if kind != "absent":
-                break
-            if len(self._absent) < _ABSENT:
-                self._absent.add(path)
-        self._elsewhere = directory
-
-    def count_refs(self, entries: int) -> None:
-        """Count keys that were set by reference, without an own value. `entries` is the number of all entries."""
-        self._set = entries - self._deleted
-
-    def statistics(self, prefixes: int) -> Statistics:
-        return Statistics(self._set, self._deleted, prefixes, self._bytes, len(self._arrays))

@@ -72,14 +72,14 @@ class Ending:
 
             # The committer makes the commit. A merge always makes a commit, even without changes.
             if staging.count or is_wanted or staging.other_parent is not None:
-                arguments = self._commits, self._snapshots, staging, self._locking.locks, told or "", is_wanted
+                arguments = self._commits, self._snapshots, staging, self._locking.locks, told or ""
                 committer = Committer(*arguments)
                 staging.is_unsettled = True
                 try:
-                    stored = committer.run()
+                    stored = committer.run(is_wanted=is_wanted)
                 except LostPlaceError:
                     committer = Committer(*arguments, may_queue=False)
-                    stored = committer.run()
+                    stored = committer.run(is_wanted=is_wanted)
                 if stored is not None:
                     result = self._snapshots.made(stored, committer.head)
                     self.settled = frozenset(committer.merges.settled or ())
