@@ -19,7 +19,7 @@ from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
 from txstore.storage import spool
 from txstore.storage.local import LocalStorage
-from txstore.transactions import staged_keys
+from txstore.transactions import staged_refs
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -96,7 +96,7 @@ def _short(link: Link | None) -> Any:
 @pytest.fixture
 def sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seal nearly everything, and put it into files."""
-    monkeypatch.setattr(staged_keys, "SEALED_FROM", 2)
+    monkeypatch.setattr(staged_refs, "SEALED_FROM", 2)
     monkeypatch.setattr(spool, "IN_MEMORY", 0)
 
 
@@ -105,7 +105,7 @@ def sealing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sealed_keys_are_the_same_keys(steps: list[Any], threshold: int) -> None:
     plain, sealed = StagedKeys(ME), StagedKeys(ME)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_keys, "SEALED_FROM", threshold)
+        patch.setattr(staged_refs, "SEALED_FROM", threshold)
         sealed.clear()
         for step in range(0, len(steps), 5):
             for staged in (plain, sealed):
@@ -124,7 +124,7 @@ def test_sealed_keys_are_the_same_keys(steps: list[Any], threshold: int) -> None
 def test_sealed_keys_of_one_process_are_a_dictionary(steps: list[tuple[str, int]]) -> None:
     model: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_keys, "SEALED_FROM", 3)
+        patch.setattr(staged_refs, "SEALED_FROM", 3)
         staged = StagedKeys(ME)
         for sequence, (what, number) in enumerate(steps):
             if what == "hide":
@@ -173,7 +173,7 @@ def test_a_transaction_whose_keys_are_sealed_is_committed_like_others(sealing: N
     transaction["old/c/1"] = b"old"  # as it was
     transaction.delete_dir("new/c/4")
     transaction.move("old", "moved")
-    assert transaction._staging.staged._sealed is not None
+    assert transaction._staging.staged._refs.sealed is not None
     assert staged_files(repo) == []  # files have no names, and what is in the pack is not enough for a file
     expected = {f"new/c/{number}": b"again" if number % 3 == 0 else b"%d" % number for number in range(50)}
     expected |= {f"moved/c/{number}": b"old" for number in range(1, 30, 2)}
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_keeps_nobody_from_sealing(
     watched.before[call] = always(OSError(28, "No space left on device"))
     for number in range(20):
         transaction[f"a/c/{number}"] = b"1"
-    assert transaction._staging.staged._sealed is not None
+    assert transaction._staging.staged._refs.sealed is not None
     assert watched.named(call)
     del watched.before[call]
     transaction.commit()
@@ -263,9 +263,9 @@ import os, signal, sys
 import txstore
 from txstore.storage import spool
 from txstore.storage.local import LocalStorage
-from txstore.transactions import staged_keys
+from txstore.transactions import staged_refs
 
-staged_keys.SEALED_FROM, spool.IN_MEMORY = 2, 0
+staged_refs.SEALED_FROM, spool.IN_MEMORY = 2, 0
 LocalStorage.map = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 transaction = txstore.Repository(sys.argv[1]).begin()
 for number in range(20):
@@ -290,7 +290,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
 def test_memory_does_not_grow_with_the_number_of_keys(
     repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_keys, "SEALED_FROM", 4096)
+    monkeypatch.setattr(staged_refs, "SEALED_FROM", 4096)
     keys, peaks = 100_000, {}
 
     def fill(count: int) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -19,7 +18,7 @@ from typing import Any
 
 from txstore.commit import MAIN, Stored
 from txstore.errors import BackupErasureError, BackupError, CorruptionError, RepositoryNotFoundError
-from txstore.format import commitfile, names, packfile, records
+from txstore.format import names, packfile, records
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
@@ -30,20 +29,17 @@ from txstore.history.erasures import as_erasure, read_records
 from txstore.history.kept import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.locks.pins import Pins
-from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
+from txstore.maintenance.check_file import open_run
+from txstore.maintenance.copying import Copier
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
-from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
 from txstore.segments.runs import names_of
-from txstore.storage.interface import StagedFile, Storage, paths_in, write_over
-from txstore.storage.request_threads import in_parallel
+from txstore.storage.interface import Storage, paths_in
 
-_COPIED = 1 << 20
 #: Files written before they are synced: syncing them together costs little more than syncing one.
 _BATCH = 64
-Check = Callable[[Files, str], list[Fault]]  # checks a file at another place
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -74,25 +70,6 @@ class Backup:
 
     def _repr_html_(self) -> str:
         return html_head("Backup", str(self))
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """One file to copy, up to a length."""
-
-    path: str
-    length: int
-    check: Check
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """One file, as it was read."""
-
-    content: bytes
-
-    def read_range(self, path: str, offset: int, length: int) -> bytes:
-        return self.content[offset : offset + length]
 
 
 def back_up(
@@ -132,14 +109,11 @@ class _BackUp:
     ) -> None:
         self.commits = commits
         self.source = commits.storage
-        self._fetched = self.source.dispatch.reader(self.source.read_range)
         self.target = target
-        self._verify = verify
+        self._copier = Copier(self.source, target, commits.identity.id, verify, progress)
         self._erases = erases
-        self._progress = progress
         self._id = commits.identity.id
         self._pins: dict[str, Pins] = {}
-        self._files = self._bytes = self._total = 0
         self._erasures = self._erased = 0
         self._branches: dict[str, Branch] = {}  # by name
         self._heads: dict[str, Stored] = {}  # by branch, if the branch has commits of its own
@@ -191,32 +165,32 @@ class _BackUp:
         last = {} if is_new else self._last(copies)
         erasures = self._new_erasures(copies)
         for directory in ("", *names.DIRECTORIES):
-            self._make_directory(directory)
-        self._write_once(names.GUARD, records.encode_guard())  # always the same, whatever the source has
+            self._copier.make_directory(directory)
+        self._copier.write_once(names.GUARD, records.encode_guard())  # always the same, whatever the source has
         self._erase(erasures)
         if self._heads:
             self._copy_history(last)
         self._write_branches(copies)
         for name, content in self._tags.items():
-            self._write_small(names.tag_path(name), content)
+            self._copier.write_small(names.tag_path(name), content)
         if is_new:
             about = RepositoryFormat.decode(self.source.read(names.FORMAT))
-            self._write_once(names.FORMAT, replace(about, versions=self.target.capabilities.versions).encode())
+            self._copier.write_once(names.FORMAT, replace(about, versions=self.target.capabilities.versions).encode())
         copies = open_commits(self.target)
         for branch, head in self._heads.items():
             made = copies.head(branch)
             if made is None or made.header.id != head.header.id:
                 raise BackupError(self.target.url, "a process has committed into it meanwhile: choose another place")
-            if self._files:
+            if self._copier.files:
                 head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
                     content = copies.head_caches.of(made, durable=True).encode()
-                    self.target.write_once(head_cache, content, durable=False, at_most=self._at_most(head_cache))
+                    self.target.write_once(head_cache, content, durable=False, at_most=self._copier.at_most(head_cache))
                 copies.head_caches.write_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
             self.target.url, -1 if main is None else main.header.version, "" if main is None else main.header.id.hex(),
-            self._files, self._bytes, self._erasures, self._erased, is_new,
+            self._copier.files, self._copier.bytes, self._erasures, self._erased, is_new,
         )  # fmt: skip
 
     def _pin_heads(self) -> None:
@@ -313,7 +287,7 @@ class _BackUp:
         stored = list(self._new_commits(last))
         ours = {one.path for one in stored}
         for one in stored:
-            self._fetched.expect(one.path, one.footer.file_length)
+            self._copier.fetched.expect(one.path, one.footer.file_length)
         packs: dict[str, int | None] = {}
         for one in stored:
             for pack, end in self._packs_of(one):
@@ -322,22 +296,22 @@ class _BackUp:
                     continue
                 if end is not None or self.source.exists(path):  # else a vacuum deleted it, because no reader needs it
                     packs[path] = end
-        older = [self._of_pack(*found) for found in sorted(packs.items())]
+        older = [self._copier.pack(*found) for found in sorted(packs.items())]
         ordered = _in_order(stored, self._needed)
-        newer = [self._of_commit(one) for one in ordered if not self.target.exists(one.path)]
-        self._total = sum(copy.length for copy in (*older, *newer))
+        newer = [self._copier.commit(one) for one in ordered if not self.target.exists(one.path)]
+        self._copier.total = sum(copy.length for copy in (*older, *newer))
         for first in range(0, len(older), _BATCH):
-            self._copy_batch(older[first : first + _BATCH])
+            self._copier.copy(older[first : first + _BATCH])
         # The files of one directory are durable before those of the next refer to them.
         for _, of_branch in groupby(newer, key=lambda copy: os.path.dirname(copy.path)):
             copies = list(of_branch)
             for first in range(0, len(copies), _BATCH):
-                self._copy_batch(copies[first : first + _BATCH])
+                self._copier.copy(copies[first : first + _BATCH])
         for branch, head in self._heads.items():
             for path in paths_in(self.commits.storage, names.oldest_kept_directory(branch)):
                 with contextlib.suppress(FileNotFoundError, MalformedError):
                     if Tag.decode(self.source.read(path)).version <= head.header.version:
-                        self._write_once(path)
+                        self._copier.write_once(path)
 
     def _new_commits(self, last: Mapping[str, Stored]) -> Iterator[Stored]:
         """Yield the commits to copy, the oldest of each branch first: from the oldest kept version on, and named ones
@@ -378,7 +352,7 @@ class _BackUp:
         """Return a commit, and keep its content if the whole file was read: the copy then needs no second read."""
         stored, end = found
         if len(end) == stored.footer.file_length:
-            self._fetched.keep(stored.path, end)
+            self._copier.fetched.keep(stored.path, end)
         return stored
 
     def _packs_of(self, stored: Stored) -> Iterator[tuple[PackName, int | None]]:
@@ -398,7 +372,7 @@ class _BackUp:
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
         try:
-            return open_run(self._fetched, name, path)[1]
+            return open_run(self._copier.fetched, name, path)[1]
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
@@ -416,132 +390,16 @@ class _BackUp:
         there = self.commits.tags.all()
         return any(name not in there or there[name].encode() != content for name, content in self._tags.items())
 
-    def _of_pack(self, path: str, end: int | None) -> _Copy:
-        length = self.source.read_tail(path, 0)[1] if end is None else end
-
-        def check(files: Files, temporary: str) -> list[Fault]:
-            pack_id = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))[0]
-            name = (
-                PackName(pack_id)
-                if path.startswith(names.PACKS)
-                else PackName(pack_id, *(names.parse_commit_path(path) or (None, 0)))
-            )
-            if end is None:
-                return []  # only an expired commit knew where its frames end
-            return check_frames(files, name, self._id, end, path=temporary).faults
-
-        return _Copy(path, length, check)
-
-    def _of_commit(self, stored: Stored) -> _Copy:
-        def check(files: Files, temporary: str) -> list[Fault]:
-            name = stored.header.name
-            faults = check_frames(files, name, self._id, frames_end(stored), path=temporary).faults
-            faults += check_sections(files, stored, temporary)
-            footer = stored.footer
-            encoded = files.read_range(temporary, footer.header_offset, footer.header_length)
-            if commitfile.header_hash(encoded) != stored.hash:
-                faults.append(Fault(stored.path, "the header differs from the one read before", footer.header_offset))
-            for run in stored.header.runs:
-                if run.pack is None:
-                    open_run(files, run, temporary)
-            return faults
-
-        return _Copy(stored.path, stored.footer.file_length, check)
-
-    # --- copying
-
-    def _copy_batch(self, copies: list[_Copy]) -> None:
-        written: list[tuple[_Copy, str, StagedFile]] = []
-        for copy in copies:
-            self._fetched.expect(copy.path, copy.length)
-        try:
-            for copy in copies:
-                temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-                file = self.target.create(temporary, at_most=self._at_most(copy.path))
-                written.append((copy, temporary, file))
-                self._copy(copy, file)
-            # All at once: when a disk syncs one file, it mostly writes the others, too.
-            deque(in_parallel(lambda each: each[2].sync(), written), maxlen=0)
-            for copy, temporary, _ in written:
-                self._check(copy, temporary)
-                directory = os.path.dirname(copy.path)
-                self._make_directory(directory)
-                with contextlib.suppress(FileExistsError):  # by another backup to the same place
-                    self.target.rename_noreplace(temporary, copy.path)
-                self._files += 1
-        finally:
-            for _, temporary, file in written:
-                file.close()
-                self.target.delete(temporary)
-        for directory in dict.fromkeys(os.path.dirname(copy.path) for copy in copies):
-            self.target.sync_directory(directory)
-
-    def _copy(self, copy: _Copy, file: StagedFile) -> None:
-        for offset in range(0, copy.length, _COPIED):
-            part = self._fetched.read_range(copy.path, offset, min(_COPIED, copy.length - offset))
-            if len(part) != min(_COPIED, copy.length - offset):
-                raise CorruptionError(copy.path, offset=offset + len(part), reason="the file is too short")
-            file.write(offset, [part])
-            self._bytes += len(part)
-            if self._progress is not None:
-                self._progress(self._bytes, max(self._total, self._bytes))
-
-    def _make_directory(self, path: str) -> None:
-        self.target.make_directory(path, durable=True, at_most=self._at_most(path))
-
-    def _at_most(self, path: str) -> int:
-        """Return the permission bits of a copy: no more for other users than the source file has."""
-        try:
-            return self.source.permissions(path) | 0o700
-        except FileNotFoundError:  # a tag deleted meanwhile, or an empty directory that another copy left out
-            return 0o700
-
-    def _check(self, copy: _Copy, temporary: str) -> None:
-        """Check the copied file, at least that it is a pack of this repository: another's file may have this name."""
-        try:
-            files: Files = self.target
-            if copy.length <= _COPIED:  # one open suffices
-                files = _Content(self.target.read_range(temporary, 0, copy.length))
-            head = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))
-            if head[1] != self._id:
-                raise CorruptionError(copy.path, offset=0, reason="this is not a pack of this repository")
-            faults = copy.check(files, temporary) if self._verify else []
-        except ValueError as error:
-            raise CorruptionError(copy.path, reason=str(error)) from error
-        for fault in faults:
-            raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
-
     def _write_branches(self, copies: Commits) -> None:
         """Write the records of the branches into the copy. A renamed branch loses its old name there, too."""
         if self._branches:
-            self._make_directory(names.BRANCHES)
+            self._copier.make_directory(names.BRANCHES)
         for name, record in self._branches.items():
-            self._write_small(names.branch_path(name), record.encode())
+            self._copier.write_small(names.branch_path(name), record.encode())
         ours = {record.id for record in self._branches.values()}
         for name, record in copies.branches.all().items():
             if record.id in ours and name not in self._branches:
                 copies.branches.delete(name)
-
-    def _write_small(self, path: str, content: bytes) -> None:
-        """Write a tag, or the record of a branch, into the copy, in place of an older one of this name."""
-        if self.target.exists(path) and self.target.read(path) != content:
-            write_over(self.target, path, content, at_most=self._at_most(path))
-            self._files += 1
-        else:
-            self._write_once(path, content)
-
-    def _write_once(self, path: str, content: bytes | None = None) -> None:
-        """Copy a small file, or write `content`, unless it exists in the copy."""
-        content = self.source.read(path) if content is None else content
-        if self.target.exists(path):
-            if self.target.read(path) != content:
-                raise BackupError(self.target.url, f"its {path} differs from the repository's: choose a new one")
-            return
-        self._make_directory(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            self.target.write_once(path, content, durable=True, at_most=self._at_most(path))
-        self._files += 1
-        self._bytes += len(content)
 
 
 def _in_order(commits: Iterable[Stored], referred: Mapping[str, set[str]]) -> list[Stored]:

@@ -60,7 +60,7 @@ class Committer:
         *,
         may_queue: bool = True,
     ) -> None:
-        """`may_queue`: it may follow a commit that has no version yet. If that is never made, this attempt is aborted."""
+        """`may_queue`: it may follow a commit that has no version yet. If that is never made, this attempt fails."""
         record = staging.record
         self.commits = commits
         self.snapshots = snapshots

@@ -2,22 +2,19 @@
 
 Frames come from this process and, if several processes share the transaction, from the packs of the others. There may
 be millions of keys. While only one process writes a key, this stores a ref of 30 or 42 bytes for it. If several do, it
-stores the links of the chain (I7). When the dictionary gets too large, its keys are sealed in sorted runs in files
-(`sealed_keys`), so memory does not grow with the number of keys. Safe in threads.
+stores the links of the chain (I7). When there are too many refs, they are sealed in sorted runs in files
+(`staged_refs`), so memory does not grow with the number of keys. Safe in threads.
 """
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from txstore import processes
-from txstore._native import index
 from txstore.format import packfile
 from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
-from txstore.format.regions import WHOLE, Region
+from txstore.format.regions import Region
 from txstore.storage.interface import Storage
 from txstore.transactions.participants.chains import (
     Link,
@@ -29,11 +26,8 @@ from txstore.transactions.participants.chains import (
     resolve,
     tombstone,
 )
-from txstore.transactions.sealed_keys import REF, SealedKeys
-
-#: Number of refs in memory at which plain refs are sealed. Without C it is larger, because a look-up of a sealed ref in
-#: Python takes longer than staging it.
-SEALED_FROM = 1 << 15 if index.IMPLEMENTATION == "c" else 1 << 20
+from txstore.transactions.sealed_keys import REF
+from txstore.transactions.staged_refs import StagedRefs, pack, place_of, unpack
 
 
 class StagedKeys:
@@ -41,13 +35,8 @@ class StagedKeys:
 
     def __init__(self, me: int, storage: Storage | None = None) -> None:
         self.me = me
-        self._storage = storage
         self._lock = processes.new_lock()
-        #: Each ref has the fields of a link, then the frame that its writer had seen, if any, then its region, if any.
-        self._refs: dict[str, bytes] = {}
-        self._sealed: SealedKeys | None = None  # refs of other keys, or older refs of these; none of keys with links
-        self._sealed_count = 0  # number of keys that are only in `_sealed`
-        self._seal_at = SEALED_FROM
+        self._refs = StagedRefs(storage)
         self._links: dict[str, list[Link]] = {}
         #: By key of a chunk that several processes wrote in part, without a chain: the layers to merge in order.
         self.layered: dict[str, list[Link]] = {}
@@ -55,8 +44,6 @@ class StagedKeys:
         self._prefixes: dict[str, dict[int, tuple[int, Seen]]] = {}  # prefix -> participant -> sequence, seen
         self._outdated: dict[str, Seen] = {}  # the older state that this process saw, if another wrote the key since
         self._read_since: set[str] = set()  # documents below deleted prefixes, read again since the deletion
-        self._order: list[str] = []  # the keys of _refs; sorted, except for those added since the last listing
-        self._sorted = 0
         self._newest: dict[int, int] = {}  # participant -> sequence of its last added frame
         self.may_be_foreign = False  # whether there may be a foreign value
         #: Written documents and deleted prefixes, in the order in which this process learned of them. In the process
@@ -67,10 +54,10 @@ class StagedKeys:
 
     def __len__(self) -> int:
         """The number of keys and prefixes that are set or deleted."""
-        return len(self._refs) + self._sealed_count + len(self._prefixes)
+        return len(self._refs) + len(self._prefixes)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._refs or (self._sealed is not None and self._ref(key) is not None)
+        return self._refs.find(key) is not None
 
     @property
     def version(self) -> tuple[tuple[int, int], ...]:
@@ -80,25 +67,8 @@ class StagedKeys:
 
     def get(self, key: str) -> Link | None:
         """Return the frame that counts for a key: a value or a tombstone."""
-        ref = self._refs.get(key)
-        if ref is None and self._sealed is not None:
-            ref = self._ref(key)
-        return None if ref is None else _unpack(ref)
-
-    def _ref(self, key: str) -> bytes | None:
-        """Return the ref of a key, sealed or not, without the lock.
-
-        A holder of the lock adds refs to `_sealed`, or hides keys there, before it removes them from `_refs`. So this
-        finds each key.
-        """
-        while True:
-            sealed = self._sealed
-            ref = self._refs.get(key)
-            if ref is not None or sealed is None:
-                return ref
-            ref = sealed.get(key)
-            if sealed is self._sealed:
-                return ref
+        ref = self._refs.find(key)
+        return None if ref is None else unpack(ref)
 
     def layers(self, key: str) -> list[Link]:
         """Return the frames of a key if several count, each with its region. Each goes over the ones before."""
@@ -155,62 +125,32 @@ class StagedKeys:
     def between(self, start: str, stop: str | None) -> Iterator[str]:
         """Yield the keys from `start` on, below `stop`, in the order of their bytes."""
         with self._lock:  # other threads add newly staged keys after the sorted part
-            order, low, high = self._range(start, stop)
-            is_sealed = self._sealed is not None
-        if is_sealed:
-            return (key for key, _ in self._refs_between(start, stop))
-        return (order[i] for i in range(low, high))
-
-    def _refs_between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
-        with self._lock:
-            order, low, high = self._range(start, stop)
-            refs, sealed = self._refs, self._sealed
-        # If a key is gone, another thread has just deleted a prefix.
-        in_memory = ((key, ref) for i in range(low, high) if (ref := refs.get(key := order[i])) is not None)
-        if sealed is None:
-            yield from in_memory
-            return
-        newer = next(in_memory, None)
-        for older in sealed.between(start, stop):
-            while newer is not None and newer[0] < older[0]:
-                yield newer
-                newer = next(in_memory, None)
-            if newer is None or newer[0] != older[0]:
-                yield older
-        while newer is not None:
-            yield newer
-            newer = next(in_memory, None)
+            found = self._refs.between(start, stop)
+        return (key for key, _ in found)
 
     def items(self) -> Iterator[tuple[str, Link]]:
         """Yield all set or deleted keys, in the order of their bytes."""
-        for key, ref in self._refs_between("", None):
-            yield key, _unpack(ref)
-
-    def _range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
-        if self._sorted < len(self._order):
-            # A new list, because others may iterate over the old one. Sorting a nearly sorted list takes linear time.
-            self._order = sorted(self._order)
-            self._sorted = len(self._order)
-        order, end = self._order, self._sorted
-        low = bisect_left(order, start, 0, end)
-        return order, low, end if stop is None else bisect_left(order, stop, low, end)
+        with self._lock:
+            found = self._refs.between("", None)
+        for key, ref in found:
+            yield key, unpack(ref)
 
     # --- the `seen` of a new frame
 
     @property
     def knows_anything(self) -> bool:
         """Whether `seen` may depend on anything else than `was_read`."""
-        return bool(self._refs or self._sealed is not None or self._prefixes or self._outdated)
+        return bool(self._refs.memory or self._refs.sealed is not None or self._prefixes or self._outdated)
 
     def seen(self, key: str, *, was_read: bool) -> Seen:
         """Return the state of a key that this process knows when it writes the key."""
         if (outdated := self._outdated.get(key)) is not None:
             return outdated
-        ref = self._refs.get(key)
-        if ref is None and self._sealed is not None and (len(self._newest) > 1 or self.me not in self._newest):
-            ref = self._ref(key)  # else all frames are from this process
+        ref = self._refs.memory.get(key)
+        if ref is None and self._refs.sealed is not None and (len(self._newest) > 1 or self.me not in self._newest):
+            ref = self._refs.find(key)  # else all frames are from this process
         if ref is not None:
-            participant, sequence = _place(ref)
+            participant, sequence = place_of(ref)
             if participant != self.me:
                 return Predecessor(participant, sequence)
         elif self._prefixes:
@@ -250,30 +190,28 @@ class StagedKeys:
         with self._lock:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
-            ref = self._refs.get(key)
-            if ref is None and self._sealed is not None:
-                ref = self._recalled(key)
+            refs = self._refs
+            ref = refs.recalled(key)
             if link.participant != self.me:
                 # An array object of this process may also hold a document that this process wrote.
-                was_read = was_read or (ref is not None and _place(ref)[0] == self.me and is_document(key))
+                was_read = was_read or (ref is not None and place_of(ref)[0] == self.me and is_document(key))
                 if was_read:
                     self._outdated.setdefault(key, self.seen(key, was_read=True))
             if ref is None:
                 if self._prefixes and self._is_overtaken(key, link):
                     return
-                self._order.append(key)
-                self._refs[key] = _pack(link)
-                if len(self._refs) >= self._seal_at:
-                    self._seal()
+                refs.add(key, pack(link))
+                if refs.is_full:
+                    refs.seal(self._links.keys())
                 return
-            participant, sequence = _place(ref)
+            participant, sequence = place_of(ref)
             links = self._links.get(key)
             if links is None:
                 if participant == link.participant and not _is_foreign(link):
                     if link.sequence > sequence:  # else another thread of this process overtook this one
-                        self._refs[key] = _pack(link._replace(seen=_unpack(ref).seen))
+                        refs.memory[key] = pack(link._replace(seen=unpack(ref).seen))
                     return
-                links = self._links[key] = [_unpack(ref)]
+                links = self._links[key] = [unpack(ref)]
             if later and link.kind == packfile.FRAME_PARTIAL:
                 extend(links, link)
                 self._unarranged.add(key)
@@ -295,8 +233,8 @@ class StagedKeys:
         """
         late: list[tuple[str, Link]] = []
         with self._lock:
-            refs, order, me, newest = self._refs, self._order, self.me, self._newest.get(self.me, 0)
-            is_simple, sealed = not self._prefixes, self._sealed
+            refs, order, me, newest = self._refs.memory, self._refs.order, self.me, self._newest.get(self.me, 0)
+            is_simple, sealed = not self._prefixes, self._refs.sealed
             for key, seen, (offset, length, checksum, sequence) in values:
                 if is_simple and key not in refs and (sealed is None or sealed.get(key) is None):
                     order.append(key)
@@ -305,29 +243,10 @@ class StagedKeys:
                 else:
                     late.append((key, Link(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)))
             self._newest[me] = newest
-            if len(refs) >= self._seal_at:
-                self._seal()
+            if self._refs.is_full:
+                self._refs.seal(self._links.keys())
         for key, link in late:
             self.add(key, link)
-
-    def _recalled(self, key: str) -> bytes | None:
-        """Return the ref of a key, and move it from `_sealed` back to `_refs`. The caller holds the lock."""
-        ref = self._refs.get(key)
-        if ref is None and self._sealed is not None and (ref := self._sealed.get(key)) is not None:
-            self._order.append(key)
-            self._refs[key] = ref
-            self._sealed_count -= 1
-        return ref
-
-    def _seal(self) -> None:
-        """Seal the plain refs: those without links, seen frames or regions. The caller holds the lock."""
-        keys, refs = self._range("", None)[0], self._refs
-        kept = {key: refs[key] for key in keys if len(refs[key]) != REF.size or key in self._links}
-        sealed = [key for key in keys if key not in kept] if kept else keys
-        self._sealed = (self._sealed or SealedKeys()).adding(sealed, refs, self._storage)
-        self._sealed_count += len(sealed)
-        self._refs, self._order, self._sorted = kept, list(kept), len(kept)
-        self._seal_at = len(kept) + SEALED_FROM
 
     def _extend(self, key: str, links: list[Link], link: Link) -> None:
         extend(links, link)
@@ -338,9 +257,9 @@ class StagedKeys:
         self.layered.pop(key, None)
         if found is None:  # the commit will refuse this key; until then, each process sees its own frame
             own = [link for link in links if link.participant == self.me] or links
-            self._refs[key] = _pack(own[-1])
+            self._refs.memory[key] = pack(own[-1])
         else:
-            self._refs[key] = _pack(found.links[-1])
+            self._refs.memory[key] = pack(found.links[-1])
             if len(found.layers) > 1:
                 self.layered[key] = found.layers
 
@@ -360,55 +279,29 @@ class StagedKeys:
                 places[participant] = sequence, seen
             if participant != self.me:
                 self._read_since.difference_update([*filter(lambda key: key.startswith(prefix), self._read_since)])
-            if self._sealed is not None:
-                self._hide_sealed(self._sealed, prefix, participant, sequence)
-            order, low, high = self._range(prefix, after_prefix(prefix))
+            refs = self._refs
+            refs.hide_sealed(prefix, participant, sequence)
+            order, low, high = refs.range(prefix, after_prefix(prefix))
             kept = []
             for key in order[low:high]:
-                links, link = self._links.get(key), _unpack(self._refs[key])
+                links, link = self._links.get(key), unpack(refs.memory[key])
                 if links is None and link.participant == participant and link.sequence < sequence:
                     if not _is_foreign(link) or link.seen in self._prefixes_above(key):
-                        del self._refs[key]
+                        del refs.memory[key]
                         continue
                     links = self._links[key] = [link]
                 kept.append(key)
                 if links is not None and any(link.participant == participant for link in links):
                     # Other processes have seen its frames, or it has seen theirs, which may have been read first.
                     self._extend(key, links, tombstone(Predecessor(participant, sequence)))
-            self._order = order[:low] + kept + order[high:]
-            self._sorted = len(self._order)
+            refs.replace_order(order[:low] + kept + order[high:])
             if participant or self.me:
                 self.news.append(prefix)
-
-    def _hide_sealed(self, sealed: SealedKeys, prefix: str, participant: int, sequence: int) -> None:
-        """Hide a participant's earlier sealed keys below a prefix. Move the other keys there back to `_refs`."""
-        gone, kept, found = 0, [], False
-        for key, ref in sealed.below(prefix):
-            found = True
-            if key not in self._refs:
-                who, when = _place(ref)
-                if who == participant and when < sequence:
-                    gone += 1
-                else:
-                    kept.append((key, ref))
-        if found:
-            self._refs.update(kept)
-            self._order += [key for key, _ in kept]
-            self._sealed = sealed.hiding(prefix, self._storage)
-            self._sealed_count -= gone + len(kept)
 
     def written_by_others(self, prefix: str) -> list[str]:
         """Return the keys below a prefix whose value another participant wrote."""
         with self._lock:
-            return [key for key, ref in self._below(prefix) if _place(ref)[0] != self.me]
-
-    def _below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys and refs below a prefix, in any order. The caller holds the lock."""
-        order, low, high = self._range(prefix, after_prefix(prefix))
-        refs = self._refs
-        yield from ((key, refs[key]) for key in order[low:high])
-        if self._sealed is not None:
-            yield from ((key, ref) for key, ref in self._sealed.below(prefix) if key not in refs)
+            return [key for key, ref in self._refs.below(prefix) if place_of(ref)[0] != self.me]
 
     def deleted_by_others(self, prefix: str) -> list[str]:
         """Return the prefixes below a prefix that other participants have deleted."""
@@ -435,10 +328,10 @@ class StagedKeys:
         with self._lock:
             self._unarranged.clear()  # the loop below settles each key
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()) if among is None else among:
-                ref = self._recalled(key)
+                ref = self._refs.recalled(key)
                 if ref is None:
                     continue
-                links = self._links.get(key) or [_unpack(ref)]
+                links = self._links.get(key) or [unpack(ref)]
                 prefixes = self._prefixes_above(key)
                 if among is not None and (prefixes or any(link.seen == packfile.SEEN_BASE for link in links)):
                     broken.append(key)  # no participant repeats a deletion
@@ -455,7 +348,7 @@ class StagedKeys:
                 ):
                     broken.append(key)
                 else:
-                    self._refs[key] = _pack(counts[-1])
+                    self._refs.memory[key] = pack(counts[-1])
                     self.layered.pop(key, None)
                     if len(counts) > 1:
                         self.layered[key] = counts
@@ -464,8 +357,8 @@ class StagedKeys:
     def links(self, key: str) -> list[Link]:
         """Return the links of all participants on a key."""
         with self._lock:
-            ref = self._ref(key)
-            return list(self._links.get(key) or ([] if ref is None else [_unpack(ref)]))
+            ref = self._refs.find(key)
+            return list(self._links.get(key) or ([] if ref is None else [unpack(ref)]))
 
     def writers(self, key: str) -> set[int]:
         """Return the participants that have staged something on a key."""
@@ -474,7 +367,7 @@ class StagedKeys:
     def _below_foreign_prefixes(self) -> set[str]:
         found: set[str] = set()
         for prefix, places in self._prefixes.items():
-            found.update(key for key, ref in self._below(prefix) if places.keys() != {_place(ref)[0]})
+            found.update(key for key, ref in self._refs.below(prefix) if places.keys() != {place_of(ref)[0]})
         return found
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
@@ -495,13 +388,12 @@ class StagedKeys:
 
     def clear(self) -> None:
         with self._lock:
-            self._refs, self._links, self._prefixes, self._outdated = {}, {}, {}, {}
+            self._refs.clear()
+            self._links, self._prefixes, self._outdated = {}, {}, {}
             self.layered = {}
             self._unarranged = set()
             self._read_since = set()
             self._newest = {}
-            self._order, self._sorted = [], 0
-            self._sealed, self._sealed_count, self._seal_at = None, 0, SEALED_FROM
 
 
 def _is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
@@ -513,26 +405,4 @@ def _is_foreign(link: Link) -> bool:
     return isinstance(link.seen, Predecessor) and link.seen.participant != link.participant
 
 
-def _pack(link: Link) -> bytes:
-    if isinstance(link.seen, Predecessor):
-        packed = REF.pack(*link._replace(seen=packfile.SEEN_FRAME)[:-1]) + packfile.PREDECESSOR.pack(*link.seen)
-    else:
-        packed = REF.pack(*link[:-1])
-    return packed if link.region is WHOLE else packed + link.region.encode()
-
-
-def _unpack(ref: bytes) -> Link:
-    link, end = Link(*REF.unpack_from(ref)), REF.size
-    if link.seen == packfile.SEEN_FRAME:
-        link = link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, end)))
-        end += packfile.PREDECESSOR.size
-    return link if len(ref) == end else link._replace(region=Region.decode(ref[end:]))
-
-
-def _place(ref: bytes) -> tuple[int, int]:
-    participant, sequence = _PLACE.unpack_from(ref)
-    return participant, sequence
-
-
-_PLACE = struct.Struct("<II")
 _NOTHING = Region(())
