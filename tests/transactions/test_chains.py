@@ -151,6 +151,13 @@ def test_what_was_lost_after_somebody_had_built_on_it_is_left_out():
     assert resolved([link(DEAD, 2), link(A, 1, at(DEAD, 1))]) is None
 
 
+def test_damaged_frames_that_lead_round_in_a_circle_end_too():
+    """Each of two that died says that it has seen an earlier frame of the other, which is not there."""
+    circle = [link(DEAD, 2, at(DEAD + 1, 1)), link(DEAD + 1, 2, at(DEAD, 1))]
+    assert resolved([*circle, link(A, 1, at(DEAD, 1)), link(B, 1)], lost=[DEAD, DEAD + 1]) is None
+    assert resolved([link(DEAD, 3, at(DEAD, 2)), link(A, 1, at(DEAD, 1)), link(B, 1)], lost=[DEAD]) is None
+
+
 def test_who_lives_has_to_know_what_was_lost_of_the_others():
     assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1, at(A, 1))], lost=[DEAD]) == link(B, 1, at(A, 1))
     assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1)], lost=[DEAD]) is None

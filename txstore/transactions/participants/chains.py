@@ -283,11 +283,13 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
     kept = [link for link in links if link.participant not in lost]
     if not kept:
         return links
-    needed = [link.seen for link in kept]
+    needed, met = [link.seen for link in kept], set[Predecessor]()
     while needed:
         seen = needed.pop()
-        if not isinstance(seen, Predecessor) or seen.participant not in lost:
+        # Damaged frames may lead round in a circle.
+        if not isinstance(seen, Predecessor) or seen.participant not in lost or seen in met:
             continue
+        met.add(seen)
         # The process may have written the key again before it died. That frame is not needed.
         own = (link for link in links if link.participant == seen.participant and link.sequence >= seen.sequence)
         base = min(own, key=lambda link: link.sequence, default=None)
