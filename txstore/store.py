@@ -34,9 +34,11 @@ from txstore.history.opening import Access
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
 from txstore.segments.runs import Located
+from txstore.sessions.calls import SessionCalls
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.operations import is_on_loop
-from txstore.sessions.session import Joining, Session
+from txstore.sessions.session import Session
+from txstore.sessions.session_transaction import Joining
 from txstore.sessions.stale_arrays import Reliance
 from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
@@ -149,12 +151,16 @@ class TxStore(Store, ChunkStore):
     def _set_up(self, engine: Engine, position: Position, session: Session | None, read_only: bool) -> None:
         super().__init__(read_only=read_only)
         self._engine = engine
-        self._session = session
+        self._use(session)
         self._outside: Session | None = None  # the session to restore after a participant's `with` block
         if session is None:
             self._reads_at = position
         else:  # a session moves on: a pin on its first position would keep a vacuum from expiring later commits
             _sessions[session.token] = session
+
+    def _use(self, session: Session | None) -> None:
+        self._session = session
+        self._calls = None if session is None else SessionCalls(session)
 
     @classmethod
     def _of(cls, engine: Engine, position: Position, session: Session | None, *, read_only: bool) -> Self:
@@ -217,11 +223,11 @@ class TxStore(Store, ChunkStore):
     @property
     def _position(self) -> Position:
         """The position of the store. A writer's position moves with its session."""
-        return self._reads_at if self._session is None else self._session.position
+        return self._reads_at if self._session is None else self._session.current.position
 
     @property
-    def _view(self) -> Session | Snapshot:
-        return self._session or self._position.snapshot()
+    def _view(self) -> SessionCalls | Snapshot:
+        return self._calls or self._position.snapshot()
 
     @property
     def base(self) -> Commit | None:
@@ -239,11 +245,11 @@ class TxStore(Store, ChunkStore):
 
         `participants` says which process staged which keys. `diff` describes the same changes as arrays and groups.
         """
-        return self._writer().transaction.changes()
+        return self._writer().session.transaction.changes()
 
     def diff(self) -> Diff:
         """Return the staged changes against their base commit, in the form of `Repository.diff`."""
-        transaction = self._writer().transaction
+        transaction = self._writer().session.transaction
         base = transaction.base
 
         def opened(view: Snapshot | None) -> OpenArray:
@@ -306,7 +312,7 @@ class TxStore(Store, ChunkStore):
 
     def _snapshot_at(self, at: At) -> Snapshot:
         engine = self._engine
-        return engine.snapshots.of(find_commit(engine.commits, at, self._writer().branch))
+        return engine.snapshots.of(find_commit(engine.commits, at, self._writer().session.current.terms.branch))
 
     @property
     def constraints(self) -> Constraints:
@@ -317,13 +323,13 @@ class TxStore(Store, ChunkStore):
         return Constraints(lambda: self.mapping.constraints, self._declare)
 
     def _declare(self, name: str, constraint: Constraint | None) -> None:
-        self._writer().transaction.declare(name, constraint)
+        self._writer().session.transaction.declare(name, constraint)
 
-    def _writer(self) -> Session:
+    def _writer(self) -> SessionCalls:
         self._check_writable()
-        if self._session is None:
+        if self._calls is None:
             raise ValueError("store was opened in read-only mode and does not support writing")
-        return self._session
+        return self._calls
 
     # --- transactions
 
@@ -336,7 +342,7 @@ class TxStore(Store, ChunkStore):
         Errors as of `Transaction.commit`. After `ConflictError` the staged changes remain: `rollback()` drops them.
         `allow_lost` also commits the changes of processes that died before they finished.
         """
-        return self._writer().commit(message, allow_lost=allow_lost)
+        return self._writer().session.commit(message, allow_lost=allow_lost)
 
     @property
     def unchanged(self) -> bool:
@@ -354,12 +360,12 @@ class TxStore(Store, ChunkStore):
         block sees the values that earlier holders in the transaction wrote. Entering it raises `LockTimeoutError`, and
         `ConflictError` if another commit changed one of the chunks since this transaction began.
         """
-        session = self._writer()
+        session = self._writer().session
         return LockBlock(lambda: session.transaction, session.gate, {path: selection}, timeout)
 
     def rollback(self) -> None:
         """Drop the staged changes and move to the newest commit."""
-        self._writer().rollback()
+        self._writer().session.rollback()
 
     def latest(self) -> TxStore:
         """Return a new store at the newest commit. It does not see the changes staged in this store."""
@@ -367,22 +373,15 @@ class TxStore(Store, ChunkStore):
             position = Position(self._engine, branch=self._position.branch)
             position.settle()
             return self._of(self._engine, position, None, read_only=True)
-        session = self._session
-        return self.begin(
-            self._engine,
-            branch=session.branch,
-            message=session.message,
-            properties=session.properties,
-            isolation=session.isolation,
-            settle_conflicts=session.settle_conflicts,
-        )
+        return self.begin(self._engine, **self._session.current.terms._asdict())
 
     def __enter__(self) -> Self:
         if self._session is not None and not self.read_only:
             with _entering:
                 block = self._session.for_block()
                 if block is not self._session:
-                    self._outside, self._session = self._session, block
+                    self._outside = self._session
+                    self._use(block)
                 self._session.enter()
         return self
 
@@ -398,16 +397,17 @@ class TxStore(Store, ChunkStore):
             if kind is not None:
                 session.fail("an exception left an inner `with` block: its changes may be incomplete")
             return
-        if session.is_block:
-            self._session, self._outside = self._outside, None
+        if session.current.is_block:
+            self._use(self._outside)
+            self._outside = None
             session.leave_block(complete=kind is None)
             return
-        if session.is_participant:
+        if session.current.is_participant:
             session.leave(complete=kind is None)
             return
-        is_named = session.is_named
+        is_named = session.current.is_named
         try:
-            if session.ended is not None:
+            if session.current.ended is not None:
                 return  # the caller committed or rolled back a named transaction inside the block
             if is_named:
                 session.leave(complete=True)
@@ -450,12 +450,13 @@ class TxStore(Store, ChunkStore):
         if session is None:
             return _reopen_reader, (self._engine, self._position)
         joining = session.share()
-        told = (session.token, session.ended, session.branch, session.message, session.properties, session.isolation)
+        branch, message, properties, isolation, _ = session.current.terms
+        told = (session.token, session.current.ended, branch, message, properties, isolation)
         # The version is for dask, which computes an array's token from the pickle of its store.
         version = session.version
         return _reopen_writer, (
             self._engine,
-            session.position,
+            session.current.position,
             told,
             joining,
             session.held.reliance,
@@ -659,7 +660,7 @@ class TxStore(Store, ChunkStore):
         return await self._do(self._exists, key)
 
     def _exists(self, key: str) -> bool:
-        return key in self if self._session is None else self._session.exists(key)
+        return key in self if self._calls is None else self._calls.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
         session = self._session
@@ -780,10 +781,10 @@ def _reopen_writer(
     """Restore a writable store without raising: an error while unpickling hangs a pool. The first use raises it."""
     token, ended, branch, message, properties, isolation = told
     here = _sessions.get(token)
-    if here is not None and not here.stages_into(joining):
+    if here is not None and not here.current.stages_into(joining):
         here = None
     session = here
-    if session is None or not session.knows(joining, reliance):
+    if session is None or not session.current.knows(joining, reliance):
         session = Session(
             engine,
             position,
@@ -798,4 +799,4 @@ def _reopen_writer(
         session.rely_on(reliance)
         if ended is not None:
             session.end(ended)
-    return TxStore._of(session.engine, session.position, session, read_only=read_only)
+    return TxStore._of(session.engine, session.current.position, session, read_only=read_only)

@@ -422,7 +422,7 @@ def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
         with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile.*can still be read"):
             store.commit()
         assert store["x"] == b"1"
-    assert forked.engine.commits.files.versions(store._session.branch) == [3]
+    assert forked.engine.commits.files.versions(store._session.current.terms.branch) == [3]
     store._session.end("")
 
 

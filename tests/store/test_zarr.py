@@ -15,7 +15,7 @@ from zarr.core.group import GroupMetadata
 from zarr.core.metadata import ArrayV3Metadata
 
 import txstore
-from txstore.sessions.session import Session
+from txstore.sessions.calls import SessionCalls
 from txstore.store import TxStore
 
 
@@ -48,8 +48,8 @@ def test_the_fused_pipeline_alone_leaves_the_callers_thread(
     store, z = writable(repo)
     z[:2] = 7
     threads = set()
-    original = Session.set
-    monkeypatch.setattr(Session, "set", lambda *args: threads.add(current_thread()) or original(*args))
+    original = SessionCalls.set
+    monkeypatch.setattr(SessionCalls, "set", lambda *args: threads.add(current_thread()) or original(*args))
     z[2:] = 8
     store.commit()
     assert (current_thread() in threads) == (pipeline == "Batched")

@@ -11,7 +11,6 @@ import pytest
 import zarr
 
 import txstore
-import txstore.sessions.session
 import txstore.store
 from tests.transactions.arrays import (
     Step,

@@ -23,12 +23,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from txstore import processes
 from txstore.errors import TransactionStateError
 from txstore.sessions import operations
 from txstore.sessions.operations import Operation, of_context
+
+T = TypeVar("T")
 
 #: Seconds that a thread that shuts the gate waits for operations and blocks inside.
 TIMEOUT = 60.0
@@ -119,6 +121,19 @@ class Gate:
             with self._lock:
                 self._changed.wait_for(lambda: not self.is_closed, _SLICE)
             self.calls.add(me)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Make one call of a thread."""
+        me = get_ident()
+        try:
+            self.calls.add(me)
+            if self.is_closed:
+                self.wait_to_call()
+            return function()
+        finally:
+            self.calls.discard(me)
+            if self.is_closed:
+                self.tell()
 
     def tell(self) -> None:
         """Make all waiting threads look again."""

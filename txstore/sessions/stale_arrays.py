@@ -77,7 +77,7 @@ class HeldDocuments:
 
     def __init__(self, *, is_serializable: bool) -> None:
         self.handed_out: Held = {}
-        self._is_serializable = is_serializable
+        self.is_serializable = is_serializable
         self._stale: dict[str, _Stale] = {}  # changed by other commits
         # Changed by other participants of the transaction, or by other stores here that stage into it, until they are
         # read again. A change that was looked at counts as handed out.
@@ -185,7 +185,7 @@ class HeldDocuments:
 
     def stale_for_write(self, key: str, transaction: Transaction) -> str | None:
         """Return a document that differs from the one that was handed out, and so forbids a write of a key."""
-        if self._is_serializable:
+        if self.is_serializable:
             self.count_as_read(key, transaction)
         if self.is_current(transaction):
             return None
@@ -214,7 +214,7 @@ class HeldDocuments:
 
     def _concerns(self, stale: _Stale, document: str, key: str, writing: bool) -> bool:
         """Tell whether a change of a document matters for a write or read of a key below it."""
-        if stale.change is DocumentChange.STRUCTURE or self._is_serializable:
+        if stale.change is DocumentChange.STRUCTURE or self.is_serializable:
             return True
         if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
             return True
