@@ -115,7 +115,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "test_a_vacuum_right_before_a_tag_is_written": _PINS,
         "test_a_vacuum_that_comes_right_after_the_look_for_the_oldest_kept": _PINS,
         "test_a_writer_that_sleeps_right_before_its_rename": _HEAD_CACHE,
-        "test_a_writer_whose_base_was_passed": "it may be told later: see tests/history/test_remote_commits.py",
+        "test_a_writer_whose_base_was_passed": "it may be told later: see tests/history/test_object_versions.py",
         "test_another_repository_object_of_this_process": _PINS,
         "test_orphans_and_what_the_dead_left": _FILES,
         "test_interrupted_at_every_step": _DISK,
