@@ -341,6 +341,23 @@ def test_a_read_that_is_interrupted_fails_nothing(store: txstore.TxStore) -> Non
     assert z[...].tolist() == [1] * 8
 
 
+def test_an_interrupt_where_the_loop_stops_leaves_no_loop_running(
+    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thread would hand all later calls to zarr's loop."""
+    z = create(store)
+
+    def interrupted(self: calling_thread.CallersLoop, coroutine: Any) -> None:
+        asyncio._set_running_loop(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calling_thread.CallersLoop, "run_until_complete", interrupted)
+        z[...]
+    assert asyncio._get_running_loop() is None
+    assert threads_of(lambda: z.__setitem__(0, 1)) == {threading.current_thread()}
+
+
 def test_a_wait_that_is_interrupted_ends(store: txstore.TxStore) -> None:
     z = create(store)
     store.commit()

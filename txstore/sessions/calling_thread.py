@@ -174,6 +174,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         except BaseException:  # an interrupt
             operation.end(has_failed=True)
             _of_thread.loop = None
+            asyncio._set_running_loop(None)
             raise
     if errors:
         raise errors.pop()
@@ -197,6 +198,9 @@ def _leave(loop: CallersLoop, *, is_usable: bool) -> None:
 
     After an interrupt the loop may have lost a step of a task, which then would never end by itself.
     """
+    if asyncio._get_running_loop() is loop:  # the interrupt came where it was about to stop
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=None)
     left = asyncio.all_tasks(loop)
     if left or not is_usable:
         _of_thread.loop = None
