@@ -23,10 +23,10 @@ from txstore.storage.request_threads import in_background
 
 @pytest.fixture
 def url() -> str:
-    url = f"memory://{uuid.uuid4().hex}"
+    url, others = f"memory://{uuid.uuid4().hex}", set(threading.enumerate())
     with txstore.Repository(url).transaction() as store:
         zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="u1")[:] = np.arange(4)
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:
         if thread.name == "txstore head cache":
             thread.join(TIMEOUT)
     return url
