@@ -175,7 +175,8 @@ def torch_rank(url: str, commit: str, rank: int, method: str, own_batches: bool)
     from txstore.loaders import TorchIterableDataset
 
     limit_files(FRAMEWORK_LIMIT)
-    mine, theirs = [0], SPAWN.Array("i", WORKERS)
+    # Without a lock, which a worker that ends could leave locked for the others: each has a place of its own.
+    mine, theirs = [0], SPAWN.Array("i", WORKERS, lock=False)
     look = keep_watching(url, mine)
     samples = Samples(url, NAMES, at=commit)
     dataset = TorchIterableDataset(
