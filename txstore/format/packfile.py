@@ -65,6 +65,7 @@ assert HEAD.size == 60
 assert FRAME.size == 28
 #: Of a frame, what comes before its padding and its value, if its key has a length that is allowed.
 FRAME_HEAD_MOST = FRAME_SIZE + 4096 + PREDECESSOR.size + REGION.size + MAX_REGION
+_ZEROS = bytes(ALIGNMENT)
 
 
 def encode_head(pack_id: bytes, repository_id: bytes, number: int = 0, first: int = 0) -> bytes:
@@ -133,6 +134,22 @@ def encode_frame(
     return b"".join((fixed, CHECKSUM.pack(crc32c(rest, crc32c(fixed))), rest))
 
 
+def lay_frame(
+    start: int, kind: int, seen: Seen, sequence: int, key: bytes, length: int, checksum: int, region: bytes = b""
+) -> tuple[bytes, int, int]:
+    """Lay out a frame that starts at `start` of a pack, with a value of this length and checksum.
+
+    Return its head, as `encode_frame` does, where its value begins, and where the next frame starts.
+    """
+    offset, end = frame_layout(start, len(key), length, isinstance(seen, Predecessor), region)
+    return encode_frame(kind, seen, sequence, key, length, checksum, region), offset, end
+
+
+def frame_parts(start: int, head: bytes, offset: int, value: memoryview | bytes, end: int) -> list[memoryview | bytes]:
+    """Return all bytes of a frame that was laid out: head, padding, value, padding."""
+    return [head, _ZEROS[: offset - start - len(head)], value, _ZEROS[: end - offset - len(value)]]
+
+
 def compaction_output_layout(length: int) -> tuple[int, int]:
     """Return where the run of a compaction output begins, and where its frame ends, which is the only one."""
     return frame_layout(HEAD_SIZE, 0, length)
@@ -140,8 +157,8 @@ def compaction_output_layout(length: int) -> tuple[int, int]:
 
 def encode_compaction_output(pack_id: bytes, repository_id: bytes, length: int) -> bytes:
     """Return the bytes before the run of a compaction output."""
-    begin = encode_head(pack_id, repository_id) + encode_frame(FRAME_RUN, SEEN_NOTHING, 0, b"", length, 0)
-    return begin + bytes(compaction_output_layout(length)[0] - len(begin))
+    frame, offset, _ = lay_frame(HEAD_SIZE, FRAME_RUN, SEEN_NOTHING, 0, b"", length, 0)
+    return encode_head(pack_id, repository_id) + frame + bytes(offset - HEAD_SIZE - len(frame))
 
 
 def rest_length(kind: int, seen: int, key_length: int, rest: memoryview | bytes) -> int:

@@ -134,11 +134,10 @@ class Publisher:
         values ignores this value, and the next attempt to commit overwrites it.
         """
         start, checksum = self._frames_end, encoding.crc32c(value)
-        offset, end = packfile.frame_layout(start, len(key), len(value))
-        head = packfile.encode_frame(
-            packfile.FRAME_MERGED, packfile.SEEN_NOTHING, self._frames, key, len(value), checksum
+        head, offset, end = packfile.lay_frame(
+            start, packfile.FRAME_MERGED, packfile.SEEN_NOTHING, self._frames, key, len(value), checksum
         )
-        self.writer.write_at(start, head + bytes(offset - start - len(head)) + value + bytes(end - offset - len(value)))
+        self.writer.write_at(start, b"".join(packfile.frame_parts(start, head, offset, value, end)))
         staged = Staged(offset, len(value), checksum, self._frames)
         self.end = self._frames_end = end
         self._frames += 1

@@ -328,9 +328,8 @@ def _frame_start(
         choices.append(Predecessor(*packfile.PREDECESSOR.unpack_from(there, behind)))
     fits = []
     for seen in choices:
-        begins, end = packfile.frame_layout(start, len(key), length, has_predecessor=isinstance(seen, Predecessor))
+        content, begins, end = packfile.lay_frame(start, kind, seen, sequence, key, length, checksum)
         if begins == offset:
-            content = packfile.encode_frame(kind, seen, sequence, key, length, checksum)
             differs = sum(a != b for a, b in zip(content, there, strict=False))
             fits.append((differs, content + bytes(offset - start - len(content)), end))
     if not fits:

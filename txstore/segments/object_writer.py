@@ -27,8 +27,8 @@ from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
-from txstore.format.packfile import Seen
-from txstore.segments.pack_writer import Framed, PackWriter, Staged, bytes_of
+from txstore.format.packfile import Seen, frame_parts, lay_frame
+from txstore.segments.pack_writer import PackWriter, Staged, bytes_of
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import executor, in_parallel
@@ -497,19 +497,17 @@ class _Pack:
         is_last: bool = False,
     ) -> Staged:
         """Append one frame; the writer's lock is held. The value is copied, unless this `is_last`."""
-        frame = Framed.of(self.end, kind, key, view, checksum, seen, sequence - self._first, region)
-        head, padding, value, rest = frame.parts()
-        self._content += head
-        self._content += padding
+        start, length = self.end, len(view)
+        head, offset, end = lay_frame(start, kind, seen, sequence - self._first, key, length, checksum, region)
+        parts = frame_parts(start, head, offset, view, end)
         if is_last:
-            self._last = frame.offset, value
-        else:
-            self._content += value
-            self._content += rest
-        self._heads.append(frame.head)
-        self._lengths[frame.offset] = len(view)
-        self.end = frame.end
-        return Staged(packfile.join_offset(self._nth, frame.offset), len(view), checksum, sequence)
+            self._last, parts = (offset, view), parts[:2]
+        for part in parts:
+            self._content += part
+        self._heads.append(head)
+        self._lengths[offset] = length
+        self.end = end
+        return Staged(packfile.join_offset(self._nth, offset), length, checksum, sequence)
 
     def value(self, offset: int) -> bytes | None:
         """Return a value that was appended; None if it is uploaded."""

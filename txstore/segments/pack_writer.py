@@ -13,7 +13,7 @@ from txstore._native import chunks
 from txstore.errors import CorruptionError, is_full
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
-from txstore.format.packfile import Predecessor, Seen, encode_frame, frame_layout
+from txstore.format.packfile import Seen, frame_parts, lay_frame
 from txstore.storage.interface import StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -95,38 +95,6 @@ class Writer(Protocol):
     def close_between_reads(self) -> None: ...
 
 
-class Framed(NamedTuple):
-    """A frame that is about to be written at `start`: its value begins at `offset`, the next frame at `end`."""
-
-    start: int
-    head: bytes  # all before the padding of the value
-    offset: int
-    value: memoryview
-    end: int
-    checksum: int
-
-    @classmethod
-    def of(
-        cls,
-        start: int,
-        kind: int,
-        key: bytes,
-        value: memoryview,
-        checksum: int,
-        seen: Seen,
-        sequence: int,
-        region: bytes = b"",
-    ) -> Self:
-        offset, end = frame_layout(start, len(key), len(value), isinstance(seen, Predecessor), region)
-        head = encode_frame(kind, seen, sequence, key, len(value), checksum, region)
-        return cls(start, head, offset, value, end, checksum)
-
-    def parts(self) -> list[Buffer]:
-        """Return the bytes of the frame, with the padding before and after the value."""
-        start, head, offset, value, end, _ = self
-        return [head, _ZEROS[: offset - start - len(head)], value, _ZEROS[: end - offset - len(value)]]
-
-
 def bytes_of(value: Buffer) -> memoryview:
     """Return any contiguous buffer as bytes."""
     view = memoryview(value)
@@ -162,12 +130,11 @@ class BufferedFile:
         self._start = min(self._start, start)  # above it, the buffer was flushed and is empty
         self._end = start
 
-    def append(self, frame: Framed) -> int | None:
+    def append(self, start: int, head: bytes, offset: int, view: memoryview, end: int) -> int | None:
         """Copy a frame to the buffer. Return what is to be given to `write_retired`, if anything."""
         full = None
-        if frame.end - self._start > len(self._buffer):
-            full = self.retire(frame.start, frame.end - frame.start)
-        start, head, offset, view, end, _ = frame
+        if end - self._start > len(self._buffer):
+            full = self.retire(start, end - start)
         buffer, begin = self._buffer, self._start
         head_end, value, value_end = start - begin + len(head), offset - begin, offset - begin + len(view)
         buffer[start - begin : head_end] = head
@@ -209,10 +176,10 @@ class BufferedFile:
             if len(buffer) == _BUFFER_LARGEST:
                 self._spare.append(buffer)
 
-    def write_directly(self, frame: Framed) -> None:
+    def write_directly(self, start: int, parts: Sequence[Buffer], end: int) -> None:
         """Write a long frame, for which `retire` has made room."""
-        self._created().write(frame.start, frame.parts())
-        self._start_writeback(frame.end)
+        self._created().write(start, parts)
+        self._start_writeback(end)
 
     def write_through(self, start: int, parts: Sequence[Buffer], end: int) -> None:
         """Write whole frames to the file. The buffer is empty."""
@@ -383,28 +350,28 @@ class PackWriter:
         encoded. Raises `OSError`.
         """
         view = bytes_of(value)
-        checksum, file = crc32c(view), self._file
+        length, checksum, file = len(view), crc32c(view), self._file
         with self._lock:
-            sequence = self._sequence
-            frame = Framed.of(self._end, kind, key, view, checksum, seen, sequence, region)
-            file.drop_sections(frame.start)
+            start, sequence = self._end, self._sequence
+            head, offset, end = lay_frame(start, kind, seen, sequence, key, length, checksum, region)
+            file.drop_sections(start)
             if self._is_published:
                 # Under the lock: no frame follows one that is not complete.
-                file.write_through(frame.start, frame.parts(), frame.end)
+                file.write_through(start, frame_parts(start, head, offset, view, end), end)
                 self._sequence += 1
-                self._end = frame.end
-                return Staged(frame.offset, len(view), checksum, sequence)
+                self._end = end
+                return Staged(offset, length, checksum, sequence)
             self._sequence += 1
-            self._end = frame.end
-            directly = len(view) >= _WRITTEN_DIRECTLY
-            full = file.retire(frame.end, 0) if directly else file.append(frame)
+            self._end = end
+            directly = length >= _WRITTEN_DIRECTLY
+            full = file.retire(end, 0) if directly else file.append(start, head, offset, view, end)
         if full is not None:
             # Not under the lock: a thread that waits for it would wait for the disk, and then for the interpreter's
             # lock.
             file.write_retired(full)
         if directly:
-            file.write_directly(frame)
-        return Staged(frame.offset, len(view), checksum, sequence)
+            file.write_directly(start, frame_parts(start, head, offset, view, end), end)
+        return Staged(offset, length, checksum, sequence)
 
     def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
         """Append the frames of many chunks, as a batch encodes them; see `chunks.Batch`. Raises `OSError`."""
