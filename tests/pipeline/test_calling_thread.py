@@ -28,6 +28,7 @@ from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import ignored_in_finalizers, interrupted_after
 from tests.waiting import TIMEOUT, wait_until
 from txstore.sessions import calling_thread
+from txstore.sessions.operations import of_context
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,24 @@ def test_many_threads_call_at_once(store: txstore.TxStore) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: z.__setitem__(slice(2 * at, 2 * at + 2), at), range(64)))
     assert z[::2].tolist() == list(range(64))
+
+
+def test_what_a_thread_has_returned_is_not_kept_until_the_call_ends(store: txstore.TxStore) -> None:
+    """A chunk, say, for each of a million calls in threads."""
+    z = create(store, shape=128)
+    kept: list[int] = []
+
+    async def in_thread() -> None:
+        await asyncio.to_thread(bytes, 1000)
+        operation = of_context.get()
+        assert operation is not None
+        kept.append(len(operation.threads))
+
+    Noting.then.append(in_thread)
+    with zarr.config.set({"async.concurrency": 2}):
+        z[...] = 1
+    assert len(kept) == 64
+    assert max(kept) < 16
 
 
 # --- errors

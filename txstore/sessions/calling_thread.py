@@ -120,6 +120,7 @@ class CallersLoop(asyncio.BaseEventLoop):
         call = (executor or _executor()).submit(func, *args)
         if (operation := of_context.get()) is not None:
             operation.threads.add(call)
+            call.add_done_callback(operation.threads.discard)  # it has a result, which may be a chunk
         return asyncio.wrap_future(call, loop=self)
 
 

@@ -50,7 +50,7 @@ class Operation:
 
     def __init__(self) -> None:
         self._roots = 0  # running tasks that only the operation's caller waits for
-        #: Calls in threads, of an operation in its caller's thread. Each may go on when the operation fails.
+        #: Running calls in threads, of an operation in its caller's thread. They may go on when the operation fails.
         self.threads: set[Future[Any]] = set()
         self.has_written = False  # it has called a method that stages, or may have: see `is_codec_thread`
         self.is_cut = False  # an interrupt ended it in the middle
@@ -104,14 +104,14 @@ class Operation:
         If threads of a failed operation still run, the last of them makes the calls.
         """
         self.is_done, self.has_failed = True, self.has_failed or has_failed
-        running = [call for call in self.threads if not call.done()]
+        running = [call for call in processes.all_of(self.threads) if not call.done()]
         for call in running:
             call.add_done_callback(self._thread_is_done)
         if not running:
             self._make_calls()
 
     def _thread_is_done(self, _: Future[Any]) -> None:
-        if all(call.done() for call in self.threads):
+        if all(call.done() for call in processes.all_of(self.threads)):
             self._make_calls()
 
     def _make_calls(self) -> None:
