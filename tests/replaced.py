@@ -15,3 +15,4 @@ def replace_storage(engine: Engine, storage: Any) -> None:
     for part in vars(commits).values():
         if hasattr(part, "_storage") and part not in kept:
             part._storage = storage
+    commits.staged.name_rule._storage = storage

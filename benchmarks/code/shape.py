@@ -22,8 +22,7 @@ FACADES = {"Repository"}
 #: What asks where a storage is, in place of what it can do.
 _ASKS = re.compile(
     r"\.is_remote\b|ranges is (?:not )?None|isinstance\([^()]*, \(?RemoteStorage|"
-    r"lock_excludes_all|takes_turns|\.pins_are_seen|may_come_late|\.makes_requests\b(?! =)|\.maps_files\b|"
-    r"capabilities\.lock_of"
+    r"lock_excludes_all|takes_turns|\.pins_are_seen|may_come_late|\.makes_requests\b|\.maps_files\b|capabilities\.lock_of"
 )
 _VAGUE = re.compile(r"\b(?:whoever|nobody|so many|those (?:who|that))\b", re.IGNORECASE)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from txstore.format import names, packfile
 from txstore.format.keys import is_document
 from txstore.history.identity import Identity
+from txstore.history.name_rule import LeasedNames, LockedNames, NameRule
 from txstore.segments.object_writer import ObjectWriter
 from txstore.segments.pack_writer import PackWriter, Writer
 from txstore.storage.interface import Storage, paths_in
@@ -23,6 +24,7 @@ FIRST_LOOK, NEXT_LOOK = 30.0, 600.0
 class StagingPlace(Protocol):
     """The packs of the open transactions of one repository."""
 
+    name_rule: NameRule
     uploads: bool
     """Whether packs are uploaded. To stage may take as long as a request then, no process finds a pack before its
     upload, and no kernel tells that the process of a pack has ended.
@@ -59,6 +61,7 @@ class PacksInStaging:
     uploads = False
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
+        self.name_rule: NameRule = LockedNames(storage)
         self._storage = storage
         self._identity = identity
         self._is_tidy = False
@@ -92,6 +95,7 @@ class PacksInPlace:
     uploads = True
 
     def __init__(self, storage: RemoteStorage, identity: Identity) -> None:
+        self.name_rule: NameRule = LeasedNames(storage)
         self._storage = storage
         self._identity = identity
         self._opened_at = time.monotonic()

@@ -1,7 +1,7 @@
 """Begins, finds and lists named transactions. Processes that share only the disk can join one. It outlives them all.
 
 The file `.staging/named-<name>` has the id of the transaction with a name. Processes create it under a lock. An object
-store has no lock: there one process creates it exclusively. `name_rule` says which process deletes it.
+store has no lock: there one process creates it exclusively. `history/name_rule.py` says which process deletes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from txstore.format.packfile import REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
 from txstore.steps import step
-from txstore.transactions.participants.name_rule import name_rule
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.participants.tails import Tail
 
@@ -134,7 +133,7 @@ def _find(commits: Commits, name: str) -> SharedTransaction | None:
         if error.state != "ended":
             raise
     # The process that ended it has died, or waits for the lock to free the name.
-    name_rule(commits.storage).free(name, transaction)
+    commits.staged.name_rule.free(name, transaction)
     return None
 
 

@@ -24,7 +24,6 @@ from txstore.storage import leases
 from txstore.storage.interface import Storage, paths_in
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
-from txstore.transactions.participants.name_rule import name_rule
 
 
 @step("reclaim")
@@ -39,9 +38,9 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
     files = [posixpath.basename(path) for path in paths_in(commits.storage, names.STAGING)]
     staged = {file: found[0] for file in files if (found := names.parse_staging(file)) is not None}
     shared = {transaction for transaction in map(names.parse_record, files) if transaction is not None}
-    kept = {transaction for transaction in shared if _is_alive(storage, transaction, if_gone=True)}
+    kept = {transaction for transaction in shared if _is_alive(commits, transaction, if_gone=True)}
     # The list may miss a record that was renamed during the listing, so look for these records once more.
-    kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(storage, transaction)}
+    kept |= {transaction for transaction in set(staged.values()) - shared if _is_alive(commits, transaction)}
     doomed = {file for file, transaction in staged.items() if transaction not in kept}
     leased = {file.partition(".")[0] for file in files if names.parse_record(file) is not None} | set(files)
     doomed |= {file for file in files if file.endswith(names.LEASE) and file.removesuffix(names.LEASE) not in leased}
@@ -68,15 +67,16 @@ def _is_abandoned(storage: Storage, path: str) -> bool:
         return False
 
 
-def _is_alive(storage: Storage, transaction: bytes, *, if_gone: bool = False) -> bool:
+def _is_alive(commits: Commits, transaction: bytes, *, if_gone: bool = False) -> bool:
     """Tell from its record whether a shared transaction may still be committed. Return `if_gone` without a record."""
+    storage = commits.storage
     for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
         with contextlib.suppress(FileNotFoundError):
             if not storage.is_abandoned(path):
                 return True
             try:
                 name = TransactionRecord.decode(storage.read(path)).name
-                return name is not None and name_rule(storage).can_be_found(name, transaction)
+                return name is not None and commits.staged.name_rule.can_be_found(name, transaction)
             except MalformedError:
                 return False  # the owner died before it wrote the record
     return if_gone

@@ -31,7 +31,6 @@ from txstore.steps import step
 from txstore.storage.interface import Held
 from txstore.storage.leases import Lease
 from txstore.transactions.participants.chains import Link
-from txstore.transactions.participants.name_rule import name_rule
 from txstore.transactions.participants.tails import Tail, tail_of
 
 
@@ -43,7 +42,7 @@ class SharedTransaction:
         self.id = record.id
         self._commits = commits
         self.storage = commits.storage
-        self._name_rule = name_rule(commits.storage)
+        self._name_rule = commits.staged.name_rule
         self._held = held
         self._may_trust_owner_until = 0.0  # by the clock of this process
 

@@ -87,11 +87,6 @@ class LeasedNames:
         return _is_of(self._storage, name, transaction)
 
 
-def name_rule(storage: Storage) -> NameRule:
-    """Return the rule for a storage."""
-    return LeasedNames(storage) if isinstance(storage, RemoteStorage) else LockedNames(storage)
-
-
 def _is_of(storage: Storage, name: str, transaction: bytes) -> bool:
     try:
         return storage.read(names.named_path(name)) == transaction.hex().encode()
