@@ -121,6 +121,12 @@ def test_the_mapping_takes_every_buffer(store: TxStore, value: Any) -> None:
     assert store.mapping["a"] == bytes(memoryview(value).cast("B"))
 
 
+@pytest.mark.parametrize("shape", [(0,), (5, 0), (0, 5)])
+def test_the_mapping_takes_a_buffer_without_bytes(store: TxStore, shape: tuple[int, ...]) -> None:
+    store.mapping["a"] = np.empty(shape, "i4")
+    assert store.mapping["a"] == b""
+
+
 def test_the_mapping_and_the_store_see_the_same(store: TxStore) -> None:
     store.mapping["a"] = b"1"
     assert store["a"] == b"1"

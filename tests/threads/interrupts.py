@@ -23,6 +23,7 @@ import threading
 import unittest.mock
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType, FrameType
 from typing import Any
 
@@ -132,7 +133,8 @@ def ignored_in_finalizers() -> Iterator[list[str]]:
     others: list[str] = []
 
     def note(told: sys.UnraisableHookArgs) -> None:
-        if not isinstance(told.exc_value, KeyboardInterrupt) and not isinstance(told.object, CoroutineType):
+        has_begun = not isinstance(told.object, CoroutineType) or getcoroutinestate(told.object) != CORO_CREATED
+        if not isinstance(told.exc_value, KeyboardInterrupt) and has_begun:
             others.append(f"{told.exc_value!r} in {told.object!r}")
 
     with unittest.mock.patch.object(sys, "unraisablehook", note):

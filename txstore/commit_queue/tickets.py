@@ -233,7 +233,7 @@ class Ahead:
 
     @property
     def far(self) -> int:
-        """The number of committers between this one and those that poll for the next version."""
+        """The number of committers between this one and the first ones, which poll for the next version."""
         return len(self.places) - len(_ASKS)
 
     def stand_behind(self, seen: Seen, place: Place | None) -> None:

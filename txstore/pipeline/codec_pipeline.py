@@ -148,8 +148,7 @@ class TxCodecPipeline(CodecPipeline):
             return await self.ordinary.read(rows, out, drop_axes)
         await store.let_in()
         if not store.is_fetched:
-            is_small = self._work(len(rows), array) < _SMALL
-            states = self._read(store, rows, array) if is_small else await _in_thread(self._read, store, rows, array)
+            states = await _in_thread(self._read, store, rows, array, work=self._work(len(rows), array))
         elif self.layout is not None and self.layout.inner is None:
             states = await self._fetched(store, rows, array)
         else:  # a part of a shard is a part of a request
@@ -235,8 +234,7 @@ class TxCodecPipeline(CodecPipeline):
         empties = None if layout is None else KEEP if rows[0][1].config.write_empty_chunks else layout.elides
         if layout is not None and array is not None and empties is not None and not drop_axes:
             batch = layout.batch(rows, array, empties=empties)
-            is_small = len(rows) * layout.size < _SMALL
-            left = self._stage(store, batch, rows) if is_small else await _in_thread(self._stage, store, batch, rows)
+            left = await _in_thread(self._stage, store, batch, rows, work=len(rows) * layout.size)
             rows = [rows[row] for row in left]
         if rows:
             await self.ordinary.write(rows, value, drop_axes)
@@ -272,9 +270,9 @@ class TxCodecPipeline(CodecPipeline):
         return array.nbytes if self.layout.inner is not None else count * self.layout.size
 
 
-async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that may take long: in a thread, unless no other operation waits for this event loop."""
-    if calling_thread.is_here():
+async def _in_thread(function: Callable[..., T], *arguments: Any, work: int = _SMALL) -> T:
+    """Call a function in a thread, unless it works on few bytes, or no other operation waits for this event loop."""
+    if work < _SMALL or calling_thread.is_here():
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 

@@ -98,7 +98,7 @@ class Writer(Protocol):
 def bytes_of(value: Buffer) -> memoryview:
     """Return any contiguous buffer as bytes."""
     view = memoryview(value)
-    return view.cast("B") if view.nbytes else view
+    return view.cast("B") if view.nbytes else memoryview(b"")  # one of shape (5, 0) has no bytes, and length 5
 
 
 class BufferedFile:

@@ -89,21 +89,7 @@ class Gate:
     # --- calls
 
     def wait_to_call(self) -> None:
-        """Wait until the gate is open. A thread makes a call like this:
-
-            try:
-                gate.calls.add(get_ident())
-                if gate.is_closed:
-                    gate.wait_to_call()
-                ...
-            finally:
-                gate.calls.discard(get_ident())
-                if gate.is_closed:
-                    gate.tell()
-
-        Either the caller sees that the gate is closed, or the closing thread sees the caller. That needs no lock. An
-        interrupt at any point leaves no trace in `calls`.
-        """
+        """Wait until the gate is open, for `call` and the hot paths of `sessions/calls.py`, which do as it does."""
         me = get_ident()
         try:
             self._queue.add(me)
@@ -123,7 +109,11 @@ class Gate:
             self.calls.add(me)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Make one call of a thread."""
+        """Make one call of a thread.
+
+        Either the caller sees that the gate is closed, or the closing thread sees the caller. That needs no lock. An
+        interrupt at any point leaves no trace in `calls`.
+        """
         me = get_ident()
         try:
             self.calls.add(me)

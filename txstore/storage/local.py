@@ -37,6 +37,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+#: Files are mapped: the system keeps what was read of them.
+_NO_MEMORY = PieceMemory(0)
+
+
 class LocalStorage:
     """A directory on a local file system."""
 
@@ -49,7 +53,7 @@ class LocalStorage:
         self._tree = Tree(real_path(root))
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
-        self.cache = PackCache(memory=PieceMemory(0))  # files are mapped: the system keeps what was read
+        self.cache = PackCache(memory=_NO_MEMORY)
 
     # --- reading
 

@@ -25,7 +25,7 @@ class CommitRun:
     """The run of one attempt to commit. It may be built anew, on top of another head."""
 
     def __init__(self, staging: Staging, publisher: Publisher, packs: Sequence[DataPack], merges: Merges) -> None:
-        self.packs = packs  # of other participants, and those that do not lie in the commit's own file
+        self.packs = packs  # which participants have staged besides the commit's own file
         self.section: Section | None = None  # where it lies in the commit's own file. None: there is nothing to list
         self.statistics = Statistics()
         self.unchanged: set[str] = set()  # staged keys that it omits
