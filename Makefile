@@ -49,8 +49,8 @@ export PIP_NO_INPUT = 1
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
 # What the fallbacks of the C do: everything, and the part of it that make test has time for.
-PURE_TESTS := $(addprefix tests/,format history locks storage native transactions store)
-FALLBACK_TESTS := $(addprefix tests/,format history native)
+PURE_TESTS := $(addprefix tests/,format history segments commit_queue locks storage native transactions store)
+FALLBACK_TESTS := $(addprefix tests/,format history segments commit_queue native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
 # Many tests wait for one another's processes and for servers: two workers more than there are cores.

@@ -30,6 +30,7 @@ TOWER = [
     "serving",
     "interchange",
     "store",
+    "zarr_interface",
     "pipeline",
     "sessions",
     "merging",

@@ -897,7 +897,7 @@ class Repository:
         with self.engine.begin(message=message) as transaction:
             # The message alone, which is not the caller's, makes no commit.
             transaction.ending.needs_change = True
-            transaction.declare(name, constraint)
+            transaction.constraints.declare(name, constraint)
 
     @keeps_nothing
     def verify(self, progress: Wanted = None, *, repair: bool = False, sources: bool = False) -> Report:

@@ -1,47 +1,32 @@
-"""Implements zarr's `Store` over a transaction or a snapshot. The life cycle of transactions is in `sessions/`."""
+"""The store that users hold: its transaction, commits, `with` blocks and pickles. What zarr calls: `zarr_interface`."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterator, Mapping
 from html import escape
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.core.buffer.core import default_buffer_prototype
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from txstore import processes
-from txstore._native import chunks
 from txstore.commit import MAIN, Commit
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TxStoreError
-from txstore.format.consolidated import consolidated_at, is_consolidated, is_marked, may_be_consolidated
-from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, documents_of_members
+from txstore.format.consolidated import may_be_consolidated
 from txstore.format.records import SNAPSHOT
-from txstore.format.regions import Region
 from txstore.format.shown import html_lines
 from txstore.format.tree import tree_lines
 from txstore.history.declarations import Constraints
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
-from txstore.pipeline.chunk_store import ChunkStore
-from txstore.pipeline.registration import register
-from txstore.segments.runs import Located
-from txstore.sessions.calls import SessionCalls
 from txstore.sessions.lock_blocks import LockBlock
-from txstore.sessions.operations import is_on_loop
 from txstore.sessions.session import Session
 from txstore.sessions.session_transaction import Joining
 from txstore.sessions.stale_arrays import Reliance
-from txstore.storage.request_threads import in_thread
 from txstore.storage.sources import Given, allowed
+from txstore.zarr_interface import ZarrInterface
 
 if TYPE_CHECKING:
     from typing import Self
@@ -75,7 +60,7 @@ class HasEngine(Protocol):
     engine: Engine
 
 
-class TxStore(Store, ChunkStore):
+class TxStore(ZarrInterface):
     """A zarr store whose writes become visible together, at `commit`, or not at all.
 
     Parameters
@@ -118,10 +103,6 @@ class TxStore(Store, ChunkStore):
     array([1, 2, 3, 4], dtype=int32)
     """
 
-    supports_writes: bool = True
-    supports_deletes: bool = True
-    supports_listing: bool = True
-
     def __init__(
         self,
         url_or_repository: str | os.PathLike[str] | HasEngine,
@@ -149,18 +130,10 @@ class TxStore(Store, ChunkStore):
         self._set_up(engine, position, None if read_only else Session(engine, position, branch=branch), read_only)
 
     def _set_up(self, engine: Engine, position: Position, session: Session | None, read_only: bool) -> None:
-        super().__init__(read_only=read_only)
-        self._engine = engine
-        self._use(session)
+        super().__init__(engine, position, session, read_only)
         self._outside: Session | None = None  # the session to restore after a participant's `with` block
-        if session is None:
-            self._reads_at = position
-        else:  # a session moves on: a pin on its first position would keep a vacuum from expiring later commits
+        if session is not None:
             _sessions[session.token] = session
-
-    def _use(self, session: Session | None) -> None:
-        self._session = session
-        self._calls = None if session is None else SessionCalls(session)
 
     @classmethod
     def _of(cls, engine: Engine, position: Position, session: Session | None, *, read_only: bool) -> Self:
@@ -214,20 +187,6 @@ class TxStore(Store, ChunkStore):
     def url(self) -> str:
         """The location of the repository."""
         return self._engine.url
-
-    @property
-    def mapping(self) -> Transaction | Snapshot:
-        """The same keys and values as a `MutableMapping` until the next commit. For a reader, a `Mapping`."""
-        return self._position.snapshot() if self._session is None else self._session.transaction
-
-    @property
-    def _position(self) -> Position:
-        """The position of the store. A writer's position moves with its session."""
-        return self._reads_at if self._session is None else self._session.current.position
-
-    @property
-    def _view(self) -> SessionCalls | Snapshot:
-        return self._calls or self._position.snapshot()
 
     @property
     def base(self) -> Commit | None:
@@ -320,16 +279,11 @@ class TxStore(Store, ChunkStore):
 
         The commit of this transaction declares the names that you set, and drops the names that you delete.
         """
-        return Constraints(lambda: self.mapping.constraints, self._declare)
 
-    def _declare(self, name: str, constraint: Constraint | None) -> None:
-        self._writer().session.transaction.declare(name, constraint)
+        def declare(name: str, constraint: Constraint | None) -> None:
+            self._writer().session.transaction.constraints.declare(name, constraint)
 
-    def _writer(self) -> SessionCalls:
-        self._check_writable()
-        if self._calls is None:
-            raise ValueError("store was opened in read-only mode and does not support writing")
-        return self._calls
+        return Constraints(lambda: self.mapping.constraints, declare)
 
     # --- transactions
 
@@ -435,13 +389,8 @@ class TxStore(Store, ChunkStore):
 
     # --- identity
 
-    def _identity(self) -> tuple[Any, ...]:
-        if self._session is not None and self._session.staged_count:
-            return self.url, self.read_only, self._session.token
-        return self.url, self.read_only, self._position.exact
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TxStore) and self._identity() == other._identity()
+        return isinstance(other, TxStore) and _identity(self) == _identity(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -493,6 +442,19 @@ class TxStore(Store, ChunkStore):
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
         return where + mode + staged
 
+    def set_reference(
+        self,
+        key: str,
+        url: str | os.PathLike[str],
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        size: int | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Stage a foreign value, which stays in a file outside the repository. See `Transaction.set_reference`."""
+        self._writer().set_reference(key, url, offset, length, size=size, version=version)
+
     # --- dict syntax
 
     def __getitem__(self, key: str) -> bytes:
@@ -523,246 +485,11 @@ class TxStore(Store, ChunkStore):
     def __bool__(self) -> bool:
         return True
 
-    # --- zarr's synchronous API: the fused codec pipeline calls it from threads
 
-    def get_sync(
-        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        """Return a value, or a part of it, as a view of the mapped file. None if the key does not exist."""
-        self._is_open = True
-        if may_be_consolidated(key):
-            view = self._served(key)
-            view = view if view is None or byte_range is None else view[_part(byte_range)]
-        elif byte_range is None:
-            view = self._view.get_view(key)
-        else:
-            view = self._view.get_part(key, _part(byte_range))
-        if view is None:
-            return None
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
-
-    def _served(self, key: str) -> memoryview | None:
-        """Return a value. If a client once wrote consolidated metadata, a reader gets current consolidated metadata.
-
-        A writer gets no consolidated metadata: a group object would then cache the shapes of its arrays, and a second
-        append would overwrite the first.
-        """
-        view = self._view.get_view(key)
-        if view is None or not is_marked(key, bytes(view)):
-            return view
-        if not self.read_only:
-            return None if is_consolidated(key) else view
-        # Read through the session, which records the documents that array objects hold.
-        return memoryview(consolidated_at(_Documents(self._view.get_view, self._list_dir), key))
-
-    def set_sync(self, key: str, value: Buffer) -> None:
-        """Stage a value. This copies the value before it returns."""
-        self._is_open = True
-        self._check_writable()
-        if not isinstance(value, Buffer):
-            raise TypeError(f"TxStore.set() takes a zarr Buffer, not {type(value).__name__}; use store[key] = bytes")
-        self._writer().set(key, _contiguous(value))
-
-    def set_reference(
-        self,
-        key: str,
-        url: str | os.PathLike[str],
-        offset: int = 0,
-        length: int | None = None,
-        *,
-        size: int | None = None,
-        version: str | None = None,
-    ) -> None:
-        """Stage a foreign value, which stays in a file outside the repository. See `Transaction.set_reference`."""
-        self._writer().set_reference(key, url, offset, length, size=size, version=version)
-
-    def delete_sync(self, key: str) -> None:
-        """Stage the deletion of a key. The key need not exist."""
-        self._is_open = True
-        self._writer().delete(key)
-
-    # --- the API for TxStore's codec pipeline
-
-    @property
-    def is_fetched(self) -> bool:
-        return self._engine.snapshots.is_ranged
-
-    def locate(self, keys: Sequence[str]) -> Located | None:
-        self._is_open = True
-        return self._view.locate(keys)
-
-    async def await_located(self, keys: Sequence[str]) -> Located | None:
-        if self._session is not None:
-            return None
-        self._is_open = True
-        return await self._position.await_located(keys)
-
-    def set_chunks(self, keys: Sequence[str], batch: chunks.Batch, threads: int) -> list[int]:
-        self._is_open = True
-        return self._writer().set_chunks(keys, batch, threads)
-
-    def modify(self, key: str, change: Callable[[memoryview | None], memoryview | None], region: Region) -> None:
-        self._is_open = True
-        self._writer().modify(key, change, region)
-
-    def give_up(self, reason: str) -> None:
-        if self._session is not None:
-            self._session.fail(reason)
-
-    # --- zarr's asynchronous API. On a local disk, staging writes to the page cache, so it stays on the event loop.
-    # Methods that send requests, or read files outside the repository, do so in a thread.
-
-    @property
-    def _supports_sync_io(self) -> bool:
-        """Whether zarr's fused pipeline may call from threads. False if the operation has to wait: no thread may block.
-
-        The pipeline asks before each batch.
-        """
-        session = self._session
-        # If TxStore may refuse a write, each chunk has to be a task: a task knows the operation that it belongs to.
-        return session is None or (session.gate.may_enter() and session.holds_newest)
-
-    async def let_in(self) -> None:
-        session = self._session
-        if session is not None and not session.gate.may_enter():
-            await session.gate.enter()
-
-    async def _do(self, function: Callable[..., T], *arguments: Any) -> T:
-        await self.let_in()
-        return await self._engine.storage.dispatch.awaited(function, *arguments)
-
-    async def get(
-        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        session = self._session
-        if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
-            await session.gate.enter()
-        if not self._engine.snapshots.is_ranged:
-            if not self._view.is_foreign(key):
-                return self.get_sync(key, prototype=prototype, byte_range=byte_range)
-        elif (
-            session is None
-            and byte_range is None
-            and (view := self._position.at_hand(key)) is not None
-            and not (may_be_consolidated(key) and is_marked(key, bytes(view)))
-        ):
-            self._is_open = True
-            return (prototype or default_buffer_prototype()).buffer.from_bytes(view)
-        return await in_thread(partial(self.get_sync, key, prototype=prototype, byte_range=byte_range))
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        gets = [self.get(key, prototype=prototype, byte_range=part) for key, part in key_ranges]
-        return list(await asyncio.gather(*gets))
-
-    async def exists(self, key: str) -> bool:
-        return await self._do(self._exists, key)
-
-    def _exists(self, key: str) -> bool:
-        return key in self if self._calls is None else self._calls.exists(key)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        session = self._session
-        if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
-            await session.gate.enter()
-        await self._engine.storage.dispatch.awaited(self.set_sync, key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        self._check_writable()
-        if not await self._do(self._writer().exists, key):
-            await self.set(key, value)
-
-    async def delete(self, key: str) -> None:
-        await self._do(self.delete_sync, key)
-
-    async def delete_dir(self, prefix: str) -> None:
-        await self._do(self._writer().delete_dir, prefix)
-
-    async def is_empty(self, prefix: str) -> bool:
-        return not await self._do(lambda: self.mapping.has_keys_below(prefix))
-
-    async def list(self) -> AsyncIterator[str]:
-        async for key in self._listed(lambda: iter(self.mapping)):
-            yield key
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        # The prefix is a path, as in LocalStore, not any string. zarr's own `nchunks_initialized` passes a path, and a
-        # string prefix would count the chunks of `positions` for `position`.
-        async for key in self._listed(lambda: self.mapping.keys_below(prefix)):
-            yield key
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        async for name in self._listed(lambda: self._list_dir(prefix)):
-            yield name
-
-    def _list_dir(self, prefix: str) -> Iterator[str]:
-        mapping = self.mapping
-        names: list[str] = []
-        for name in mapping.list_dir(prefix):
-            if len(names) < _MEMBERS or name in DOCUMENT_NAMES:
-                names.append(name)
-            yield name
-        # A caller that lists a group reads its members' documents next, one by one. This fetches them together.
-        path = directory_prefix(prefix)
-        mapping.fetch([path + document for document in documents_of_members(names)])
-
-    async def _listed(self, listing: Callable[[], Iterator[str]]) -> AsyncIterator[str]:
-        await self.let_in()
-        awaited = self._engine.storage.dispatch.awaited
-        names = await awaited(listing)
-        while page := await awaited(lambda: tuple(islice(names, _PAGE))):
-            for name in page:
-                yield name
-
-    async def getsize(self, key: str) -> int:
-        size = await self._do(lambda: self.mapping.size_of(key))
-        if size is None:
-            raise FileNotFoundError(key)
-        return size
-
-    async def getsize_prefix(self, prefix: str) -> int:
-        return await self._do(self._size_below, prefix)
-
-    def _size_below(self, prefix: str) -> int:
-        mapping = self.mapping
-        return sum(mapping.size_of(key) or 0 for key in mapping.keys_below(prefix))
-
-    @property
-    def supports_consolidated_metadata(self) -> bool:
-        """Whether the caller should use consolidated metadata. True only for zarr itself, in an operation.
-
-        There a user has asked for it. xarray asks in the user's thread. If this were True, xarray would consolidate at
-        every write, and warn at every opening that finds none. TxStore's look-ups are fast without a second copy.
-        """
-        return is_on_loop()
-
-
-class _Documents(NamedTuple):
-    """The source of consolidated metadata."""
-
-    get_view: Callable[[str], memoryview | None]
-    list_dir: Callable[[str], Iterator[str]]
-
-
-def _part(byte_range: ByteRequest) -> slice:
-    match byte_range:
-        case RangeByteRequest(start, end):
-            return slice(start, end)
-        case OffsetByteRequest(offset):
-            return slice(offset, None)
-        case SuffixByteRequest(suffix):
-            return slice(-suffix, None) if suffix else slice(0, 0)
-        case _:
-            raise ValueError(f"Unexpected byte_range, got {byte_range}.")
-
-
-def _contiguous(value: Buffer) -> memoryview:
-    array = value.as_numpy_array()
-    return memoryview(array if array.flags.c_contiguous else array.copy())
-
-
-register()
+def _identity(store: TxStore) -> tuple[Any, ...]:
+    session = store._session
+    content = session.token if session is not None and session.staged_count else store._position.exact
+    return store.url, store.read_only, content
 
 
 def _reopen_reader(engine: Engine, position: Position) -> TxStore:

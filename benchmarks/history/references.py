@@ -48,7 +48,7 @@ def moving(setting: Setting) -> list[Row]:
 
         def move() -> None:
             with repo.begin() as mapping:
-                mapping.move("x", "y")
+                mapping.nodes.move("x", "y")
 
         seconds = _timed(move)
         each = (_size(scratch) - before) / side**2
@@ -80,7 +80,7 @@ def restoring(setting: Setting) -> list[Row]:
 
         def restore() -> None:
             with repo.begin() as mapping:
-                mapping.restore("g", repo.mapping(-2))
+                mapping.nodes.restore("g", repo.mapping(-2))
 
         seconds = _timed(restore)
     what = f"restore of a group of {chunks * length / 1e9:.0f} GB that was deleted"

@@ -23,12 +23,12 @@ def cooperate(world: World) -> None:
         tx = repo.begin()
         changes = {"followed/1": world.value(), "followed/2": world.value(600)}
         tx["followed/1"] = changes["followed/1"]
-        shared = tx.share()
+        shared = tx.participation.share()
         with Process() as worker:
             theirs = world.open().engine.join(shared, repo.engine.commits.identity.id)
             theirs["followed/2"] = changes["followed/2"]
             theirs.seal()
-            theirs._finalizer.detach()
+            theirs.participation.end()
         worker.die()
         world.commit(tx, changes)
 
@@ -50,7 +50,7 @@ def roll_back(world: World) -> None:
     with Process():
         repo = world.open()
         tx = repo.engine.named("run")
-        tx.leave()
+        tx.participation.leave()
         tx = repo.engine.existing("run")
         world.end(tx)
         tx.rollback()

@@ -546,7 +546,7 @@ def forget_all() -> None:
     _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
         if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
-            thing._finalizer.detach()
+            thing.participation.end()
     for thing in processes.all_of(processes._forked):
         if isinstance(thing, CompactionOutputs) and thing._place.storage.url == URL:
             thing.after_fork_in_child()

@@ -103,7 +103,7 @@ def cooperative(world: World) -> Writer:
 
     def begin() -> Transaction:
         tx = writer.repo.begin()
-        shared = tx.share()
+        shared = tx.participation.share()
         assert shared is not None
         with Process() as process:
             theirs = world.open().engine.join(shared, writer.repo.engine.commits.identity.id)
@@ -111,7 +111,7 @@ def cooperative(world: World) -> Writer:
                 theirs["b/1"] = changes["b/1"]
                 theirs.seal()
             finally:
-                theirs._finalizer.detach()
+                theirs.participation.end()
                 process.die()
         return tx
 

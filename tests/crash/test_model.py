@@ -95,7 +95,7 @@ def test_the_product_does_the_same_on_a_real_disk(tmp_path: Path) -> None:
         repo.tags["one"] = repo.head()
         tx = repo.engine.named("run")
         tx["c"] = b"1"
-        tx.leave()
+        tx.participation.leave()
 
     real = tmp_path / "data.tx"
     write(str(real))

@@ -66,7 +66,7 @@ def cooperative(world: World) -> None:
         tx = owner.begin()
         for key in ("a", "b/0"):
             tx[key] = changes[key]
-        shared = tx.share()
+        shared = tx.participation.share()
         workers = []
         for number in (1, 2):
             worker = Process()
@@ -76,7 +76,7 @@ def cooperative(world: World) -> None:
                 theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
                 changes[f"b/{number}"] = theirs[f"b/{number}"] = world.value(size)
                 theirs.seal()
-                theirs._finalizer.detach()
+                theirs.participation.end()
         for worker in workers:
             worker.die()
         world.commit(tx, changes)
@@ -116,7 +116,7 @@ def parts(world: World) -> None:
     for offset in (0, 7):
         tx, rival = repo.begin(), other.begin()
         tx["a"] = changed = world.value()
-        shared, joined = tx.share(), []
+        shared, joined = tx.participation.share(), []
         for worker in (Process(), Process()):
             with worker:
                 there = world.open()
@@ -128,7 +128,7 @@ def parts(world: World) -> None:
             with worker:
                 write(theirs, 600 * number + offset, 600 * number + 500)
                 theirs.seal()
-                theirs._finalizer.detach()
+                theirs.participation.end()
             worker.die()
         world.commit(tx, {"a": changed, "p/c/0": bytes(chunk)})
 
@@ -179,13 +179,13 @@ def cooperative_scratch(world: World) -> None:
     tx = fast.begin()
     changes = {"b/0": world.value(300), "b/1": world.value(2000)}
     tx["b/0"] = changes["b/0"]
-    shared = tx.share()
+    shared = tx.participation.share()
     with Process() as worker:
         repo = world.open("none")
         theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
         theirs["b/1"] = changes["b/1"]
         theirs.seal()
-        theirs._finalizer.detach()
+        theirs.participation.end()
     worker.die()
     world.commit(tx, changes)
     world.put(world.open(), {"c": world.value()})
@@ -257,7 +257,7 @@ def moved(world: World) -> None:
         held = {"g/zarr.json": _GROUP, "g/c/0": world.value(900), "g/c/1": world.value()}
         first = world.put(repo, held)
         tx = repo.begin()
-        tx.move("g", "h")
+        tx.nodes.move("g", "h")
         tx["h/c/1"] = changed = world.value()
         gone = dict.fromkeys(held)
         world.commit(tx, {**gone, **{"h" + key[1:]: value for key, value in held.items()}, "h/c/1": changed})
@@ -265,10 +265,10 @@ def moved(world: World) -> None:
     with Process():
         repo = world.open()
         tx = repo.begin()
-        tx.copy("g", "k", repo.mapping(at=first))
+        tx.nodes.copy("g", "k", repo.mapping(at=first))
         world.commit(tx, {"k" + key[1:]: value for key, value in held.items()})
         tx = repo.begin()
-        tx.restore("", repo.mapping(at=first))
+        tx.nodes.restore("", repo.mapping(at=first))
         there = {key: None for key in repo.mapping() if key not in held}
         world.commit(tx, {**there, **held})
         world.optimize(repo)
@@ -317,7 +317,7 @@ def merged_scratch(world: World) -> None:
             there = world.open()
             if number:
                 tx = there.begin()
-                tx.restore("b", there.mapping(branch="dev"))
+                tx.nodes.restore("b", there.mapping(branch="dev"))
             else:
                 tx = world.merging(there, "dev")
             world.scratch[some(head).path] = tx.id
@@ -452,7 +452,7 @@ def killed_in_the_queue(world: World) -> None:
         SYSTEM.before = before
         with contextlib.suppress(ProgramDied, OSError):
             tx.commit()
-        tx._finalizer.detach()
+        tx.participation.end()
     assert "lost" not in dict(world.open().mapping()), "a commit that nobody has made is there"
     world.put(world.open(), {"c": world.value()})
 
@@ -483,14 +483,14 @@ def _several_packs(world: World) -> None:
         tx = owner.begin()
         changes = {"b/1": world.value(300), "b/2": world.value(300)}
         tx["b/1"] = changes["b/1"]
-        shared = tx.share()
+        shared = tx.participation.share()
         worker = Process()
         with worker:
             repo = world.open()
             theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
             theirs["b/2"] = changes["b/2"]
             theirs.seal()
-            theirs._finalizer.detach()
+            theirs.participation.end()
         worker.die()
         world.commit(tx, changes)
     process.die()
@@ -720,13 +720,13 @@ def linked(world: World) -> None:
     tx = owner.begin()
     changes = {"c/0": world.value(300), "c/1": world.value(300)}
     tx["c/0"] = changes["c/0"]
-    shared = tx.share()
+    shared = tx.participation.share()
     with Process() as worker:
         repo = world.open()
         theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
         theirs["c/1"] = changes["c/1"]
         theirs.seal()
-        theirs._finalizer.detach()
+        theirs.participation.end()
     worker.die()
     SYSTEM.before = before
     world.commit(tx, changes)
@@ -895,13 +895,13 @@ def elsewhere() -> Tree:
     repo = World().open()
     _start()
     tx = repo.begin()
-    shared = tx.share()
+    shared = tx.participation.share()
     with Process() as process:
         other = World().open()
         theirs = other.engine.join(shared, repo.engine.commits.identity.id)
         theirs["p"] = _IN_A_PACK["p"]
         theirs.seal()
-        theirs._finalizer.detach()
+        theirs.participation.end()
     process.die()
     tx.commit()
     repo.tags["one"] = repo.commit(0)

@@ -12,7 +12,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.history.conftest import Requests
+from tests.far_away import Requests
 from txstore.segments import object_writer, ranged_packs
 from txstore.storage import pack_cache
 from txstore.storage.objects.client import ObjectClient
@@ -114,13 +114,13 @@ def many_commits() -> str:
 
 def test_who_lists_a_group_has_its_members_at_hand(many_commits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = txstore.Repository(many_commits).snapshot()
-    in_thread = txstore.store.in_thread
+    in_thread = txstore.zarr_interface.in_thread
 
     async def to_list(function: Any, *arguments: Any) -> Any:
         assert not isinstance(function, partial), "a document is asked for by itself"
         return await in_thread(function, *arguments)
 
-    monkeypatch.setattr(txstore.store, "in_thread", to_list)
+    monkeypatch.setattr(txstore.zarr_interface, "in_thread", to_list)
     assert asyncio.run(members(store)) == {f"a{number:03}/zarr.json": document(number) for number in range(NODES)}
 
 

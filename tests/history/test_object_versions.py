@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.history.conftest import Requests
+from tests.far_away import Requests
 from tests.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import listings, object_head_caches, object_versions

@@ -68,7 +68,7 @@ def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPat
     async def in_no_thread(*_: object) -> None:
         raise AssertionError("it is in memory")
 
-    monkeypatch.setattr(txstore.store, "in_thread", in_no_thread)
+    monkeypatch.setattr(txstore.zarr_interface, "in_thread", in_no_thread)
     found = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
     assert found is not None
     assert found.to_bytes() == store["x/zarr.json"]

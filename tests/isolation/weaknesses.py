@@ -136,7 +136,7 @@ def participant_reads(repo: txstore.Repository) -> None:
     try:
         _must_conflict(owner.commit)
     finally:
-        participant.seal()
+        participant.participation.seal()
         owner.rollback()
 
 

@@ -214,7 +214,7 @@ class _Each(dict):
 def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
     """Commit a value that another process has staged, which lies in a pack of its own."""
     transaction = repo.begin(branch=branch)
-    transaction.share()
+    transaction.participation.share()
     member = join_in_this_process(repo, transaction._staging.record.id)
     member["large"] = value
     member.seal()

@@ -290,7 +290,7 @@ def test_a_backup_copies_commits_behind_what_a_compaction_output_leads_to(repo, 
         mapping["d/zarr.json"] = GROUP
         mapping.update({f"d/c/{key}": b"of dev" for key in range(aside.KEYS)})
     with repo.begin() as mapping:
-        mapping.copy("d", "e", repo.mapping(branch="dev"))
+        mapping.nodes.copy("d", "e", repo.mapping(branch="dev"))
     some(repo)
     put(repo, {"small": b"1"})
     assert installed(repo)
@@ -376,7 +376,7 @@ def test_values_that_were_moved_are_found_in_compaction_outputs(repo):
     """A compaction output is looked beside, too: what it alone leads to under another name is not erased."""
     fill_secrets(repo, 0)
     with repo.begin() as mapping:
-        mapping.copy("s", "t", repo.mapping())
+        mapping.nodes.copy("s", "t", repo.mapping())
     some(repo)
     put(repo, {"small": b"1"})
     assert installed(repo)

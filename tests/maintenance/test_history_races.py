@@ -37,22 +37,22 @@ def merge(repo: txstore.Repository) -> None:
 
 def restore(repo: txstore.Repository) -> None:
     with repo.begin() as tx:
-        tx.restore("p", repo.mapping(tag="v1"))
+        tx.nodes.restore("p", repo.mapping(tag="v1"))
 
 
 def restore_from_a_branch(repo: txstore.Repository) -> None:
     with repo.begin() as tx:
-        tx.restore("p", repo.mapping(branch="dev"))
+        tx.nodes.restore("p", repo.mapping(branch="dev"))
 
 
 def copy(repo: txstore.Repository) -> None:
     with repo.begin() as tx:
-        tx.copy("p", "q", repo.mapping(tag="v1"))
+        tx.nodes.copy("p", "q", repo.mapping(tag="v1"))
 
 
 def move(repo: txstore.Repository) -> None:
     with repo.begin() as tx:
-        tx.move("p", "q")
+        tx.nodes.move("p", "q")
 
 
 def elsewhere(content: dict[str, bytes]) -> dict[str, bytes]:
@@ -172,7 +172,7 @@ def test_given_up_between_staging_and_commit(steps: Steps, pins: None) -> None:
     """What is staged is as it was where pins are seen; and refused where they are not."""
     repo, other = steps.repo, steps.open("data.tx")
     tx = repo.begin()
-    tx.restore("p", repo.mapping(tag="v1"))
+    tx.nodes.restore("p", repo.mapping(tag="v1"))
     give_up(other)
     try:
         tx.commit()

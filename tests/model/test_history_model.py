@@ -117,14 +117,14 @@ def step(
         path = "" if n[0] == 11 else node
         was = below(there, path)
         if was or below(now, path):
-            tx.restore(path, snapshot)
+            tx.nodes.restore(path, snapshot)
             for key in below(now, path):
                 del now[key]
             now.update(was)
     elif what == "take":
         keys = sorted(there)
         taken = {keys[at % len(keys)] for at in n} if keys else set()
-        tx.take({key: key for key in taken}, snapshot)
+        tx.nodes.take({key: key for key in taken}, snapshot)
         now.update((key, there[key]) for key in taken)
     else:
         kind = ARRAYS if node in ARRAYS else GROUPS
@@ -135,11 +135,11 @@ def step(
             return
         moved = {to + key[len(node) :]: value for key, value in below(source, node).items()}
         if what == "move":
-            tx.move(node, to)
+            tx.nodes.move(node, to)
             for key in below(now, node):
                 del now[key]
         else:
-            tx.copy(node, to, snapshot if what == "copy at" else None)
+            tx.nodes.copy(node, to, snapshot if what == "copy at" else None)
         now.update(moved)
 
 

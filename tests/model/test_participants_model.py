@@ -73,7 +73,7 @@ class Participants:
         for member in self.members.values():
             if member.number:
                 member.transaction._staging.part.close()
-                member.transaction._finalizer.detach()
+                member.transaction.participation.end()
         self.owner.transaction.rollback()
 
     @property
@@ -116,7 +116,7 @@ class Participants:
         elif what == "read":
             self.read(member, key)
         elif number and what == "seal":
-            member.transaction.seal()
+            member.transaction.participation.seal()
             member.is_sealed = True
         elif number and what == "die":
             member.transaction._staging.part.writer.close()

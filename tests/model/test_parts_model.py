@@ -65,7 +65,7 @@ class Parts:
         for member in self.members.values():
             if member.number:
                 member.transaction._staging.part.close()
-                member.transaction._finalizer.detach()
+                member.transaction.participation.end()
         self.owner.transaction.rollback()
 
     def member(self, number: int) -> Participant:
@@ -180,7 +180,7 @@ class Parts:
     def commit(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction.seal()
+                member.transaction.participation.seal()
         written = frozenset().union(*(write.elements for write in self.writes))
         there = list(BASE)
         if self.rival is not None:

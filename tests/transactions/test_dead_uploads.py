@@ -89,7 +89,7 @@ def wait_for_uploads(store: txstore.TxStore) -> None:
 
 def kill(store: txstore.TxStore) -> None:
     """Nothing of it is renewed any more, and nothing deleted."""
-    store.mapping._finalizer.detach()
+    store.mapping.participation.end()
     held = store.mapping._staging.storage.leases
     for lease in list(held._held):
         lease._is_closed = True
@@ -182,7 +182,7 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
     server.time += 2 * HOUR
     write(url)
     assert not of(url, slow)
-    slow.mapping._finalizer.detach()
+    slow.mapping.participation.end()
     for lease in slow.mapping._staging.storage.leases._held:  # it has slept for as long
         lease._renewed -= 2 * HOUR
     with pytest.raises(OSError, match="begin anew"):
@@ -198,7 +198,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
     writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.record.id
-    dead.mapping._finalizer.detach()
+    dead.mapping.participation.end()
     held = dead.mapping._staging.storage.leases
     if is_made:
         with monkeypatch.context() as patched:
@@ -224,7 +224,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(
 
 def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.share()
+    dead.mapping.participation.share()
     kill(dead)
     server.time += 2 * HOUR
     write(url)
@@ -234,7 +234,7 @@ def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Se
 
 def test_of_a_shared_transaction_what_was_sealed_stays(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.share()
+    dead.mapping.participation.share()
     dead.mapping._staging.members.shared.seal()
     kill(dead)
     server.time += 2 * HOUR

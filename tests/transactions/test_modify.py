@@ -148,8 +148,8 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
         may_go.set()
         slow.result(60)
         other.result(60)
-    first.seal()
+    first.participation.seal()
     for each in (first, second):
-        each._finalizer.detach()
+        each.participation.end()
     owner.commit()
     assert read_chunk(repo.snapshot().mapping, "x/c/0") == [1, 2, *range(12, 18)]

@@ -366,12 +366,12 @@ class Participants:
         """Its process has died before it had sealed its part."""
         self.others.remove(other)
         other._staging.part.writer.close()
-        other._finalizer.detach()
+        other.participation.end()
 
     def end(self) -> None:
         for other in self.others:
             other._staging.part.close()
-            other._finalizer.detach()
+            other.participation.end()
         self.owner.rollback()
 
 
@@ -532,7 +532,7 @@ def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     write_part(second, KEY, slice(2, 4), 2)
     write_part(theirs, KEY, slice(6, 7), 3)
     theirs.commit()
-    first.leave()
+    first.participation.leave()
     second.leave()
     last = repo.engine.existing("run")
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]

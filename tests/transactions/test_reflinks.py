@@ -58,9 +58,9 @@ class Model:
             was = below(self.contents[version], path)
             if not was and not below(now, path):
                 with pytest.raises(txstore.NodeNotFoundError):
-                    tx.restore(path, repo.mapping(version))
+                    tx.nodes.restore(path, repo.mapping(version))
                 return
-            tx.restore(path, repo.mapping(version))
+            tx.nodes.restore(path, repo.mapping(version))
             for key in below(now, path):
                 del now[key]
             now.update(was)
@@ -71,9 +71,9 @@ class Model:
             error = self.expected_error(content, now, one, other, is_old=at is not None)
             if error is not None:
                 with pytest.raises(error):
-                    tx.move(one, other) if what == "move" else tx.copy(one, other, at)
+                    tx.nodes.move(one, other) if what == "move" else tx.nodes.copy(one, other, at)
                 return
-            tx.move(one, other) if what == "move" else tx.copy(one, other, at)
+            tx.nodes.move(one, other) if what == "move" else tx.nodes.copy(one, other, at)
             moved = {other + key[len(one) :]: value for key, value in below(content, one).items()}
             if what == "move":
                 for key in below(now, one):
@@ -155,7 +155,7 @@ def test_an_array_moves_and_no_value_is_read(filled: txstore.Repository, monkeyp
 
         patch.setattr(OpenPack, "view", noting)
         with filled.begin("moved") as tx:
-            tx.move("g/x", "h/y")
+            tx.nodes.move("g/x", "h/y")
         assert not [key for key in read_keys if key is None or "/c/" in key]
     assert read(filled, "h/y") == list(range(1, 9))
     assert read(filled, "g/x", at=0) == list(range(1, 9))
@@ -316,7 +316,7 @@ def test_maintenance_treats_the_refs_as_any_other(filled: txstore.Repository, tm
 def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> None:
     """Its refs are in no frames: a repair says so, and makes up nothing."""
     with filled.begin("move") as tx:
-        tx.move("g/x", "h/y")
+        tx.nodes.move("g/x", "h/y")
         tx["h/more"] = b"1"
     stored = filled.engine.commits.head()
     assert stored is not None
@@ -335,7 +335,7 @@ def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> Non
 
 def test_a_lost_header_of_a_move_is_made_anew(filled: txstore.Repository) -> None:
     with filled.begin("move") as tx:
-        tx.move("g/x", "h/y")
+        tx.nodes.move("g/x", "h/y")
     stored = filled.engine.commits.head()
     assert stored is not None
     file = Path(filled.url) / stored.path
@@ -355,8 +355,8 @@ def test_where_packs_are_read_by_ranges() -> None:
     with repo.begin() as tx:
         tx["a/c/7"] = b"other"
     with txstore.Repository("memory://reflinks/data.tx", single_writer=True).begin() as tx:
-        tx.move("a", "b")
-        tx.take({"b/c/0": "a/c/1"}, repo.mapping(0))
+        tx.nodes.move("a", "b")
+        tx.nodes.take({"b/c/0": "a/c/1"}, repo.mapping(0))
         tx["b/c/2"] = b"mine"
     repo = txstore.Repository("memory://reflinks/data.tx", single_writer=True)
     wanted = {f"b/c/{number}": b"%d" % number for number in range(3000)}
@@ -374,7 +374,7 @@ repo = txstore.Repository(sys.argv[1])
 while True:
     for source, destination in (("g/x", "h/y"), ("h/y", "g/x")):
         with repo.begin() as tx:
-            tx.move(source, destination)
+            tx.nodes.move(source, destination)
 """
 
 
@@ -387,7 +387,7 @@ def test_killed_while_it_moves(filled: txstore.Repository, commits: int) -> None
     assert len(there) == 1
     assert read(filled, there[0]) == list(range(1, 9))
     with filled.begin() as tx:
-        tx.move(there[0], "after")
+        tx.nodes.move(there[0], "after")
     assert read(filled, "after") == list(range(1, 9))
 
 
@@ -430,7 +430,7 @@ def test_single_keys_that_are_taken(repo: txstore.Repository, seed: int) -> None
     for _ in range(source.randrange(1, 8)):
         what, key, name = source.random(), source.choice(keys), source.choice(keys[:4])
         if what < 0.5:
-            tx.take({key: name}, first)
+            tx.nodes.take({key: name}, first)
             now[key] = first[name]
         elif what < 0.7:
             tx[key] = now[key] = b"written"
@@ -438,7 +438,7 @@ def test_single_keys_that_are_taken(repo: txstore.Repository, seed: int) -> None
             tx.delete(key)
             now.pop(key, None)
         elif what < 0.9 and not below(now, "h"):
-            tx.move("g", "h")
+            tx.nodes.move("g", "h")
             now = {"h" + key[1:]: value for key, value in now.items()}
             break
         else:

@@ -172,7 +172,7 @@ def test_a_transaction_whose_keys_are_sealed_is_committed_like_others(sealing: N
         del transaction[f"old/c/{number}"]
     transaction["old/c/1"] = b"old"  # as it was
     transaction.delete_dir("new/c/4")
-    transaction.move("old", "moved")
+    transaction.nodes.move("old", "moved")
     assert transaction._staging.staged._refs.sealed is not None
     assert staged_files(repo) == []  # files have no names, and what is in the pack is not enough for a file
     expected = {f"new/c/{number}": b"again" if number % 3 == 0 else b"%d" % number for number in range(50)}

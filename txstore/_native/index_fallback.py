@@ -116,9 +116,7 @@ class Run:
             return result
         more = cursor.seek(start)
         while more:
-            result.append(
-                (cursor.key, cursor.kind, cursor.seq, cursor.pack, cursor.offset, cursor.length, cursor.checksum)
-            )
+            result.append(cursor.entry)
             more = len(result) != limit and cursor.advance()
         return result
 
@@ -155,28 +153,27 @@ class Run:
 
     def verify(self) -> None:
         """Read every block; ValueError on the first fault."""
-        cursor = _Cursor(self)
-        total = 0
+        total, last = 0, b""
         highest = max((seq for _, seq in self._prefixes), default=0)
         for i, record in enumerate(self._index):
-            cursor.load(i)
+            block = _Block(self, i, last)
             count = block_highest = 0
-            while cursor.at < cursor.end:
+            while block.at < block.end:
                 if count % RESTART_EVERY == 0:
                     restart = count // RESTART_EVERY
-                    if restart >= len(cursor.restarts) or cursor.restarts[restart] != cursor.at:
+                    if restart >= len(block.restarts) or block.restarts[restart] != block.at:
                         _fault("block", record.offset, "bad restart points")
-                cursor.decode()
-                if count % RESTART_EVERY == 0 and cursor.shared != 0:
+                entry = block.decode()
+                if count % RESTART_EVERY == 0 and block.shared != 0:
                     _fault("block", record.offset, "bad restart points")
-                block_highest = max(block_highest, cursor.seq)
+                block_highest = max(block_highest, entry.seq)
                 count += 1
-            if len(cursor.restarts) != -(-count // RESTART_EVERY):
+            if len(block.restarts) != -(-count // RESTART_EVERY):
                 _fault("block", record.offset, "bad restart points")
             if self._max_seq and block_highest != record.max_seq:
                 _fault("block", record.offset, "wrong highest seq")
             highest = max(highest, record.max_seq)
-            total += count
+            total, last = total + count, block.key
         if total != self.entries:
             _fault("trailer", self._trailer_at, "wrong number of entries")
         if highest != self._max_seq:
@@ -259,90 +256,61 @@ def _read_packs(part: memoryview, count: int, base: int) -> list[bytes]:
     return packs
 
 
-class _Cursor:
-    """A position in one run. After `seek` or `advance` returned True, its fields are the current entry.
+class _Entry(NamedTuple):
+    key: bytes
+    kind: int
+    seq: int
+    pack: int
+    offset: int
+    length: int
+    checksum: int
 
-    It ends at the first key >= stop. It skips entries with seq <= since, and blocks without newer entries.
+
+class _Block:
+    """One block of a run, checked. `decode` reads one entry after another.
+
+    `previous` is the last key of the block before, if that was read: the keys of this block have to be above it.
     """
 
-    def __init__(self, run: Run, stop: bytes | None = None, since: int = 0) -> None:
+    def __init__(self, run: Run, index: int, previous: bytes = b"") -> None:
+        record = run._index[index]
         self.run = run
-        self.stop = stop
-        self.since = since
-        self.index = -1  # the number of the block in `block`
-        self.block = b""
-        self.start = 0  # offset of the block in the run
-        self.at = self.end = 0  # the next entry, and the end of the entries
-        self.restarts: tuple[int, ...] = ()
-        self.key = b""
-        self.shared = 0
-        self.chained = 0  # successive entries, up to this one, with shortened keys: fewer than RESTART_EVERY
-        self.kind_at = 0  # offset in the block of the entry's kind; the entry's last four bytes are its checksum
-        self.kind = self.seq = self.pack = self.offset = self.length = self.checksum = 0
+        self.index = index
+        self.start = record.offset
+        self.content = bytes(run._data[record.offset : record.offset + record.length])
+        if _crc32c(self.content) != record.checksum:
+            self._bad("checksum mismatch")
+        count = U32.unpack_from(self.content, record.length - 4)[0] if record.length >= 4 else 0
+        self.at, self.end = 0, record.length - 4 - 4 * count  # the next entry, and the end of the entries
+        if count == 0 or self.end <= 0:
+            self._bad("bad restart points")
+        self.restarts: tuple[int, ...] = struct.unpack_from(f"<{count}I", self.content, self.end)
+        if self.restarts[0] != 0:
+            self._bad("bad restart points")
+        self.key = previous  # of the entry that was decoded last
+        self.shared = 0  # the number of bytes of that key that were left out
+        self.chained = 0  # successive entries, up to that one, with shortened keys: fewer than RESTART_EVERY
+        self.kind_at = 0  # offset of that entry's kind; the entry's last four bytes are its checksum
 
-    def seek(self, key: bytes) -> bool:
-        """Go to the first entry whose key is >= `key`."""
-        if self.stop is not None and key >= self.stop:
-            return False
-        i = bisect_right(self.run._first_keys, key) - 1
-        if i < 0 or not self.run._is_newer(i, self.since):
-            self.key = b""
-            return self._enter(i + 1) and self.advance()
-        if not self.search(i, key):
-            return self.advance()
-        return self._admits_stop() and (self.seq > self.since or self.advance())
-
-    def advance(self) -> bool:
-        """Go to the entry after this one."""
-        while True:
-            if self.at == self.end and not self._enter(self.index + 1):
-                return False
-            self.decode()
-            if not self._admits_stop():
-                return False
-            if self.seq > self.since:
-                return True
-
-    def search(self, i: int, key: bytes) -> bool:
-        """Go to the first entry of block `i` whose key is >= `key`. False: none, and the block is exhausted."""
-        if i != self.index:
-            self.load(i)
+    def search(self, key: bytes) -> _Entry | None:
+        """Return the first entry whose key is >= `key`, and continue after it. None: the block is exhausted."""
         low, high = 0, len(self.restarts) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            self._restart(middle)
-            if self.key <= key:
+            if self._restart(middle).key <= key:
                 low = middle
             else:
                 high = middle - 1
-        self._restart(low)
-        while self.key < key:
+        entry = self._restart(low)
+        while entry.key < key:
             if self.at == self.end:
-                return False
-            self.decode()
-        return True
+                return None
+            entry = self.decode()
+        return entry
 
-    def load(self, i: int) -> None:
-        """Read and check block `i`; the position is then before its first entry."""
-        record = self.run._index[i]
-        self.index = -1
-        self.block = bytes(self.run._data[record.offset : record.offset + record.length])
-        self.start = record.offset
-        if _crc32c(self.block) != record.checksum:
-            _fault("block", record.offset, "checksum mismatch")
-        count = U32.unpack_from(self.block, record.length - 4)[0] if record.length >= 4 else 0
-        end = record.length - 4 - 4 * count
-        if count == 0 or end <= 0:
-            _fault("block", record.offset, "bad restart points")
-        self.restarts = struct.unpack_from(f"<{count}I", self.block, end)
-        if self.restarts[0] != 0:
-            _fault("block", record.offset, "bad restart points")
-        self.index = i
-        self.at, self.end = 0, end
-
-    def decode(self) -> None:
-        """Read the entry at `at`, whose key continues `key`."""
-        block, end, run = self.block, self.end, self.run
+    def decode(self) -> _Entry:
+        """Return the entry at `at`, whose key continues `key`."""
+        block, end, run = self.content, self.end, self.run
         shared, at = _read_varint(block, self.at, end)
         unshared, at = _read_varint(block, at, end)
         if at < 0 or shared > len(self.key) or (self.at == 0 and shared) or unshared > end - at:
@@ -363,7 +331,7 @@ class _Cursor:
         at += unshared
         if at == end:
             self._bad("bad entry")
-        kind, self.kind_at = block[at], at
+        kind, kind_at = block[at], at
         if kind not in REF_KINDS:
             self._bad(f"unknown ref kind {kind}")
         seq, at = _read_varint(block, at + 1, end)
@@ -380,32 +348,75 @@ class _Cursor:
                 self._bad("pack number out of range")
             (checksum,) = U32.unpack_from(block, at)
             at += U32.size
-        self.key, self.shared, self.chained, self.kind, self.seq = key, shared, chained, kind, seq or run.seq
-        self.pack, self.offset, self.length, self.checksum = pack, offset, length, checksum
-        self.at = at
+        self.at, self.key, self.shared, self.chained, self.kind_at = at, key, shared, chained, kind_at
+        return _Entry(key, kind, seq or run.seq, pack, offset, length, checksum)
 
-    def _restart(self, number: int) -> None:
-        """Go to the entry of a restart point."""
+    def _restart(self, number: int) -> _Entry:
+        """Return the entry of a restart point, and continue after it."""
         at = self.restarts[number]
         if at >= self.end:
             self._bad("bad restart points")
         self.at, self.key = at, b""
-        self.decode()
+        return self.decode()
 
-    def _enter(self, i: int) -> bool:
+    def _bad(self, what: str) -> NoReturn:
+        _fault("block", self.start, what)
+
+
+class _Cursor:
+    """A position in one run. After `seek` or `advance` returned True, `entry` is the current entry.
+
+    It ends at the first key >= stop. It skips entries with seq <= since, and blocks without newer entries.
+    """
+
+    def __init__(self, run: Run, stop: bytes | None = None, since: int = 0) -> None:
+        self.run = run
+        self.stop = stop
+        self.since = since
+        self.entry = _Entry(b"", 0, 0, 0, 0, 0, 0)
+        self._block: _Block | None = None
+
+    def seek(self, key: bytes) -> bool:
+        """Go to the first entry whose key is >= `key`."""
+        if self.stop is not None and key >= self.stop:
+            return False
+        i = bisect_right(self.run._first_keys, key) - 1
+        if i < 0 or not self.run._is_newer(i, self.since):
+            self._block = None
+            return self._enter(i + 1) is not None and self.advance()
+        if self._block is None or self._block.index != i:
+            self._block = _Block(self.run, i)
+        entry = self._block.search(key)
+        if entry is None:
+            return self.advance()
+        self.entry = entry
+        return self._admits_stop() and (entry.seq > self.since or self.advance())
+
+    def advance(self) -> bool:
+        """Go to the entry after this one."""
+        while True:
+            block = self._block
+            if block is not None and block.at == block.end:
+                block = self._enter(block.index + 1)
+            if block is None:
+                return False
+            self.entry = block.decode()
+            if not self._admits_stop():
+                return False
+            if self.entry.seq > self.since:
+                return True
+
+    def _enter(self, i: int) -> _Block | None:
         """Go before the first entry of block `i`, or of the next block with newer entries."""
         while i < self.run.blocks and not self.run._is_newer(i, self.since):
             i += 1
         if i >= self.run.blocks or (self.stop is not None and self.run._first_keys[i] >= self.stop):
-            return False
-        self.load(i)
-        return True
+            return None
+        self._block = _Block(self.run, i, b"" if self._block is None else self._block.key)
+        return self._block
 
     def _admits_stop(self) -> bool:
-        return self.stop is None or self.key < self.stop
-
-    def _bad(self, what: str) -> NoReturn:
-        _fault("block", self.start, what)
+        return self.stop is None or self.entry.key < self.stop
 
 
 def _prefixes_over(run: Run, key: bytes) -> Iterator[int]:
@@ -427,7 +438,7 @@ def _after_prefix(prefix: bytes) -> bytes | None:
     return prefix[:-1] + b"0" if prefix else None
 
 
-def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator[tuple[int, _Cursor]]:
+def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator[tuple[int, _Entry]]:
     """The newest entry of each key that no prefix tombstone of a newer run hides, ascending."""
     cursors: dict[int, _Cursor] = {}
     for i, run in enumerate(runs):
@@ -435,12 +446,12 @@ def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator
         if cursor.seek(start):
             cursors[i] = cursor
     while cursors:
-        key = min(cursor.key for cursor in cursors.values())
-        standing = [i for i, cursor in cursors.items() if cursor.key == key]
+        key = min(cursor.entry.key for cursor in cursors.values())
+        standing = [i for i, cursor in cursors.items() if cursor.entry.key == key]
         newest = standing[0]
         hidden = next(((i, number) for i in range(newest) for number in _prefixes_over(runs[i], key)), None)
         if hidden is None:
-            yield newest, cursors[newest]
+            yield newest, cursors[newest].entry
             for i in standing:
                 if not cursors[i].advance():
                     del cursors[i]
@@ -448,7 +459,7 @@ def _newest(runs: tuple[Run, ...], start: bytes, stop: bytes | None) -> Iterator
         hider, number = hidden
         after = _after_prefix(runs[hider]._prefix_keys[number])
         for i in [i for i in cursors if i > hider]:
-            if after is None or (cursors[i].key < after and not cursors[i].seek(after)):
+            if after is None or (cursors[i].entry.key < after and not cursors[i].seek(after)):
                 del cursors[i]
 
 
@@ -457,9 +468,9 @@ def lookup(runs: tuple[Run, ...], key: bytes, /) -> Found | None:
     for i, run in enumerate(runs):
         block = bisect_right(run._first_keys, key) - 1
         if block >= 0:
-            cursor = _Cursor(run)
-            if cursor.search(block, key) and cursor.key == key:
-                return (i, cursor.kind, cursor.seq, cursor.pack, cursor.offset, cursor.length, cursor.checksum)
+            entry = _Block(run, block).search(key)
+            if entry is not None and entry.key == key:
+                return (i, *entry[1:])
         seqs = [run._prefixes[number][1] or run.seq for number in _prefixes_over(run, key)]
         if seqs:
             return (i, PREFIX_TOMBSTONE, max(seqs), 0, 0, 0, 0)
@@ -493,7 +504,7 @@ def scan(runs: tuple[Run, ...], start: bytes, stop: bytes | None, limit: int) ->
         return result
     for i, c in _newest(runs, start, stop):
         if c.kind not in NOT_LIVE:
-            result.append((c.key, i, c.kind, c.seq, c.pack, c.offset, c.length, c.checksum))
+            result.append((c.key, i, *c[1:]))
             if len(result) == limit:
                 break
     return result
@@ -555,13 +566,13 @@ def merge(
     _check_tables(runs, tables)
     writer = _Writer(sink)
     numbers: dict[bytes, int] = {}
-    for i, c in _newest(runs, b"", None):
+    for i, entry in _newest(runs, b"", None):
         number = 0
-        if c.kind == TOMBSTONE and c.seq <= forgotten:
+        if entry.kind == TOMBSTONE and entry.seq <= forgotten:
             continue
-        if c.kind != TOMBSTONE:
-            number = _number(numbers, tables[i][c.pack])
-        writer.add(c.key, c.kind, 0 if own else c.seq, number, c.offset, c.length, c.checksum)
+        if entry.kind != TOMBSTONE:
+            number = _number(numbers, tables[i][entry.pack])
+        writer.add(entry.key, entry.kind, 0 if own else entry.seq, number, entry.offset, entry.length, entry.checksum)
     highest: dict[bytes, int] = {}
     for run in runs:
         for prefix, seq in run.prefixes:
@@ -586,15 +597,17 @@ def reflink(
     _check_tables(runs, tables)
     writer = _Writer(sink)
     numbers: dict[bytes, int] = {}
-    for i, c in _newest(runs, start, stop):
-        if c.kind in NOT_LIVE:
+    for i, entry in _newest(runs, start, stop):
+        if entry.kind in NOT_LIVE:
             continue
-        if not c.key.startswith(start):
+        if not entry.key.startswith(start):
             raise ValueError("a key does not begin with what is to be replaced")
-        key = to + c.key[len(start) :]
+        key = to + entry.key[len(start) :]
         if not 1 <= len(key) <= KEY_BYTES:
             raise OverflowError("a key would have more than 4096 bytes")
-        writer.add(key, c.kind, 0, _number(numbers, tables[i][c.pack]), c.offset, c.length, c.checksum)
+        writer.add(
+            key, entry.kind, 0, _number(numbers, tables[i][entry.pack]), entry.offset, entry.length, entry.checksum
+        )
     return writer.finish([], list(numbers))
 
 
@@ -605,7 +618,7 @@ def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: f
     """
     run = Run(section, U64_MAX)
     content = bytearray(section)
-    cursor = _Cursor(run)
+    last = b""
     for i in range(run.blocks):
         after = run._first_keys[i + 1] if i + 1 < run.blocks else None
         here = [
@@ -615,14 +628,15 @@ def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: f
         ]
         if not here:
             continue
-        cursor.load(i)
-        base, record_at = cursor.start, run._index_at + i * RECORD.size
-        while cursor.at < cursor.end:
-            cursor.decode()
-            is_meant = any(start <= cursor.key and (stop is None or cursor.key < stop) for start, stop in here)
-            if is_meant and cursor.kind not in NOT_LIVE and cursor.pack not in stay:
-                content[base + cursor.kind_at] = ERASED
-                content[base + cursor.at - U32.size : base + cursor.at] = bytes(U32.size)
+        block, record_at = _Block(run, i, last), run._index_at + i * RECORD.size
+        while block.at < block.end:
+            entry = block.decode()
+            is_meant = any(start <= entry.key and (stop is None or entry.key < stop) for start, stop in here)
+            if is_meant and entry.kind not in NOT_LIVE and entry.pack not in stay:
+                content[block.start + block.kind_at] = ERASED
+                end = block.start + block.at
+                content[end - U32.size : end] = bytes(U32.size)
+        last = block.key
         offset, length, _, *rest = RECORD.unpack_from(content, record_at)
         RECORD.pack_into(content, record_at, offset, length, _crc32c(bytes(content[offset : offset + length])), *rest)
     U32.pack_into(content, len(content) - U32.size, _crc32c(bytes(content[run._index_at : -U32.size])))

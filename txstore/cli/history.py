@@ -104,7 +104,7 @@ def mv(
 ) -> None:
     """Move an array or group in one commit, without copying its values."""
     told = f"move {node} to {new}"
-    _commit(path, storage_options, branch, message, told, lambda _, tx: tx.move(node, new), as_json)
+    _commit(path, storage_options, branch, message, told, lambda _, tx: tx.nodes.move(node, new), as_json)
 
 
 @reporting_errors
@@ -121,7 +121,7 @@ def cp(
     """Copy an array or group in one commit, by reference: its values are not copied."""
 
     def copy(repo: Repository, tx: Transaction) -> None:
-        tx.copy(node, new, None if at is None else repo.mapping(find_commit(repo, at, branch)))
+        tx.nodes.copy(node, new, None if at is None else repo.mapping(find_commit(repo, at, branch)))
 
     told = f"copy {node} to {new}" + (f", as at {at}" if at else "")
     _commit(path, storage_options, branch, message, told, copy, as_json)
@@ -140,7 +140,7 @@ def restore(
     """Restore an array or group to its state at a commit. If it did not exist then, it is deleted."""
 
     def back(repo: Repository, tx: Transaction) -> None:
-        tx.restore(node, repo.mapping(find_commit(repo, at, branch)))
+        tx.nodes.restore(node, repo.mapping(find_commit(repo, at, branch)))
 
     _commit(path, storage_options, branch, message, f"restore {node}, as at {at}", back, as_json)
 

@@ -114,7 +114,7 @@ def commit(
     try:
         snapshot = staged.commit(message, allow_lost=allow_lost)
     finally:
-        staged.leave()
+        staged.participation.leave()
     made = None if snapshot is None else snapshot.commit
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
@@ -146,7 +146,7 @@ def rollback(
             typer.confirm(f"Drop {count:,} staged keys of {name}?", abort=True, err=True)
         staged.rollback()
     finally:
-        staged.leave()
+        staged.participation.leave()
     if as_json:
         print_json({"name": name, "id": staged.id, "dropped": count})
     else:

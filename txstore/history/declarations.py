@@ -114,10 +114,13 @@ def check(url: str, written: Written, head: Written, outcome: Outcome) -> None:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Constraints(MutableMapping[str, Constraint]):
-    """Constraints by their names. A commit declares the names that you set, and drops the names that you delete."""
+    """Constraints by their names. A commit declares the names that you set, and drops the names that you delete.
+
+    `declare` declares one, or drops it if it is given None.
+    """
 
     _read: Callable[[], Mapping[str, Constraint]]
-    _declare: Callable[[str, Constraint | None], None]
+    declare: Callable[[str, Constraint | None], None]
 
     def __getitem__(self, name: str) -> Constraint:
         return self._read()[name]
@@ -126,12 +129,12 @@ class Constraints(MutableMapping[str, Constraint]):
         check_name("constraint", name)
         if not isinstance(constraint, Constraint):
             raise TypeError(f"{constraint!r} is no constraint: use a class of txstore.constraints")
-        self._declare(name, constraint)
+        self.declare(name, constraint)
 
     def __delitem__(self, name: str) -> None:
         if name not in self:
             raise KeyError(name)
-        self._declare(name, None)
+        self.declare(name, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._read()))

@@ -59,6 +59,7 @@ class FoldingTransaction(Transaction):
     ) -> None:
         super().__init__(commits, snapshots, staging, locks)
         self._commits = commits
+        self._snapshots = snapshots
         self._wanted = wanted
         self._durable = durable
 

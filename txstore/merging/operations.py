@@ -156,14 +156,14 @@ def check_append(append: str | None) -> None:
 
 def apply(found: MergePlan, theirs: Snapshot, transaction: Transaction) -> None:
     """Stage a plan in a transaction based on ours."""
-    transaction.move_all(found.moved)
+    transaction.nodes.move_all(found.moved)
     for path in found.deleted_below:
         transaction.delete_dir(path)
     for key in found.deleted:
         transaction.pop(key, None)
     for key, value in found.values.items():
         transaction[key] = value
-    transaction.take(found.taken, theirs)
+    transaction.nodes.take(found.taken, theirs)
 
 
 def preview(

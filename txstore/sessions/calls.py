@@ -87,14 +87,17 @@ class SessionCalls:
         transaction = self._transaction
         if not transaction.part.counts_by_operation:
             return call()
+        end = transaction.participation.end_operation
         operation = of_context.get()
         # A thread of the codec pipeline does not know its operation: it is one of those inside.
         of = [operation] if operation is not None else self.session.gate.inside()
         for each in of:
             if transaction.part.seals.begin_operation(each):
-                finish = Finish(partial(transaction.end_operation, each), self.session.engine.storage.dispatch)
+                finish = Finish(partial(end, each), self.session.engine.storage.dispatch)
                 if not each.finish_with(finish):
-                    transaction.end_operation(each, True)  # the operation has ended already: this call came late
+                    transaction.participation.end_operation(
+                        each, True
+                    )  # the operation has ended already: this call came late
         if of:
             return call()
         own, has_failed = object(), True
@@ -103,7 +106,7 @@ class SessionCalls:
             result = call()
             has_failed = False
         finally:
-            transaction.end_operation(own, has_failed)
+            end(own, has_failed)
         return result
 
     # --- reading. Each method takes the transaction first: the check, and the read or write after it, must use the same
@@ -214,19 +217,19 @@ class SessionCalls:
     def move(self, source: str, destination: str) -> None:
         """Move a node. Objects that were opened at its old path are stale afterwards."""
         transaction = self._transaction
-        transaction.move(source, destination)
+        transaction.nodes.move(source, destination)
         self.session.held.move_below(source, destination)
 
     @_write
     def copy(self, source: str, destination: str, at: Snapshot | None) -> None:
-        self._transaction.copy(source, destination, at)
+        self._transaction.nodes.copy(source, destination, at)
 
     @_write
     def restore(self, path: str, at: Snapshot) -> None:
         """Restore everything below a path. Objects whose documents change by that are stale afterwards."""
         transaction = self._transaction
         before = self.session.held.contents_below(path, transaction)
-        transaction.restore(path, at)
+        transaction.nodes.restore(path, at)
         self.session.held.restore_below(before, transaction)
 
     def _check_writable(self, key: str, transaction: Transaction) -> None:

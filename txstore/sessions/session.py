@@ -78,7 +78,7 @@ class Session:
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.current.ended is None and not self.current.is_joined:
             with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
-                self.transaction.share()
+                self.transaction.participation.share()
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks belong to the parent
@@ -132,12 +132,12 @@ class Session:
                 raise
             finally:
                 if self.current.present is not None:
-                    self.current.present.leave_block(complete=complete)
+                    self.current.present.participation.leave_block(complete=complete)
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""
         if self.depth == 0 and self.current.is_named and self.current.present is not None:
-            self.current.present.enter()
+            self.current.present.participation.enter()
         self.depth += 1
 
     def leave(self, *, complete: bool) -> None:
@@ -149,9 +149,9 @@ class Session:
             if (complete or self.current.is_named) and not self.gate.close():
                 raise busy()
             if self.current.is_named:
-                transaction.leave()
+                transaction.participation.leave()
             elif complete:
-                transaction.seal()
+                transaction.participation.seal()
             else:
                 self.fail("a `with` block was left by an exception")
 

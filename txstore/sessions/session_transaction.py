@@ -105,7 +105,7 @@ class SessionTransaction:
             return self._joining
         with self._lock:
             transaction = self.get()
-            shared = transaction.share()
+            shared = transaction.participation.share()
             if shared is None:
                 return None
             return Joining(shared, self._engine.commits.identity.id, transaction.part.seen())

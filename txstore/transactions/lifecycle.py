@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from txstore import processes
 from txstore.errors import TransactionStateError, raise_if_full
 from txstore.locks.kernel_locks import poll
 from txstore.transactions.staging import Staging
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 T = TypeVar("T")
 
@@ -75,6 +78,21 @@ class Lifecycle:
                 raise
         finally:
             self._in_flight.discard(write)
+
+    def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        """Stage a frame. No other thread of this process writes the key meanwhile."""
+        turns = self._staging.turns
+        if turns.is_slow:
+            with turns.changing(key):
+                self.stage_in_turn(kind, key, encoded, value)
+            return
+        with turns.at(key):
+            turns.wait(key)
+            self.stage_in_turn(kind, key, encoded, value)
+
+    def stage_in_turn(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
+        """Stage a frame, as a thread that has its turn at the key."""
+        self.write(lambda: self._staging.stage(kind, key, encoded, value))
 
     def fail(self, error: BaseException) -> None:
         """Refuse everything except `rollback` from now on: incomplete work must not be committed (I6)."""

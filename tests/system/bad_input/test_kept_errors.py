@@ -160,7 +160,7 @@ def test_a_part_that_could_not_be_written(old: Repository, vacuum: Callable[[Rep
 def test_a_commit_that_failed_and_was_rolled_back(old: Repository, vacuum: Callable[[Repository], int]) -> None:
     mapping = old.begin()
     mapping["b"] = b"1"
-    mapping.copy("z", "y")
+    mapping.nodes.copy("z", "y")
     storage = old.engine.commits.storage
     storage.rename_noreplace = lambda source, target: no_room(target)  # type: ignore[method-assign]
     with keeping(OSError):

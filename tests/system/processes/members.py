@@ -46,7 +46,7 @@ def append(store: TxStore, path: str, value: int) -> None:
 
 
 def seal(store: TxStore) -> None:
-    store.mapping.seal()
+    store.mapping.participation.seal()
 
 
 def enter(store: TxStore) -> None:

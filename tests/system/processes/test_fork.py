@@ -67,7 +67,7 @@ def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, u
 def test_a_plain_mapping_is_shared_too(repo, store):
     with repo.begin() as transaction:
         transaction["owner"] = b"1"
-        in_child(lambda: (transaction.set("child", b"1"), transaction.seal()))
+        in_child(lambda: (transaction.set("child", b"1"), transaction.participation.seal()))
         assert dict(transaction)["child"] == b"1"
     assert repo.mapping()["child"] == b"1"
 

@@ -43,7 +43,7 @@ def merge(url: str, pipe: int, first: int) -> None:
     for number in range(first, 1 << 30):
         for what, branch in ((_MAIN, "main"), (_DEV, "dev")):
             with repo.begin(branch=branch) as transaction:
-                transaction.move(f"{branch}{int(transaction[branch])}", f"{branch}{number}")
+                transaction.nodes.move(f"{branch}{int(transaction[branch])}", f"{branch}{number}")
                 transaction[branch] = b"%d" % number
             os.write(pipe, _MESSAGE.pack(what, number))
         repo.merge("dev")

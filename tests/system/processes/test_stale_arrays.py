@@ -82,7 +82,7 @@ def reopen(_: object, kept: Keeper | None = None) -> None:
 def leave(_: object, kept: Keeper | None = None) -> None:
     kept = kept or _kept
     if kept.store.mapping.members.is_named:
-        kept.store.mapping.leave()
+        kept.store.mapping.participation.leave()
 
 
 class Doing(Protocol):
@@ -167,7 +167,7 @@ def crew(repo: txstore.Repository, pipeline: str, request: pytest.FixtureRequest
         if request.param == "pickle":
             store.rollback()
         elif repo.transactions():
-            store.mapping.leave()
+            store.mapping.participation.leave()
             repo.transaction(name=NAME).rollback()
 
 
@@ -417,7 +417,7 @@ def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
 def test_a_document_that_another_has_written_since_is_not_written_blindly(repo: txstore.Repository) -> None:
     with repo.begin() as first:
         first["g/zarr.json"] = b"1"
-        shared = first.share()
+        shared = first.participation.share()
         assert shared is not None
         second = join_in_this_process(repo, shared)
         assert second["g/zarr.json"] == b"1"

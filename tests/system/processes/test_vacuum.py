@@ -110,7 +110,7 @@ def test_a_forked_transaction(repo):
 
         def child() -> None:
             store.mapping["child"] = b"1"
-            store.mapping.seal()
+            store.mapping.participation.seal()
 
         with forked(child) as process:
             rewrite(repo, 3, size=200)

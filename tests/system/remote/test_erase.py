@@ -25,13 +25,13 @@ def filled(server: Server) -> txstore.Repository:
     fill(repo)
     with repo.begin("of two") as mapping:
         mapping["s/mine"] = SECRETS["s/c/0"]
-        shared = mapping.share()
+        shared = mapping.participation.share()
         other = again(repo)
         theirs = other.engine.join(shared, other.engine.commits.identity.id)
         theirs["s/theirs"] = SECRETS["s/c/1"]
         theirs["k/theirs"] = b"kept"
         theirs.seal()
-        theirs._finalizer.detach()
+        theirs.participation.end()
     assert scanned(repo)
     return repo
 

@@ -140,7 +140,7 @@ def test_chains_and_what_who_joins_sees(repo, store):
         late.do(put, "k", b"late")
         late.do(remove_below, "d")
         late.leave()
-        first.leave()
+        first.participation.leave()
         second.leave()
     store.commit()
     assert repo.mapping()["k"] == b"late"
@@ -165,7 +165,7 @@ def test_conflicts_within_the_transaction_leave_all_staged(repo, store):
         fill(store, "x", 0, 4, 4)  # one who knows of neither, or both, does not mend it
         with pytest.raises(txstore.ConflictError):
             store.commit()
-        first.leave()
+        first.participation.leave()
         second.leave()
     assert store.changes()["set"] == ["same", "x/c/0", "x/c/1"]
     store.rollback()
@@ -472,7 +472,7 @@ def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
 
 def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
     """What it has staged may have been deleted."""
-    store.mapping.share()
+    store.mapping.participation.share()
     store["before"] = b"1"
     lease = store.mapping._staging.part.writer._lease
     with lease._closing:  # or it may be renewed at this moment
@@ -492,7 +492,7 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
     repo = opened(with_engine(server_of("s3"), engine))
     with repo.transaction() as store:
         store["owner"] = b"1"
-        store.mapping.share()
+        store.mapping.participation.share()
         joined = [join_in_this_process(repo, store.mapping.shared_id)]
         joined[0]["participant"] = b"1"
 
