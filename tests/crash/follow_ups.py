@@ -27,7 +27,7 @@ def cooperate(world: World) -> None:
         with Process() as worker:
             theirs = world.open().engine.join(shared, repo.engine.commits.identity.id)
             theirs["followed/2"] = changes["followed/2"]
-            theirs.seal()
+            theirs.participation.seal()
             theirs.participation.end()
         worker.die()
         world.commit(tx, changes)

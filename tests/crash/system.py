@@ -34,7 +34,7 @@ from txstore.steps import STEPS
 from txstore.storage import local as storage
 from txstore.storage import permissions, sync_queue, tree, turns
 from txstore.transactions import part
-from txstore.transactions.transaction import Transaction
+from txstore.transactions.participation import Participation
 
 if sys.platform == "linux":
     import fcntl
@@ -545,8 +545,8 @@ def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
-        if isinstance(thing, Transaction) and thing._staging.storage.url == URL:
-            thing.participation.end()
+        if isinstance(thing, Participation) and thing._staging.storage.url == URL:
+            thing.end()
     for thing in processes.all_of(processes._forked):
         if isinstance(thing, CompactionOutputs) and thing._place.storage.url == URL:
             thing.after_fork_in_child()

@@ -109,7 +109,7 @@ def cooperative(world: World) -> Writer:
             theirs = world.open().engine.join(shared, writer.repo.engine.commits.identity.id)
             try:
                 theirs["b/1"] = changes["b/1"]
-                theirs.seal()
+                theirs.participation.seal()
             finally:
                 theirs.participation.end()
                 process.die()

@@ -75,7 +75,7 @@ def cooperative(world: World) -> None:
                 repo = world.open()
                 theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
                 changes[f"b/{number}"] = theirs[f"b/{number}"] = world.value(size)
-                theirs.seal()
+                theirs.participation.seal()
                 theirs.participation.end()
         for worker in workers:
             worker.die()
@@ -127,7 +127,7 @@ def parts(world: World) -> None:
         for number, (worker, theirs) in enumerate(joined):
             with worker:
                 write(theirs, 600 * number + offset, 600 * number + 500)
-                theirs.seal()
+                theirs.participation.seal()
                 theirs.participation.end()
             worker.die()
         world.commit(tx, {"a": changed, "p/c/0": bytes(chunk)})
@@ -184,7 +184,7 @@ def cooperative_scratch(world: World) -> None:
         repo = world.open("none")
         theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
         theirs["b/1"] = changes["b/1"]
-        theirs.seal()
+        theirs.participation.seal()
         theirs.participation.end()
     worker.die()
     world.commit(tx, changes)
@@ -489,7 +489,7 @@ def _several_packs(world: World) -> None:
             repo = world.open()
             theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
             theirs["b/2"] = changes["b/2"]
-            theirs.seal()
+            theirs.participation.seal()
             theirs.participation.end()
         worker.die()
         world.commit(tx, changes)
@@ -725,7 +725,7 @@ def linked(world: World) -> None:
         repo = world.open()
         theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
         theirs["c/1"] = changes["c/1"]
-        theirs.seal()
+        theirs.participation.seal()
         theirs.participation.end()
     worker.die()
     SYSTEM.before = before
@@ -900,7 +900,7 @@ def elsewhere() -> Tree:
         other = World().open()
         theirs = other.engine.join(shared, repo.engine.commits.identity.id)
         theirs["p"] = _IN_A_PACK["p"]
-        theirs.seal()
+        theirs.participation.seal()
         theirs.participation.end()
     process.die()
     tx.commit()

@@ -336,7 +336,7 @@ def test_no_way_out_of_what_is_allowed(open_repo: OpenRepo, tmp_path: Path, url:
     repo = open_repo(sources=[tmp_path / "raw", "memory://allowed", "https://allowed"])
     record = ForeignRange(FileVersion(url, 6, "1"), 0, 6).encode()
     tx = repo.begin()
-    tx._stage(packfile.FRAME_FOREIGN, "x/c/0", b"x/c/0", record)
+    tx.lifecycle.stage(packfile.FRAME_FOREIGN, "x/c/0", b"x/c/0", record)
     tx.commit()
     with pytest.raises(SourceError):
         repo.snapshot()["x/c/0"]
@@ -359,7 +359,7 @@ def test_what_no_file_has(open_repo: OpenRepo, binary: Path) -> None:
     ):
         key = f"x/c/{n}"
         record = ForeignRange(file, 1 << 61, 1 << 61).encode()
-        tx._stage(packfile.FRAME_FOREIGN, key, key.encode(), record)
+        tx.lifecycle.stage(packfile.FRAME_FOREIGN, key, key.encode(), record)
         with pytest.raises(SourceError):  # at once: no pipe is waited for, nor memory taken for what is not there
             tx[key]
     tx.commit()
@@ -368,7 +368,7 @@ def test_what_no_file_has(open_repo: OpenRepo, binary: Path) -> None:
 def test_what_is_no_record_is_damage(open_repo: OpenRepo) -> None:
     repo = txstore.Repository(open_repo().url, sources=["/"])
     tx = repo.begin()
-    tx._stage(packfile.FRAME_FOREIGN, "x/c/0", b"x/c/0", b"TXSTFORN and so on, but no record")
+    tx.lifecycle.stage(packfile.FRAME_FOREIGN, "x/c/0", b"x/c/0", b"TXSTFORN and so on, but no record")
     for use in (tx.get_view, tx.size_of):
         with pytest.raises(CorruptionError):
             use("x/c/0")

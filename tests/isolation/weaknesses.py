@@ -127,7 +127,7 @@ def participant_reads(repo: txstore.Repository) -> None:
         transaction["a"] = b"1"
     owner = repo.begin(isolation="serializable")
     owner["mine"] = b"1"
-    shared = owner.share()
+    shared = owner.participation.share()
     assert shared is not None
     participant = join_in_this_process(repo, shared)
     participant.get_view("a")

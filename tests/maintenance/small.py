@@ -51,7 +51,7 @@ def build(path: Path) -> Contents:
         for number, other in enumerate(others):
             write_part(other, "p/c/0", slice(4 * number, 4 * number + 3), 65 + number)
             write_part(other, "p/c/1", slice(8 * number, 8 * number + 8), 0)
-            other.seal()
+            other.participation.seal()
             other._staging.part.close()
             other.participation.end()
         process = multiprocessing.get_context("spawn").Process(target=_stage, args=(store,))

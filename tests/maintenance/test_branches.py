@@ -217,7 +217,7 @@ def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
     transaction.participation.share()
     member = join_in_this_process(repo, transaction._staging.record.id)
     member["large"] = value
-    member.seal()
+    member.participation.seal()
     transaction.commit()
 
 

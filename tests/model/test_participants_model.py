@@ -65,7 +65,7 @@ class Participants:
         self.base = dict(self.repo.mapping())
         self.ops: list[Op] = []
         owner = self.repo.begin()
-        owner.share()
+        owner.participation.share()
         self.owner = Participant(0, owner)
         self.members = {0: self.owner}
 

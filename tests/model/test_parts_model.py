@@ -57,7 +57,7 @@ class Parts:
         self.writes: list[Write] = []
         self.rival: tuple[frozenset[int], int] | None = None
         owner = self.repo.begin()
-        owner.share()
+        owner.participation.share()
         self.owner = Participant(0, owner)
         self.members = {0: self.owner}
 

@@ -125,7 +125,7 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
     repo = txstore.Repository(tmp_path / "data.tx")
     create(repo)
     owner = repo.begin()
-    shared = owner.share()
+    shared = owner.participation.share()
     assert shared is not None
     engine = txstore.Repository(tmp_path / "data.tx").engine
     first, second = (engine.join(shared, repo.engine.commits.identity.id) for _ in range(2))

@@ -230,13 +230,13 @@ def test_a_commit_that_fails_leaves_what_is_staged_as_it_is(repo: txstore.Reposi
     create(repo)
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(0, 2), 1)
-    mine.declare("x", RequiredAttributes("x", ["units"]))
+    mine.constraints.declare("x", RequiredAttributes("x", ["units"]))
     write_part(theirs, KEY, slice(6, 8), 2)
     theirs.commit()
     with pytest.raises(ConstraintError):
         mine.commit()
     assert read_chunk(mine, KEY) == [1, 1, *BASE[2:]]
-    mine.declare("x", None)
+    mine.constraints.declare("x", None)
     write_part(mine, KEY, slice(2, 3), 3)
     mine.commit()
     assert at_head(repo) == [1, 1, 3, *BASE[3:6], 2, 2]
@@ -349,7 +349,7 @@ class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo
         self.owner = repo.begin()
-        self.owner.share()
+        self.owner.participation.share()
         self.others: list[Transaction] = []
 
     def join(self) -> Transaction:
@@ -359,7 +359,7 @@ class Participants:
     def commit(self, **options: Any) -> None:
         for other in self.others:
             if not other._staging.part.has_failed:
-                other.seal()
+                other.participation.seal()
         self.owner.commit(**options)
 
     def die(self, other: Transaction) -> None:
@@ -533,7 +533,7 @@ def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     write_part(theirs, KEY, slice(6, 7), 3)
     theirs.commit()
     first.participation.leave()
-    second.leave()
+    second.participation.leave()
     last = repo.engine.existing("run")
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
     last.commit()

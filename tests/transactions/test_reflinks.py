@@ -456,7 +456,7 @@ def test_a_key_that_is_taken_conflicts_as_one_that_is_written(repo: txstore.Repo
         tx["a"] = tx["b"] = b"1"
     first = repo.mapping()
     mine, other = repo.begin(), repo.begin()
-    mine.take({"a": "b", "new": "b"}, first)
+    mine.nodes.take({"a": "b", "new": "b"}, first)
     other["a"] = b"2"
     other.commit()
     with pytest.raises(txstore.ConflictError) as caught:

@@ -133,8 +133,8 @@ def test_the_end_of_a_child_is_not_the_end_of_the_parents_transaction(filled, si
     def child():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            tx._finalizer()
-            session._session.transaction._finalizer()
+            tx.participation._finalizer()
+            session._session.transaction.participation._finalizer()
         return [str(warning.message) for warning in caught]
 
     assert in_child(child) == []

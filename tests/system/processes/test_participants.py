@@ -381,7 +381,7 @@ def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, st
     assert mine.poll(TIMEOUT)
     with members(store, 1) as (first,):
         first.do(locked, "x", txstore.APPEND, append, "x", 1)
-        first.participation.leave()
+        first.leave()
     mine.send("go on")
     late.join(TIMEOUT)
     store.commit()
@@ -449,7 +449,7 @@ def test_a_deletion_by_one_who_knows_all_deletes_all(repo, store):
         first.do(put, "e", b"first")
         clear(store, "e")
         store["e/1"] = b"owner"
-        first.participation.leave()
+        first.leave()
         second.leave()
     store.commit()
     assert sorted(repo.mapping().keys() - before) == ["e", "e/1"]
@@ -462,7 +462,7 @@ def test_what_is_written_anew_below_a_deleted_path_is_kept(repo, store):
         second.do(put, "d/x", b"second")
         second.do(clear, "d")
         first.do(locked, "x", np.s_[0:1], put, "d/x", b"first")
-        first.participation.leave()
+        first.leave()
         second.leave()
     store.commit()
     assert repo.mapping()["d/x"] == b"first"

@@ -422,7 +422,7 @@ def test_a_document_that_another_has_written_since_is_not_written_blindly(repo: 
         second = join_in_this_process(repo, shared)
         assert second["g/zarr.json"] == b"1"
         second["g/zarr.json"] = b"2"
-        second.seal()
+        second.participation.seal()
         first.members.follow_others()
         first["g/zarr.json"] = b"3"  # made from what it had written itself, for all one can tell
         with pytest.raises(txstore.ConflictError) as caught:

@@ -140,7 +140,7 @@ def test_chains_and_what_who_joins_sees(repo, store):
         late.do(put, "k", b"late")
         late.do(remove_below, "d")
         late.leave()
-        first.participation.leave()
+        first.leave()
         second.leave()
     store.commit()
     assert repo.mapping()["k"] == b"late"
@@ -165,7 +165,7 @@ def test_conflicts_within_the_transaction_leave_all_staged(repo, store):
         fill(store, "x", 0, 4, 4)  # one who knows of neither, or both, does not mend it
         with pytest.raises(txstore.ConflictError):
             store.commit()
-        first.participation.leave()
+        first.leave()
         second.leave()
     assert store.changes()["set"] == ["same", "x/c/0", "x/c/1"]
     store.rollback()
