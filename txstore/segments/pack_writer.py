@@ -115,7 +115,7 @@ class BufferedFile:
         self._was_interrupted = False  # while the file was made
         self._buffer = memoryview(bytearray(_BUFFER_SMALLEST))
         self._start = 0  # where in the pack the buffer begins; all before it is in the file
-        self._end = len(head)
+        self.end = len(head)  # behind the frames, or behind what an attempt to commit wrote after them
         self._retired: dict[int, memoryview] = {}  # buffers that are full and being written, by where they begin
         self._spare: list[memoryview] = []  # buffers that were written
         self._allocated = 0
@@ -128,7 +128,7 @@ class BufferedFile:
     def drop_sections(self, start: int) -> None:
         """Forget what an attempt to commit wrote after the frames, which end at `start`."""
         self._start = min(self._start, start)  # above it, the buffer was flushed and is empty
-        self._end = start
+        self.end = start
 
     def append(self, start: int, head: bytes, offset: int, view: memoryview, end: int) -> int | None:
         """Copy a frame to the buffer. Return what is to be given to `write_retired`, if anything."""
@@ -144,7 +144,7 @@ class BufferedFile:
             buffer[value:value_end] = view
         if value_end != end - begin:
             buffer[value_end : end - begin] = _ZEROS[: end - begin - value_end]
-        self._end = end
+        self.end = end
         return full
 
     def retire(self, start: int, room: int) -> int | None:
@@ -152,11 +152,11 @@ class BufferedFile:
 
         The caller calls `write_retired` when it holds the lock no more.
         """
-        begin, end = self._start, self._end
+        begin, end = self._start, self.end
         self._created()
         self._allocate(max(start, end))
         self._length = max(self._length, start, end)
-        self._start = self._end = start
+        self._start = self.end = start
         full = None
         if end > begin:  # one that is empty is not noted: the next may begin where it does
             full = begin
@@ -185,7 +185,7 @@ class BufferedFile:
         """Write whole frames to the file. The buffer is empty."""
         self._allocate(end)
         self._write(start, parts, end)
-        self._start = self._end = end
+        self._start = self.end = end
         self._start_writeback(end)
 
     def put_block(self, start: int, block: memoryview, *, at_once: bool) -> None:
@@ -195,14 +195,14 @@ class BufferedFile:
         if not at_once and end - self._start <= len(self._buffer):
             begin = start - self._start
             self._buffer[begin : begin + len(block)] = block
-            self._end = end
+            self.end = end
             return
         self.flush()
         self.write_through(start, [block], end)
 
     def flush(self) -> None:
         """Write the buffer to the file."""
-        start, end = self._start, self._end
+        start, end = self._start, self.end
         if end > start:
             self._allocate(end)
             self._write(start, [self._buffer[: end - start]], end)
@@ -226,16 +226,16 @@ class BufferedFile:
         length = memoryview(content).nbytes
         begin, end = offset - self._start, offset + length
         if begin >= 0 and end - self._start <= len(self._buffer):
-            gap = self._end - self._start
+            gap = self.end - self._start
             if gap < begin:
                 self._buffer[gap:begin] = bytes(begin - gap)
             self._buffer[begin : begin + length] = content
-            self._end = end
+            self.end = end
         else:
             self.flush()
             zeros = _ZEROS[: max(offset - self._start, 0)]  # an earlier attempt may have written there
             self._write(offset - len(zeros), [zeros, content], end)
-            self._start = self._end = max(self._start, end)
+            self._start = self.end = max(self._start, end)
 
     # --- the file
 
@@ -354,7 +354,8 @@ class PackWriter:
         with self._lock:
             start, sequence = self._end, self._sequence
             head, offset, end = lay_frame(start, kind, seen, sequence, key, length, checksum, region)
-            file.drop_sections(start)
+            if file.end != start:
+                file.drop_sections(start)
             if self._is_published:
                 # Under the lock: no frame follows one that is not complete.
                 file.write_through(start, frame_parts(start, head, offset, view, end), end)

@@ -52,8 +52,10 @@ def _through_the_gate(
             operation = of_context.get()
             if operation is not None and operation.has_failed:
                 raise operations.late()
-            if stages:
-                gate.note_write(operation)
+            if stages and operation is not None:
+                operation.has_written = True
+            elif stages and gate.may_be_unnoted:
+                gate.note_write()
             if stages and self.session.may_count_by_operation:
                 return self._in_operation(lambda: method(self, *arguments, **named))
             return method(self, *arguments, **named)
@@ -233,13 +235,16 @@ class SessionCalls:
         self.session.held.restore_below(before, transaction)
 
     def _check_writable(self, key: str, transaction: Transaction) -> None:
-        document = self.session.held.stale_for_write(key, transaction)
+        held = self.session.held
+        if held.is_current(transaction) and not held.is_serializable:  # on the hot paths
+            return
+        document = held.stale_for_write(key, transaction)
         if document is None:
             return
-        error = self.session.held.error_of(document)
+        error = held.error_of(document)
         # The operation may be half done: a resize deletes chunks first. If it has not begun, no rollback is needed: the
         # caller opens the array again and goes on.
-        if self.session.held.is_of_older_transaction(document) or self.session.gate.has_begun_to_write():
+        if held.is_of_older_transaction(document) or self.session.gate.has_begun_to_write():
             transaction.lifecycle.fail(error)
         elif (operation := of_context.get()) is not None:
             operation.refuse()

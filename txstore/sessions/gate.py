@@ -69,6 +69,7 @@ class Gate:
         #: The threads that are inside a call: see `wait_to_call`.
         self.calls: set[int] = set()
         self.is_closed = False
+        self.may_be_unnoted = False  # an operation inside may have written in threads, and has not `has_written`
         self._is_closing = False
         self._operations: dict[Operation | None, int] = {}  # inside, with the number of writes begun at their entry
         self._in_blocks: dict[Operation, tuple[Block, ...]] = {}  # the operations of threads in `lock` blocks
@@ -164,6 +165,7 @@ class Gate:
                 return True
             if not self._is_closing or not self._lock_blocks.isdisjoint(blocks):
                 self._operations[operation] = self._writes()
+                self.may_be_unnoted = True
                 if blocks:
                     self._in_blocks[operation] = blocks
                 return True
@@ -195,11 +197,10 @@ class Gate:
             return bool(self._operations)
         return self._operations.get(operation) != self._writes()
 
-    def note_write(self, operation: Operation | None) -> None:
-        """Note that an operation calls a method that stages. None: the caller does not know its operation."""
-        if operation is not None:
-            operation.has_written = True
-        elif operations.is_codec_thread():
+    def note_write(self) -> None:
+        """Note that an operation calls a method that stages. The caller does not know which operation it is."""
+        if operations.is_codec_thread():
+            self.may_be_unnoted = False  # first: an operation that enters meanwhile sets it again
             for each in self.inside():
                 each.has_written = True
 
@@ -314,6 +315,7 @@ class Gate:
         """Open the gate. After an interrupt, call this again: waiting operations stay listed until they end."""
         with self._lock:
             self._operations.update({each.operation: self._writes() for each in self._waiting})
+            self.may_be_unnoted = True
             self._lock_blocks |= self._blocks_waiting
             self._blocks_waiting.clear()
             self.is_closed = self._is_closing = False

@@ -191,7 +191,9 @@ class StagedKeys:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
             self._newest[link.participant] = max(link.sequence, self._newest.get(link.participant, 0))
             refs = self._refs
-            ref = refs.recalled(key)
+            ref = refs.memory.get(key)
+            if ref is None and refs.sealed is not None:
+                ref = refs.recalled(key)
             if link.participant != self.me:
                 # An array object of this process may also hold a document that this process wrote.
                 was_read = was_read or (ref is not None and place_of(ref)[0] == self.me and is_document(key))
@@ -201,7 +203,7 @@ class StagedKeys:
                 if self._prefixes and self._is_overtaken(key, link):
                     return
                 refs.add(key, pack(link))
-                if refs.is_full:
+                if len(refs.memory) >= refs.seal_at:
                     refs.seal(self._links.keys())
                 return
             participant, sequence = place_of(ref)
@@ -243,7 +245,7 @@ class StagedKeys:
                 else:
                     late.append((key, Link(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)))
             self._newest[me] = newest
-            if self._refs.is_full:
+            if len(refs) >= self._refs.seal_at:
                 self._refs.seal(self._links.keys())
         for key, link in late:
             self.add(key, link)

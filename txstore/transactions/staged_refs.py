@@ -34,15 +34,10 @@ class StagedRefs:
         self._storage = storage
         self._sorted = 0
         self._sealed_count = 0  # number of keys that are only in `sealed`
-        self._seal_at = SEALED_FROM
+        self.seal_at = SEALED_FROM  # number of refs in memory at which plain refs should be sealed
 
     def __len__(self) -> int:
         return len(self.memory) + self._sealed_count
-
-    @property
-    def is_full(self) -> bool:
-        """Whether plain refs should be sealed."""
-        return len(self.memory) >= self._seal_at
 
     def find(self, key: str) -> bytes | None:
         """Return the ref of a key, sealed or not, without the lock.
@@ -81,7 +76,7 @@ class StagedRefs:
         self.sealed = (self.sealed or SealedKeys()).adding(sealed, refs, self._storage)
         self._sealed_count += len(sealed)
         self.memory, self.order, self._sorted = kept, list(kept), len(kept)
-        self._seal_at = len(kept) + SEALED_FROM
+        self.seal_at = len(kept) + SEALED_FROM
 
     def range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
         """Return a sorted list of the keys in memory, and between which of its positions a range lies."""
@@ -131,7 +126,7 @@ class StagedRefs:
 
     def clear(self) -> None:
         self.memory, self.order, self._sorted = {}, [], 0
-        self.sealed, self._sealed_count, self._seal_at = None, 0, SEALED_FROM
+        self.sealed, self._sealed_count, self.seal_at = None, 0, SEALED_FROM
 
 
 def _merged(

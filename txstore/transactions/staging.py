@@ -156,7 +156,7 @@ class Staging:
                 self.staged.me, staged.sequence, seen, kind, staged.offset, staged.length, staged.checksum, region
             )
             self.staged.add(key, link)
-            if self.members.is_shared:
+            if self.members.shared is not None:
                 self.staged.was_read_again(key)
                 if not self.members.is_owner and is_document(key):
                     self.staged.news.append(key)
