@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from txstore import errors
-from txstore.merging.conflicts import Conflict
+from txstore.merging.merge_conflicts import Conflict
 
 EXAMPLES = [
     errors.ConflictError(["a/c/0"], reason="because", base=1, head=2),

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from txstore.format.shown import html_table, readable_size
+from txstore.format.display import html_table, readable_size
 from txstore.maintenance.report import Fault, Repair, Report
 
 HOSTILE = "<script>\x1b[31m&"

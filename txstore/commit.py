@@ -10,8 +10,8 @@ from typing import Any
 
 from txstore.format import encoding, names
 from txstore.format.commitfile import CommitName, Footer, Header
+from txstore.format.display import html_head, html_text
 from txstore.format.records import HeadCache
-from txstore.format.shown import html_head, html_text
 
 MAIN = names.MAIN
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

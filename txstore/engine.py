@@ -26,8 +26,8 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
 from txstore.maintenance.retention import FoldingTransaction, check_retention
 from txstore.segments.runs import Located
-from txstore.storage.sources import Sources
-from txstore.transactions.begin import check_description, check_durability, check_joinable, new_record
+from txstore.storage.foreign_files import Sources
+from txstore.transactions.begin_checks import check_description, check_durability, check_joinable, new_record
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.participants.named import find, find_or_begin

@@ -146,7 +146,7 @@ CUT = (
 class MergeConflictError(TxStoreError):
     """Both sides of a merge made changes that TxStore can't merge: nothing was changed.
 
-    `conflicts` are `txstore.merging.conflicts.Conflict`, each with the path, the kind, and the value of each side.
+    `conflicts` are `txstore.merging.merge_conflicts.Conflict`: each has the path, the kind and the value of each side.
     `is_cut`: a vacuum has expired commits that might have settled some of the conflicts.
     """
 

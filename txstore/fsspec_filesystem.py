@@ -23,7 +23,7 @@ from txstore.history.opening import CHAINED, PRINTED, Access, locate
 from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
-from txstore.storage.sources import Given
+from txstore.storage.foreign_files import Given
 
 #: fsspec's caching protocols. Their caches become stale, and a repository has its own cache.
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")

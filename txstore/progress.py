@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from txstore.format.shown import html_text, readable_size
+from txstore.format.display import html_text, readable_size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,14 +26,14 @@ from txstore.errors import (
     keeps_nothing,
 )
 from txstore.format.constraints import Constraint
+from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
-from txstore.format.shown import html_head, html_lines
 from txstore.format.tree import tree_lines
 from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
-from txstore.history.declarations import Constraints
+from txstore.history.declared_constraints import Constraints
 from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
@@ -49,13 +49,13 @@ from txstore.maintenance.report import Report
 from txstore.maintenance.usage import Usage, usage
 from txstore.maintenance.vacuum import VacuumReport, vacuum
 from txstore.maintenance.verify import check_sources, verify
-from txstore.merging import operations
-from txstore.merging.conflicts import Answer
+from txstore.merging import merge_commits
+from txstore.merging.merge_conflicts import Answer
 from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
+from txstore.storage.foreign_files import Given, allowed
 from txstore.storage.pack_cache import CACHE_SIZE
-from txstore.storage.sources import Given, allowed
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
-    from txstore.serving.shown import Shown
+    from txstore.serving.notebook import Shown
     from txstore.store import TxStore
 
 T = TypeVar("T")
@@ -203,7 +203,7 @@ class Repository:
         `txstore[serve]`. If the browser is on another machine, forward the port that this prints.
         """
         try:
-            from txstore.serving.shown import show  # late: this needs starlette and uvicorn
+            from txstore.serving.notebook import show  # late: this needs starlette and uvicorn
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             told = f"the page needs {missing}, which is not installed: pip install 'txstore[serve]'"
@@ -675,7 +675,7 @@ class Repository:
         self._existing()
         if source == into:
             raise ValueError(f"{source!r} can't be merged into itself: name two branches")
-        change = operations.OfBranch(self.engine, self.engine.branch(source), source)
+        change = merge_commits.OfBranch(self.engine, self.engine.branch(source), source)
         with showing(progress, "merge") as told:
             return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run, progress=told)
 
@@ -783,14 +783,14 @@ class Repository:
         change = self._change_of(commit, on, reverts=True)
         return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
 
-    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> operations.OfCommit:
+    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.OfCommit:
         found = find_commit(self._existing(), commit, self.engine.branch(branch))
-        return operations.OfCommit(self.engine, found, reverts=reverts)
+        return merge_commits.OfCommit(self.engine, found, reverts=reverts)
 
     @keeps_nothing
     def _apply(
         self,
-        change: operations.Source,
+        change: merge_commits.Source,
         branch: str,
         resolve: Mapping[str, Answer] | None,
         append: str | None,
@@ -802,8 +802,8 @@ class Repository:
     ) -> Commit | MergePlan:
         target = self.engine.branch(branch)
         if dry_run:
-            return operations.preview(change, target, resolve, append=append, progress=progress)
-        made = operations.commit(
+            return merge_commits.preview(change, target, resolve, append=append, progress=progress)
+        made = merge_commits.commit(
             change, target, resolve, append=append, message=message, properties=properties, progress=progress
         )
         if made.commit is None:

@@ -15,17 +15,17 @@ from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TxStoreError
 from txstore.format.consolidated import may_be_consolidated
+from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
-from txstore.format.shown import html_lines
 from txstore.format.tree import tree_lines
-from txstore.history.declarations import Constraints
+from txstore.history.declared_constraints import Constraints
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.session import Session
 from txstore.sessions.session_transaction import Joining
 from txstore.sessions.stale_arrays import Reliance
-from txstore.storage.sources import Given, allowed
+from txstore.storage.foreign_files import Given, allowed
 from txstore.zarr_interface import ZarrInterface
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
-from txstore.storage.sources import Given
+from txstore.storage.foreign_files import Given
 from txstore.store import TxStore
 
 if TYPE_CHECKING:

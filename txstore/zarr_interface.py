@@ -21,8 +21,8 @@ from txstore.pipeline.chunk_store import ChunkStore
 from txstore.pipeline.registration import register
 from txstore.segments.runs import Located
 from txstore.sessions.calls import SessionCalls
-from txstore.sessions.operations import is_on_loop
 from txstore.sessions.session import Session
+from txstore.sessions.zarr_operations import is_on_loop
 from txstore.storage.request_threads import in_thread
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from tests.maintenance.upkeep import content, oldest_kept_of, rewrite, tree
-from txstore.format.shown import readable_size
+from txstore.format.display import readable_size
 
 
 @pytest.fixture

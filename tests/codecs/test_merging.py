@@ -12,7 +12,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.merging import ChunkMerger
+from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format.regions import Region
 
 pytestmark = pytest.mark.filterwarnings("ignore")

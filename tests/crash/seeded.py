@@ -281,9 +281,9 @@ EDITS = [
         "pass",
         "vacuumed",
     ),
-    Edit("history.kept:KeptCommits.has", "self._is_held(stored) or", "False and", "vacuumed around"),
+    Edit("history.kept_commits:KeptCommits.has", "self._is_held(stored) or", "False and", "vacuumed around"),
     Edit(
-        "history.kept:KeptCommits.has",
+        "history.kept_commits:KeptCommits.has",
         "self._oldest_kept.of(header.branch) <= header.version",
         "True",
         "vacuumed",

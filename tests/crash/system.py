@@ -2,7 +2,7 @@
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
 replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in `permissions`,
-`pins`, `kernel_locks`, `turns` and `sync_queue`. Locks of open file descriptions are granted as the kernel does;
+`pins`, `kernel_locks`, `commit_lock` and `sync_queue`. Locks of open file descriptions are granted as the kernel does;
 chunk-key locks and watches there are none.
 """
 
@@ -31,8 +31,8 @@ from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
 from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
+from txstore.storage import commit_lock, permissions, sync_queue, tree
 from txstore.storage import local as storage
-from txstore.storage import permissions, sync_queue, tree, turns
 from txstore.transactions import part
 from txstore.transactions.participation import Participation
 
@@ -522,11 +522,11 @@ def simulated() -> Iterator[System]:
         mock.patch.object(permissions, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
-        mock.patch.object(turns, "fcntl", _Fcntl()),
-        mock.patch.object(turns, "_tell"),  # who has the turn: for people, and for as long as it lasts
+        mock.patch.object(commit_lock, "fcntl", _Fcntl()),
+        mock.patch.object(commit_lock, "_tell"),  # who has the turn: for people, and for as long as it lasts
         mock.patch.object(sync_queue, "fcntl", _Fcntl()),
         mock.patch.object(sync_queue, "os", _os),
-        mock.patch.object(turns, "about", return_value=b"{}"),
+        mock.patch.object(commit_lock, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),
         mock.patch.object(engine_module, "open_storage", lambda url, *_, **__: SimulatedStorage(url)),

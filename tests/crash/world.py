@@ -12,7 +12,7 @@ from typing import NamedTuple
 import txstore
 from tests.crash.system import SYSTEM, URL, Process
 from txstore.commit import Stored
-from txstore.merging import operations
+from txstore.merging import merge_commits
 from txstore.transactions.transaction import Transaction
 
 State = dict[str, bytes]
@@ -242,12 +242,14 @@ class World:
         engine = repo.engine
         ids = engine.branch(source), engine.branch(into)
         head = engine.newest(ids[1])
-        change = operations.OfBranch(engine, ids[0], source).onto(some(head.stored))
+        change = merge_commits.OfBranch(engine, ids[0], source).onto(some(head.stored))
         assert change is not None
-        plan = operations.plan(engine, operations.Views(engine), change, head, operations.Answers(None), append=None)
+        plan = merge_commits.plan(
+            engine, merge_commits.Views(engine), change, head, merge_commits.Answers(None), append=None
+        )
         assert not plan.conflicts
         tx = engine.begin(head, branch=ids[1], message=change.message, other_parent=change.merged)
-        operations.apply(plan, engine.snapshots.of(change.theirs), tx)
+        merge_commits.apply(plan, engine.snapshots.of(change.theirs), tx)
         return tx
 
     def unbranch(self, repo: txstore.Repository, name: str) -> None:

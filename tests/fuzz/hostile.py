@@ -17,7 +17,7 @@ from txstore.format.encoding import encode_varint, with_checksum
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HEAD_CACHE, TAG
 from txstore.format.regions import Region
-from txstore.storage.foreign import FileVersion, ForeignRange
+from txstore.storage.foreign_values import FileVersion, ForeignRange
 
 _COUNTS = (*NUMBERS, 400_000_000, 10**15, 1023, 1024, 1025, 65_535, 65_536)
 _SMALL = (0, 1, 2, 3, 5, 63, 64, 65, 100)

@@ -35,8 +35,8 @@ from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HeadCache, RepositoryFormat, Tag, TransactionRecord
 from txstore.format.regions import Region
-from txstore.history import declarations
-from txstore.storage.foreign import FileVersion, ForeignRange
+from txstore.history import declared_constraints
+from txstore.storage.foreign_values import FileVersion, ForeignRange
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(16, 32))
 ALLOWED: tuple[type[Exception], ...] = (MalformedError,)
@@ -106,11 +106,13 @@ _CONSTRAINTS = tuple(
 
 
 def _constraint(data: bytes) -> Constraint:
-    return declarations.decode("data.tx", {"name": encoding.json_object(data)})["name"]
+    return declared_constraints.decode("data.tx", {"name": encoding.json_object(data)})["name"]
 
 
 def _is_sound_constraint(constraint: Constraint) -> bool:
-    return declarations.decode("data.tx", {"name": declarations.encode(constraint)})["name"] == constraint
+    return (
+        declared_constraints.decode("data.tx", {"name": declared_constraints.encode(constraint)})["name"] == constraint
+    )
 
 
 def _header_in_python(data: bytes) -> Header:

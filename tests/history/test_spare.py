@@ -13,7 +13,7 @@ import txstore
 from txstore.format import names
 from txstore.history.commits import Commits
 from txstore.history.durability import SyncedFiles
-from txstore.history.spare import Spare
+from txstore.history.full_disk import Spare
 
 
 def overwrite(path: Path, times: int, durability: str = "fsync") -> None:

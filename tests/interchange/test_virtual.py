@@ -28,7 +28,7 @@ from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5,
 from txstore.cli.main import app
 from txstore.errors import CorruptionError, SourceChangedError, SourceError
 from txstore.format import commitfile, packfile
-from txstore.storage.foreign import FileVersion, ForeignRange
+from txstore.storage.foreign_values import FileVersion, ForeignRange
 
 pytest.importorskip("h5py")
 

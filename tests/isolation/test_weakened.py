@@ -45,7 +45,7 @@ from tests.transactions.arrays import (
     put,
     resize,
 )
-from txstore.codecs.merging import ChunkMerger
+from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region

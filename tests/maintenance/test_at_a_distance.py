@@ -14,10 +14,10 @@ import pytest
 import txstore
 from tests.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
-from txstore.storage import fetching, pack_cache
-from txstore.storage.fetching import Fetched
+from txstore.storage import pack_cache, read_ahead
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import open_objects
+from txstore.storage.read_ahead import Fetched
 from txstore.storage.remote import RemoteStorage
 
 COMMITS = 60
@@ -138,7 +138,7 @@ def test_a_backup_reads_each_commit_once(url: str, requests: Requests, tmp_path:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    monkeypatch.setattr(fetching, "PIECE", 10)
+    monkeypatch.setattr(read_ahead, "PIECE", 10)
     return {f"file{n}": bytes(range(n, n + 35)) for n in range(50)}
 
 
@@ -173,7 +173,7 @@ def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorag
 def test_no_more_is_kept_than_there_is_room_for(
     storage: RemoteStorage, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "BYTES", 100)
+    monkeypatch.setattr(read_ahead, "BYTES", 100)
     fetched = Fetched(storage.read_range)
     for path in files:
         fetched.expect(path, 35)

@@ -68,7 +68,7 @@ def in_conflict(error: txstore.MergeConflictError) -> frozenset[str]:
     """Return the places that an error is about."""
     places = set[str]()
     for each in error.conflicts:
-        assert isinstance(each, txstore.merging.conflicts.Conflict)
+        assert isinstance(each, txstore.merging.merge_conflicts.Conflict)
         if each.kind == "document":
             places.update(each.fields)
         elif each.region:

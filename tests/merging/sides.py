@@ -15,9 +15,9 @@ from zarr.core.buffer import cpu
 import txstore
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import ref_of
-from txstore.merging.conflicts import Answer, Answers
-from txstore.merging.moves import Renaming, recognised
-from txstore.merging.side import Side
+from txstore.merging.merge_conflicts import Answer, Answers
+from txstore.merging.merge_side import Side
+from txstore.merging.moved_nodes import Renaming, recognised
 from txstore.merging.three_way import MergePlan, three_way
 
 Step = Callable[[txstore.TxStore], object]

@@ -12,7 +12,7 @@ import txstore
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import BASE, Step, append, attributes, create, delete, put, resize
 from txstore.cli.main import app
-from txstore.merging.conflicts import Conflict
+from txstore.merging.merge_conflicts import Conflict
 
 
 def move(source: str, to: str) -> Step:

@@ -15,9 +15,9 @@ import pytest
 from tests.merging.sides import Changed
 from txstore.format.keys import is_document, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.merging.conflicts import Answers
-from txstore.merging.moves import Renaming, recognised
-from txstore.merging.side import Side
+from txstore.merging.merge_conflicts import Answers
+from txstore.merging.merge_side import Side
+from txstore.merging.moved_nodes import Renaming, recognised
 from txstore.merging.three_way import MergePlan, three_way
 
 NAMES = "abde"  # "c" begins the keys of chunks

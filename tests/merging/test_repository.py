@@ -123,17 +123,17 @@ def test_bad_branches(repo: txstore.Repository, tmp_path: Any) -> None:
 
 def test_a_merge_beside_a_commit(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made anew on the head that has come meanwhile."""
-    from txstore.merging import operations
+    from txstore.merging import merge_commits
 
     commit(repo, put(0, 10), branch="dev")
-    real, meanwhile = operations.apply, [put(0, 5), put(4, 14)]
+    real, meanwhile = merge_commits.apply, [put(0, 5), put(4, 14)]
 
     def apply(*arguments: Any) -> None:
         real(*arguments)
         if meanwhile:
             commit(repo, meanwhile.pop())
 
-    monkeypatch.setattr(operations, "apply", apply)
+    monkeypatch.setattr(merge_commits, "apply", apply)
     with pytest.raises(txstore.MergeConflictError):
         meanwhile[:] = [put(0, 5)]
         repo.merge("dev")

@@ -28,7 +28,7 @@ from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import ignored_in_finalizers, interrupted_after
 from tests.waiting import TIMEOUT, wait_until
 from txstore.sessions import calling_thread
-from txstore.sessions.operations import of_context
+from txstore.sessions.zarr_operations import of_context
 
 
 @dataclass(frozen=True)

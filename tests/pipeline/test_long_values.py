@@ -15,7 +15,7 @@ import txstore
 from txstore.errors import CorruptionError
 from txstore.format import names
 from txstore.pipeline import codec_pipeline
-from txstore.segments import ranged_packs, ranged_runs, read_ahead
+from txstore.segments import range_planning, ranged_packs, ranged_runs
 from txstore.segments.ranged_packs import PackReader
 from txstore.storage import pack_cache
 
@@ -25,7 +25,7 @@ SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the values are that are read to where they are wanted; a value of a KB is long."""
-    for module in (ranged_packs, ranged_runs, read_ahead):
+    for module in (ranged_packs, ranged_runs, range_planning):
         monkeypatch.setattr(module, "RANGE", 1000)
     found: list[int] = []
     read_into = PackReader.read_into

@@ -23,8 +23,8 @@ from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.segments import ranged_packs
 from txstore.segments.packs import MissingPackError
+from txstore.segments.range_planning import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.segments.ranged_packs import RemotePacks
-from txstore.segments.read_ahead import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.storage.cache_directory import CacheDirectory
 from txstore.storage.pack_cache import PackCache, PieceMemory
 

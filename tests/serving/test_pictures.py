@@ -55,7 +55,7 @@ def decoding() -> list[int]:
             command = (directory / "cmdline").read_bytes()
         except (OSError, NotADirectoryError):
             continue
-        if int(status[1]) == os.getpid() and status[0] != "Z" and b"txstore.codecs.apart" in command:
+        if int(status[1]) == os.getpid() and status[0] != "Z" and b"txstore.codecs.decoder_process" in command:
             found.append(int(directory.name))
     return found
 

@@ -10,9 +10,9 @@ import pytest
 
 from txstore.errors import SourceError
 from txstore.format.encoding import MalformedError, NewerFormatError
-from txstore.storage import foreign
-from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
-from txstore.storage.sources import allowed
+from txstore.storage import foreign_values
+from txstore.storage.foreign_files import allowed
+from txstore.storage.foreign_values import FileVersion, ForeignRange, canonical, is_below, version_of
 
 RANGE = ForeignRange(FileVersion("s3://b/é.nc", 4096, '"tag"'), 512, 256)
 #: docs/understand/format.md, "Foreign record", byte by byte.
@@ -117,7 +117,7 @@ def test_what_no_reference_is_made_to(url: str) -> None:
 @pytest.mark.parametrize("levels", [4, 1000, 30_000])
 def test_escapes_are_not_decoded_without_end(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = []
-    monkeypatch.setattr(foreign, "unquote", lambda text: rounds.append(text) or unquote(text))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(foreign_values, "unquote", lambda text: rounds.append(text) or unquote(text))  # type: ignore[func-returns-value]
     with pytest.raises(SourceError, match="escapes within escapes") as raised:
         canonical("https://host/%" + "25" * levels + "2e")
     assert len(rounds) < 10

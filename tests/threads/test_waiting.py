@@ -24,7 +24,7 @@ from tests.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
 from txstore.sessions import gate
 from txstore.sessions.gate import Gate
-from txstore.sessions.operations import Operation, of_context
+from txstore.sessions.zarr_operations import Operation, of_context
 
 COMMITS = 3000
 

@@ -254,7 +254,7 @@ def test_a_commit_is_possible_on_the_loop_of_zarr(repo: txstore.Repository) -> N
 
 
 def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstore.sessions.operations import finish_codec_threads
+    from txstore.sessions.zarr_operations import finish_codec_threads
 
     if not hasattr(zarr.core.codec_pipeline, "_pool"):
         pytest.skip("no codec threads in this zarr")

@@ -17,11 +17,12 @@ import typer
 import txstore
 from txstore.cli import (
     branches,
-    cli_import,
-    history,
-    interchange,
+    diff,
+    import_export,
     maintenance,
     merging,
+    nodes,
+    publishing,
     serve,
     space,
     tags,
@@ -51,9 +52,9 @@ from txstore.cli.output import (
     tell,
 )
 from txstore.errors import SnapshotExpiredError, TxStoreError
+from txstore.format.display import readable_size
 from txstore.format.keys import ancestors, is_document
 from txstore.format.names import MAIN
-from txstore.format.shown import readable_size
 
 if TYPE_CHECKING:
     from txstore.commit import Commit
@@ -75,9 +76,10 @@ app.command()(maintenance.backup)
 app.command()(maintenance.protect)
 app.command()(serve.serve)
 space.register(app)
-cli_import.register(app)
-interchange.register(app)
-history.register(app)
+import_export.register(app)
+publishing.register(app)
+diff.register(app)
+nodes.register(app)
 merging.register(app)
 
 
@@ -235,7 +237,7 @@ def constraints(
     as_json: JsonOption = False,
 ) -> None:
     """List the constraints that every commit must satisfy."""
-    from txstore.history.declarations import encode
+    from txstore.history.declared_constraints import encode
 
     repo = open_repository(path, storage_options)
     declared = repo.mapping(None if at is None else find_commit(repo, at, branch), branch=branch).constraints

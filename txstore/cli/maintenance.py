@@ -48,7 +48,7 @@ def verify(
     from txstore.maintenance import repair as repairing
     from txstore.maintenance.verify import check_sources
     from txstore.maintenance.verify import verify as verify_commits
-    from txstore.storage.sources import Sources, allowed
+    from txstore.storage.foreign_files import Sources, allowed
 
     storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
     commits = open_commits(storage)

@@ -33,7 +33,7 @@ from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
     from txstore.commit import Commit
-    from txstore.merging.conflicts import Answer
+    from txstore.merging.merge_conflicts import Answer
     from txstore.merging.three_way import MergePlan
     from txstore.repository import Repository
 
@@ -132,14 +132,14 @@ def revert(
 
 
 def _append(how: str | None) -> Literal["concatenate"] | None:
-    from txstore.merging.operations import CONCATENATE
+    from txstore.merging.merge_commits import CONCATENATE
 
     one_of("--append", how, [CONCATENATE])
     return None if how is None else CONCATENATE
 
 
 def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
-    from txstore.merging.conflicts import SIDES
+    from txstore.merging.merge_conflicts import SIDES
 
     answers: dict[str, Answer] = {}
     for each in resolve or ():
@@ -152,7 +152,7 @@ def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
 
 def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePlan], as_json: bool) -> None:
     from txstore.commit import Commit
-    from txstore.merging.conflicts import KINDS, Conflict
+    from txstore.merging.merge_conflicts import KINDS, Conflict
     from txstore.merging.three_way import MergePlan
 
     before = repo.head(branch)

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from txstore.cli.options import shield, unshield
 from txstore.errors import TxStoreError
-from txstore.format.shown import printable
+from txstore.format.display import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -27,8 +27,8 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
+from txstore.format.display import printable, readable_size
 from txstore.format.names import MAIN
-from txstore.format.shown import printable, readable_size
 
 if TYPE_CHECKING:
     from txstore.maintenance.usage import Usage

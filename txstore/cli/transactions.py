@@ -26,7 +26,7 @@ from txstore.cli.output import (
     tell,
 )
 from txstore.errors import shown_keys
-from txstore.format.shown import readable_size
+from txstore.format.display import readable_size
 
 if TYPE_CHECKING:
     from txstore.transactions.participants.named import NamedTransaction, Participant

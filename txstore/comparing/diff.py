@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from txstore.commit import Commit
+from txstore.comparing.display import as_html, as_text, counted
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
-from txstore.comparing.shown import as_html, as_text, counted
 from txstore.errors import NodeNotFoundError
 
 if TYPE_CHECKING:

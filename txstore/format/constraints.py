@@ -1,4 +1,4 @@
-"""Constraints: conditions that every commit has to keep, whichever process makes it.
+"""Defines constraints: conditions that every commit has to keep, whichever process makes it.
 
 A commit declares a constraint under a name. The header of that commit and of every later one holds it, until a commit
 drops it. Before a commit is published, the committer checks its changes against the head that it goes on top of.

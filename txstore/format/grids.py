@@ -1,4 +1,4 @@
-"""How an array is cut into chunks, and which chunks a selection touches.
+"""Computes how an array is cut into chunks, and which chunks a selection touches.
 
 A shard counts as a chunk here: it is stored under one key. This module imports numpy, so a transaction imports it late:
 most transactions lock nothing.

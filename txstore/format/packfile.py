@@ -31,7 +31,7 @@ ALIGNED_FROM = 1024
 CHECKSUM_CRC32C = 1
 PACK_COMMIT_FILE, PACK_DATA = 1, 2
 FRAME_VALUE, FRAME_TOMBSTONE, FRAME_PREFIX, FRAME_PARTICIPANT, FRAME_SEAL = 1, 2, 3, 4, 5
-FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign`)
+FRAME_FOREIGN = 10  # a value, too: the record of a range of bytes in a file outside (`foreign_values`)
 FRAME_PARTIAL = 11  # a value, too: of a chunk of which its writer has written a region
 FRAME_MERGED = 12  # a value, too: the commit's own, made of what was written in part. Without bytes: a deletion
 # of a compaction output. The run checks itself: the checksum of the value is 0, and stays so when it is erased

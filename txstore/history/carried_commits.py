@@ -1,4 +1,4 @@
-"""Reads commits that later commits carry: on an object store, the last commit of each group carries the earlier ones.
+"""Reads commits from later commits' files: on an object store, the last commit of each group has copies of the others.
 
 So a reader of a long chain makes one request for each group, not for each commit.
 """

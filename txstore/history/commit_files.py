@@ -1,4 +1,4 @@
-"""Reading commit files: what is in a version of a branch. Branches go by their ids, as everywhere below the facade."""
+"""Reads commit files: what is in a version of a branch. Branches go by their ids, as everywhere below the facade."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from txstore.history.durability import Durability
 from txstore.history.head_caches import HeadCaches
 from txstore.history.heads import Heads
 from txstore.history.identity import Identity
-from txstore.history.kept import KeptCommits
+from txstore.history.kept_commits import KeptCommits
 from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import StagingPlace
 from txstore.history.tag_names import TagNames

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from txstore.commit import EPOCH
 from txstore.errors import CorruptionError
 from txstore.format import names
+from txstore.format.display import html_head
 from txstore.format.encoding import MalformedError
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
-from txstore.format.shown import html_head
 from txstore.storage.interface import Storage
 
 

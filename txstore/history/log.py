@@ -9,7 +9,7 @@ from typing import overload
 from txstore.commit import Commit, Stored
 from txstore.errors import TxStoreError
 from txstore.format import encoding
-from txstore.format.shown import html_head, html_table, printable
+from txstore.format.display import html_head, html_table, printable
 from txstore.history.changes import changed
 from txstore.history.snapshot import Snapshots
 

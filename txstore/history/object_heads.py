@@ -16,7 +16,7 @@ from txstore.history.carried_commits import CarriedCommits
 from txstore.history.commit_files import CommitFiles
 from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.heads import KnownHeads
 from txstore.history.listings import Listings, Looks
 from txstore.history.object_head_caches import ObjectHeadCaches

@@ -1,4 +1,4 @@
-"""Taking a version on an object store: committers of all processes create the next version, which succeeds once."""
+"""Takes a version on an object store: committers of all processes create the next version, which succeeds once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txstore.format.commitfile import Header
 from txstore.history.commit_files import CommitFiles
 from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.heads import KnownHeads
 from txstore.history.identity import Identity
 from txstore.history.listings import Listings, Looks, is_trusted

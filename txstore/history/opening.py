@@ -26,7 +26,7 @@ from txstore.history.commit_files import CommitFiles, FileReads
 from txstore.history.commits import Commits, Way
 from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.durability import DurableObjects, SyncedFiles
 from txstore.history.durable_versions import DurableVersions
 from txstore.history.head_caches import FileHeadCaches
@@ -42,6 +42,7 @@ from txstore.history.versions import RenameUnderLock
 from txstore.history.whole_groups import WholeGroups
 from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
 from txstore.storage.file_systems import is_on_network
+from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
 from txstore.storage.local import LocalStorage
 from txstore.storage.network import NetworkStorage
@@ -49,7 +50,6 @@ from txstore.storage.objects.interface import open_objects
 from txstore.storage.objects.urls import check_slashes
 from txstore.storage.pack_cache import CACHE_SIZE, open_cache
 from txstore.storage.remote import RemoteStorage
-from txstore.storage.sources import Allowed
 
 
 class Access(NamedTuple):

@@ -35,9 +35,9 @@ from txstore.history.snapshot import Snapshot
 from txstore.history.versions import VersionTakenError
 from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
+from txstore.storage.commit_lock import WARN_AFTER, this_user
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.sync_queue import SyncQueue
-from txstore.storage.turns import WARN_AFTER, this_user
 
 #: The publisher syncs a longer commit (in bytes) before it takes the commit lock, so that no committer waits for its
 #: data.

@@ -17,15 +17,15 @@ from txstore.format.keys import after_prefix, decode_key, directory_prefix, enco
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
-from txstore.history.declarations import decode as decode_constraints
+from txstore.history.declared_constraints import decode as decode_constraints
 from txstore.history.erasures import Erasure, read_erasures
 from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
 from txstore.segments.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
-from txstore.storage.foreign import ForeignRange
-from txstore.storage.sources import Sources
+from txstore.storage.foreign_files import Sources
+from txstore.storage.foreign_values import ForeignRange
 
 _NO_SOURCES = Sources()
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from txstore.format import names, packfile
 from txstore.format.keys import is_document
 from txstore.history.identity import Identity
-from txstore.history.name_rule import LeasedNames, LockedNames, NameRule
+from txstore.history.transaction_names import LeasedNames, LockedNames, NameRule
 from txstore.segments.object_writer import ObjectWriter
 from txstore.segments.pack_writer import PackWriter, Writer
 from txstore.storage.interface import Storage, paths_in

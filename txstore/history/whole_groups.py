@@ -1,4 +1,4 @@
-"""Finds the group commit of a commit, and waits until all its files exist."""
+"""Finds the group commit that a commit belongs to, and waits until the files of all its commits exist."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from txstore.storage.objects.errors import Secrets, explain
 from txstore.storage.objects.urls import public
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 P = ParamSpec("P")
 S = TypeVar("S")

@@ -32,7 +32,7 @@ from txstore.interchange.zarr_arrays import in_parallel
 from txstore.progress import Progress
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 #: Says what is being exported here; gone when all is there.
 MARKER = ".txstore-export"

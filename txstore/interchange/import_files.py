@@ -21,7 +21,7 @@ from txstore.progress import Progress
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 
 @concealing

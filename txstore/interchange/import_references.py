@@ -15,12 +15,12 @@ from txstore.interchange.import_targets import PROPERTY, check_free, check_same_
 from txstore.interchange.manifests import FileRange, Manifest, open_manifest
 from txstore.interchange.places import ForeignFile, stamp
 from txstore.progress import Progress
-from txstore.storage.foreign import FileVersion, canonical
+from txstore.storage.foreign_files import Sources
+from txstore.storage.foreign_values import FileVersion, canonical
 from txstore.storage.request_threads import in_parallel
-from txstore.storage.sources import Sources
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 _ROOTS = ("zarr.json", ".zgroup", ".zarray")
 

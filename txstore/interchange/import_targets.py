@@ -1,4 +1,4 @@
-"""The target of an import: a free path below groups, in a transaction that does nothing else."""
+"""Checks the target of an import: a free path below groups, in a transaction that does nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txstore.interchange.format3 import documents_in_format_3
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 _GROUP_3 = json.dumps({"attributes": {}, "zarr_format": 3, "node_type": "group"}, indent=2).encode()
 _GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstore.errors import SourceError
-from txstore.storage.foreign import version_of
+from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import check_slashes, missing_package, public
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"

@@ -38,7 +38,7 @@ from txstore.segments.runs import Found, Listed
 
 if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 
 #: Chunks written between two checks of the progress.

@@ -1,4 +1,4 @@
-"""The hidden file of a plain copy: which commit the copy is at, and how far an unfinished update has come.
+"""Reads and writes the hidden file of a plain copy: its commit, and how far an unfinished update has come.
 
 The publisher trusts it only at the place where it was written, and only if it fits: the repository's history has the
 commits, and the documents at the root of the copy are the ones that were written. A key in a copy is as in the commit
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from txstore.commit import Commit
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 #: The file. zarr does not take it for a node; listing the root without consolidated metadata warns of it.
 STATE = ".txstore-published.json"

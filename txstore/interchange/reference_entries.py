@@ -1,4 +1,4 @@
-"""The reference of each key of a commit: the value itself, or where it is stored."""
+"""Finds the reference of each key of a commit: the value itself, or where it is stored."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from txstore.interchange.reference_parquet import write_parquet
 from txstore.storage.objects.urls import has_parameters, public
 
 if TYPE_CHECKING:
-    from txstore.interchange.facade import Facade
+    from txstore.interchange.repository_protocol import Facade
 
 #: The only template in the JSON: the repository's URL. Every reference has it, so it is short.
 _TEMPLATE = "u"

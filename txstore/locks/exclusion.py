@@ -1,4 +1,4 @@
-"""Chunk-key locks as byte ranges of `locks/chunks`, for processes that can't share memory or have no C extension.
+"""Locks chunk keys by byte ranges of `locks/chunks`, for processes that can't share memory or have no C extension.
 
 After the LIVE locks each slot has two bytes. The holder of a slot locks its SLOT byte. Waiting processes lock its
 WAITING byte, shared. A process that has just released a slot and wants it again leaves it to the waiters for a moment.

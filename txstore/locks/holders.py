@@ -16,7 +16,7 @@ import numpy as np
 from txstore.locks.kernel_locks import ByteLocks
 from txstore.locks.lock_file import HEADER, KINDS, LOCK_BASE, MAGIC, MEMBER, MEMBERS, MEMBERS_OFFSET, NAME, LockHeader
 from txstore.locks.slot_hash import SlotHash
-from txstore.storage import turns
+from txstore.storage import commit_lock
 from txstore.storage.tree import Tree
 
 # A word of the table (`_native/lock_words.h`).
@@ -52,7 +52,7 @@ def whose_turn(directory: str, name: str) -> str | None:
     """Return the process that holds a file lock below a repository's `locks/`, such as the commit lock, or None."""
     try:
         with Tree(directory).open(name) as descriptor:
-            return turns.whose_turn(descriptor)
+            return commit_lock.whose_turn(descriptor)
     except FileNotFoundError:
         return None
 

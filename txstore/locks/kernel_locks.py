@@ -19,8 +19,8 @@ import filelock
 
 from txstore import processes
 from txstore.processes import opening
+from txstore.storage.commit_lock import try_file
 from txstore.storage.tree import Tree
-from txstore.storage.turns import try_file
 
 _FIRST_PAUSE = 0.0002  # seconds
 _LAST_PAUSE = 0.01

@@ -20,13 +20,13 @@ from txstore.commit import MAIN, Stored
 from txstore.errors import BackupErasureError, BackupError, CorruptionError, RepositoryNotFoundError
 from txstore.format import names, packfile, records
 from txstore.format.commitfile import RunName
+from txstore.format.display import html_head
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, ErasureRecord, RepositoryFormat, Tag
-from txstore.format.shown import html_head
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure, read_records
-from txstore.history.kept import kept_with
+from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import open_run

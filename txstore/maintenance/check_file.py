@@ -22,7 +22,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, PackName
 from txstore.maintenance.report import Fault
-from txstore.storage.foreign import ForeignRange
+from txstore.storage.foreign_values import ForeignRange
 
 _WINDOW = 1 << 20
 #: The longest beginning of a frame: header, key, predecessor, and the padding before the value.

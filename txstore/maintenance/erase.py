@@ -29,9 +29,9 @@ from txstore.errors import (
     SnapshotExpiredError,
 )
 from txstore.format import names
+from txstore.format.display import html_head, readable_size
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
-from txstore.format.shown import html_head, readable_size
 from txstore.history.commits import Commits
 from txstore.history.erasures import read_records
 from txstore.history.open_transactions import recorded
@@ -41,8 +41,8 @@ from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.scrub import Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
+from txstore.storage.commit_lock import this_user
 from txstore.storage.interface import Storage, paths_in, write_over
-from txstore.storage.turns import this_user
 
 T = TypeVar("T")
 

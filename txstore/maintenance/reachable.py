@@ -13,7 +13,7 @@ from txstore.format.commitfile import CommitName, RunName
 from txstore.format.packfile import PackName, packs_begin
 from txstore.history.commits import Commits
 from txstore.history.find import find_tagged
-from txstore.history.kept import kept_with
+from txstore.history.kept_commits import kept_with
 from txstore.locks.pins import Pins
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_run, open_runs

@@ -25,8 +25,8 @@ from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
 from txstore.maintenance import rebuild
 from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
-from txstore.maintenance.one_line import make_one_line, were_taken_twice
 from txstore.maintenance.rebuild import Correction, Rebuilt
+from txstore.maintenance.replaced_versions import make_one_line, were_taken_twice
 from txstore.maintenance.replacing import Replacer
 from txstore.maintenance.report import Fault, Repair, Report
 from txstore.maintenance.verify import Verifier, verify

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from txstore.errors import CorruptionError, TxStoreError, WrongFileTypeError
-from txstore.format.shown import html_head, html_table, printable
+from txstore.format.display import html_head, html_table, printable
 
 #: Commit ids that are listed for each fault.
 COMMITS_TOLD = 10

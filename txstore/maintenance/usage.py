@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from txstore.commit import Stored
 from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
+from txstore.format.display import html_head, html_table, readable_size
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import ancestors, directory_prefix, stored_key
-from txstore.format.shown import html_head, html_table, readable_size
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import (

@@ -1,4 +1,4 @@
-"""Deletes files that no kept commit needs. I10: first the oldest kept version, durably; then the files.
+"""Deletes files that no kept commit needs. Before it deletes any, it makes the oldest kept version durable (I10).
 
 A vacuum raises the oldest kept version by a commit, so that every writer meets it. When that commit is durable, and
 the file `oldest_kept/<version>` says the same, the vacuum reads pins and tags once more. A process that pins or tags a
@@ -25,14 +25,14 @@ from functools import partial
 from txstore.commit import MAIN, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError, is_full
 from txstore.format import names, packfile
-from txstore.format.shown import html_head, readable_size
+from txstore.format.display import html_head, readable_size
 from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
+from txstore.history.full_disk import Spare
 from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.history.spare import Spare
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import (
     Reachable,

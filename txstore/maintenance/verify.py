@@ -30,18 +30,18 @@ from txstore.maintenance.check_file import (
     frames_end,
     open_run,
 )
+from txstore.maintenance.commits_of_faults import ListedRun, Place, Tracer
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Faults, Report
-from txstore.maintenance.tracing import ListedRun, Place, Tracer
 from txstore.maintenance.verify_history import HistoryCheck
 from txstore.maintenance.verify_small_files import SmallFilesCheck
 from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.runs import names_of
-from txstore.storage.foreign import FileVersion
+from txstore.storage.foreign_files import Sources
+from txstore.storage.foreign_values import FileVersion
 from txstore.storage.interface import Storage
 from txstore.storage.request_threads import in_parallel
-from txstore.storage.sources import Sources
 
 
 def verify(commits: Commits, progress: Progress | None = None) -> Report:

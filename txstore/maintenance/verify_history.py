@@ -9,9 +9,9 @@ from txstore.commit import MAIN, Stored
 from txstore.errors import TxStoreError
 from txstore.format import encoding, names
 from txstore.history.commits import Commits
+from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
-from txstore.maintenance.tracing import Place
-from txstore.storage.fetching import FileReader
+from txstore.storage.read_ahead import FileReader
 
 #: At most this many missing files in a row are reported one by one.
 _MISSING_TOLD = 1000

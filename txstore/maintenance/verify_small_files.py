@@ -13,8 +13,8 @@ from txstore.format.records import Tag, TransactionRecord
 from txstore.history.commits import Commits
 from txstore.history.erasures import Erasure, as_erasure, read_record
 from txstore.history.find import find_tagged
+from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
-from txstore.maintenance.tracing import Place
 from txstore.storage.interface import paths_in
 
 S = TypeVar("S")

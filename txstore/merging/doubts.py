@@ -1,4 +1,4 @@
-"""Places where the best common ancestors of two commits differ, and their merge can't settle which is right.
+"""Finds the places where the best common ancestors of two commits differ, so that no base of their merge is right.
 
 The base says nothing reliable about such a place, so it counts as changed by both sides: it is in conflict if they
 differ, and settled if they are equal. Git does the same: it leaves conflict markers in the base.
@@ -14,8 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from txstore.format.keys import ancestors
-from txstore.merging.conflicts import Answers, Conflict
-from txstore.merging.side import Side, SideChange
+from txstore.merging.merge_conflicts import Answers, Conflict
+from txstore.merging.merge_side import Side, SideChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

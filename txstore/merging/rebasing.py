@@ -12,7 +12,7 @@ from txstore.errors import ConflictError
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange, differing
 from txstore.history.snapshot import Snapshot
-from txstore.merging.side import Side
+from txstore.merging.merge_side import Side
 from txstore.merging.three_way import three_way
 from txstore.transactions.conflicts import Settle, Settled
 

@@ -1,4 +1,4 @@
-"""The three-way merge: given a base and two sides, finds the changes to ours that add the changes of theirs.
+"""Merges three ways: given a base and two sides, finds the changes to ours that add the changes of theirs.
 
 The cost depends on what was changed, not on the size of the hierarchy. The rules for a key that theirs has changed
 since the base:
@@ -22,8 +22,8 @@ and for nodes, as a whole:
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
-If one side moved a node, the other side's changes to it follow (`moves`). If the base itself is a merge, it may have
-places in doubt (`doubts`): both sides count as having changed these.
+If one side moved a node, the other side's changes to it follow (`moved_nodes`). If the base itself is a merge, it may
+have places in doubt (`doubts`): both sides count as having changed these.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
+from txstore.format.display import html_head
 from txstore.format.documents import Described, Node, below, describe, is_node_document
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.format.shown import html_head
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
-from txstore.merging.conflicts import Answers, Conflict, table_of
 from txstore.merging.documents import Extent, merge_documents, structure_of
 from txstore.merging.doubts import Doubts
-from txstore.merging.moves import Aligned, align
-from txstore.merging.side import Side
+from txstore.merging.merge_conflicts import Answers, Conflict, table_of
+from txstore.merging.merge_side import Side
+from txstore.merging.moved_nodes import Aligned, align
 from txstore.progress import Progress
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The rule of compaction: which sorted runs are merged into one, when, and by which process.
+"""Decides which sorted runs are merged into one, when, and by which process.
 
 A run is merged with the newer ones while it has at most twice their entries together. So the result has at least half
 as many again as any run that went in, and each entry is copied a logarithmic number of times.

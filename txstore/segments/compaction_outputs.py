@@ -1,4 +1,4 @@
-"""Compaction outputs: runs that a background thread has merged, each in a pack of its own, which a commit installs.
+"""Merges large runs in a background thread, each into a pack of its own, which the next commit installs.
 
 A small commit does not merge large runs. A thread of a process that commits again and again merges them, and the
 process's next commit lists the pack, and its run in place of the runs that went into it, if they still stand side by

@@ -1,4 +1,4 @@
-"""What one process stages on an object store, where a file can't grow: packs that are uploaded as they fill up.
+"""Writes a process's frames on an object store, where a file can't grow: into packs that are uploaded as they fill up.
 
 The first frames go into the file of the commit itself, as long as they are few: a small transaction is one object. All
 that follow are collected in packs of `OBJECT_SIZE`, which are numbered from 1 and uploaded in the background, a few at

@@ -1,4 +1,4 @@
-"""Writes a pack below the hidden prefix: frames of values, first into buffers, then into a file.
+"""Writes the frames of a pack below the hidden prefix: first into buffers, then into a file.
 
 A `BufferedFile` is where the frames of a `PackWriter` go. In an object store they go into `object_writer`'s packs.
 """

@@ -1,9 +1,10 @@
-"""Finished packs that are read by ranges: few requests for many readers, and none twice.
+"""Reads finished packs by byte ranges, with few requests for many readers. No range is requested twice.
 
-Threads that read one pack at the same time share requests: while a few batches are under way the others wait, and the
-next to go takes along what all of them want. What `read_ahead` makes of that is fetched in parallel, kept in the cache,
-and handed out; who wants what is under way waits for it. Of what is read in order, the next window is fetched in the
-background as soon as somebody comes to the last one. Coroutines that want a few short values take no turns.
+Threads that read one pack at the same time share requests. While a few batches are under way, the other threads wait,
+and the next one to send asks for what all of them want. `range_planning` makes ranges of that. They are fetched in
+parallel, kept in the cache, and handed out; a thread that wants a range under way waits for it. When a reader in order
+comes to the last window that was fetched, a background thread fetches the next one. Coroutines that want a few short
+values take no turns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
 from txstore.segments.packs import Missing, MissingPackError, Packs, PackSource, check_head
-from txstore.segments.read_ahead import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
+from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
 from txstore.storage.interface import GONE, Storage
 from txstore.storage.objects.errors import CutShortError
 from txstore.storage.pack_cache import PackCache, joined

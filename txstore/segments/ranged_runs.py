@@ -1,4 +1,4 @@
-"""Runs of packs that are read by ranges: opened by their index alone; blocks are fetched when they are needed.
+"""Opens sorted runs in packs that are read by ranges: the index at once, each block when it is needed.
 
 A run lies in memory as it does in its pack, in an anonymous map of which only parts are filled in. The native
 functions are the same as for mapped packs. They are never asked before `Run.window` has said which blocks they will
@@ -28,8 +28,8 @@ from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.segments.packs import MissingPackError, Pack, PackSource
+from txstore.segments.range_planning import RANGE
 from txstore.segments.ranged_packs import RemotePack
-from txstore.segments.read_ahead import RANGE
 from txstore.segments.runs import (
     ELSEWHERE,
     LATER,
@@ -47,7 +47,7 @@ from txstore.segments.runs import (
     Runs,
     placed,
 )
-from txstore.storage.foreign import ForeignRange
+from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.request_threads import in_parallel
 

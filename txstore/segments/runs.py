@@ -1,4 +1,4 @@
-"""Runs: opening them where they lie, looking up through several, building a transaction's own, merging old ones.
+"""Opens the sorted runs of a commit in mapped packs, looks up keys through all of them, and merges old ones.
 
 The table itself is in `_native` (C, and a Python fallback); here are the names, the errors and the merge policy.
 """
@@ -19,7 +19,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
 from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
-from txstore.storage.foreign import ForeignRange
+from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled
 

@@ -26,13 +26,13 @@ from txstore.serving.answers import (
 )
 from txstore.serving.decoders import Stop
 from txstore.serving.events import Events
-from txstore.serving.facade import Served
 from txstore.serving.guard import Guard
 from txstore.serving.history import History
 from txstore.serving.nodes import Nodes
 from txstore.serving.pictures import Picture, Pictures
 from txstore.serving.plain_zarr import PlainZarr
 from txstore.serving.positions import Positions
+from txstore.serving.repository_protocol import Served
 from txstore.serving.static_files import StaticFiles
 from txstore.serving.work import Work
 from txstore.storage.request_threads import executor

@@ -1,4 +1,4 @@
-"""The processes that decode chunks for pictures (`codecs/apart.py`): started on demand, ended with a request."""
+"""Starts processes that decode chunks for pictures (`codecs/decoder_process.py`), and ends each with its request."""
 
 from __future__ import annotations
 
@@ -68,7 +68,15 @@ class _Decoder:
         # It finds the same modules as this process. Its libraries start no threads, because each takes memory.
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-P", "-m", "txstore.codecs.apart", str(theirs.fileno()), str(MEMORY), str(SECONDS)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "txstore.codecs.decoder_process",
+            str(theirs.fileno()),
+            str(MEMORY),
+            str(SECONDS),
+        ]
         with theirs:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from typing import Any
 from txstore.commit import MAIN, Stored
 from txstore.errors import TxStoreError
 from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, encoded, until_gone
-from txstore.serving.facade import Served
+from txstore.serving.repository_protocol import Served
 from txstore.storage.request_threads import in_thread
 
 _log = logging.getLogger("txstore.serving")

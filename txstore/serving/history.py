@@ -15,8 +15,8 @@ from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, Snapsho
 from txstore.format import encoding, names
 from txstore.history.changes import changed
 from txstore.serving.answers import Failure
-from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
+from txstore.serving.repository_protocol import Served
 
 #: Most commits in one answer.
 _COMMITS, _MOST_COMMITS = 100, 1000

@@ -17,8 +17,8 @@ from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, count_members, layout_of, members
 from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure
-from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
+from txstore.serving.repository_protocol import Served
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from txstore.format.documents import describe
 from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure, Headers
 from txstore.serving.decoders import Decoders, Fetch, Stop
-from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
+from txstore.serving.repository_protocol import Served
 from txstore.store import TxStore
 
 #: Most points along each of two axes, and along a single axis.

@@ -32,9 +32,9 @@ from txstore.serving.answers import (
     headers_of,
     until_gone,
 )
-from txstore.serving.facade import Served
 from txstore.serving.positions import Positions, is_id
 from txstore.serving.ranges import UnsatisfiableError, matches, wanted
+from txstore.serving.repository_protocol import Served
 from txstore.storage.request_threads import in_thread
 
 #: Bytes: a thread reads a value of at least this length, so that other requests do not wait for it.

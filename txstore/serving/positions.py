@@ -11,7 +11,7 @@ from txstore.commit import Stored
 from txstore.errors import CommitNotFoundError, RepositoryNotFoundError, TxStoreError
 from txstore.history.find import find_commit
 from txstore.history.snapshot import Snapshot
-from txstore.serving.facade import Served
+from txstore.serving.repository_protocol import Served
 
 _ID = re.compile(r"[0-9a-f]{32}")
 

@@ -1,4 +1,4 @@
-"""A server for one repository: runs the application on a local socket, in this thread or a separate one."""
+"""Serves one repository: runs the application on a local socket, in this thread or a separate one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uvicorn
 
 from txstore.serving.application import Application, application
 from txstore.serving.connections import BoundedConnection
-from txstore.serving.facade import Served
+from txstore.serving.repository_protocol import Served
 
 #: Seconds that the server waits for running answers when it stops; and seconds that it then waits for answers whose
 #: connections it has closed.

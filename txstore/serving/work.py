@@ -14,8 +14,8 @@ from txstore.format.mapping import Hierarchy
 from txstore.format.tree import members
 from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
 from txstore.maintenance.usage import arrays_of
-from txstore.serving.facade import Served
 from txstore.serving.positions import Positions
+from txstore.serving.repository_protocol import Served
 from txstore.transactions.participants.listed import OpenTransaction, Watch
 
 #: Most arrays and groups named for each process, the most staged first; and for each holder of locks.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import zarr.core.sync
 
-from txstore.sessions.operations import Operation, of_context
+from txstore.sessions.zarr_operations import Operation, of_context
 from txstore.storage import request_threads
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from txstore.format.keys import is_document
 from txstore.format.regions import Region
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Located
-from txstore.sessions import operations
-from txstore.sessions.operations import Finish, of_context
+from txstore.sessions import zarr_operations
 from txstore.sessions.session import Session
+from txstore.sessions.zarr_operations import Finish, of_context
 from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _through_the_gate(
                 gate.wait_to_call()
             operation = of_context.get()
             if operation is not None and operation.has_failed:
-                raise operations.late()
+                raise zarr_operations.late()
             if stages and operation is not None:
                 operation.has_written = True
             elif stages and gate.may_be_unnoted:

@@ -1,8 +1,8 @@
 """Guards a session, so that a commit publishes whole operations, and each operation belongs to one transaction.
 
-Inside the gate are operations (`operations`), from their first use of the store to their end; single calls of threads
-that use the store directly; and threads in a `lock` block. A thread that commits, rolls back or leaves shuts the gate
-in two steps:
+Inside the gate are operations (`zarr_operations`), from their first use of the store to their end; single calls of
+threads that use the store directly; and threads in a `lock` block. A thread that commits, rolls back or leaves shuts
+the gate in two steps:
 
 - *closing*: new operations wait, and operations inside continue until they end. Calls still pass, because the threads
   of zarr's fused pipeline do not know which operation they work for.
@@ -27,8 +27,8 @@ from typing import NamedTuple, TypeVar
 
 from txstore import processes
 from txstore.errors import TransactionStateError
-from txstore.sessions import operations
-from txstore.sessions.operations import Operation, of_context
+from txstore.sessions import zarr_operations
+from txstore.sessions.zarr_operations import Operation, of_context
 
 T = TypeVar("T")
 
@@ -137,12 +137,12 @@ class Gate:
         """Admit the current operation if it need not wait. Outside of an operation, each call passes by itself."""
         if of_context.get() in self._operations:
             return True
-        operation = operations.present()
+        operation = zarr_operations.present()
         return operation is None or self._admit(operation, None)
 
     async def enter(self) -> None:
         """Admit the current operation; wait if necessary."""
-        operation = operations.present()
+        operation = zarr_operations.present()
         if operation is not None and operation not in self._operations:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if not self._admit(operation, future):
@@ -199,7 +199,7 @@ class Gate:
 
     def note_write(self) -> None:
         """Note that an operation calls a method that stages. The caller does not know which operation it is."""
-        if operations.is_codec_thread():
+        if zarr_operations.is_codec_thread():
             self.may_be_unnoted = False  # first: an operation that enters meanwhile sets it again
             for each in self.inside():
                 each.has_written = True
@@ -234,11 +234,11 @@ class Gate:
             return True
         for operation in late:
             operation.refuse()
-        if not waits or operations.is_on_loop():  # the loop can't wait for itself
+        if not waits or zarr_operations.is_on_loop():  # the loop can't wait for itself
             return False
         deadline = time.monotonic() + PATIENCE
         has_ended = self._wait_for(lambda: self._operations.keys().isdisjoint(late), deadline)
-        return has_ended and operations.finish_codec_threads(max(0.0, deadline - time.monotonic()))
+        return has_ended and zarr_operations.finish_codec_threads(max(0.0, deadline - time.monotonic()))
 
     def leave_block(self, block: Block) -> None:
         """Leave the gate, or stop waiting for it. Any thread may call this, also repeatedly."""
@@ -273,7 +273,7 @@ class Gate:
         `timeout` is in seconds, by default `TIMEOUT`. On the thread of zarr's loop, the gate closes at once, because
         that thread can't wait for itself.
         """
-        if operations.is_on_loop():
+        if zarr_operations.is_on_loop():
             self.is_closed = True
             return True
         me = get_ident()
@@ -281,7 +281,7 @@ class Gate:
         if not self._wait_for(lambda: not (self._operations or self._lock_blocks), deadline):
             return False
         if self._is_pool_late:
-            if not operations.finish_codec_threads(max(0.0, deadline - time.monotonic())):
+            if not zarr_operations.finish_codec_threads(max(0.0, deadline - time.monotonic())):
                 return False
             self._is_pool_late = False
         # Calls that waited for the last commit run before the next commit.

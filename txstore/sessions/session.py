@@ -16,11 +16,11 @@ from txstore.engine import Engine, Position
 from txstore.errors import TransactionStateError, TxStoreError
 from txstore.format.records import SERIALIZABLE, SNAPSHOT
 from txstore.history.snapshot import Snapshot
-from txstore.sessions import operations
+from txstore.sessions import zarr_operations
 from txstore.sessions.gate import PATIENCE, Gate, busy
 from txstore.sessions.session_transaction import Joining, SessionTransaction, Terms
 from txstore.sessions.stale_arrays import HeldDocuments, Reliance
-from txstore.transactions.begin import check_description
+from txstore.transactions.begin_checks import check_description
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.transaction import Transaction
@@ -71,7 +71,7 @@ class Session:
         self.unchanged = False  # the last commit changed no value
         self._has_ended_one = False  # a transaction has ended within this block
         self.gate = Gate(self.current.writes, self.fail)
-        operations.expect()
+        zarr_operations.expect()
         processes.watch(self)
         processes.watch_before(self)
 

@@ -1,4 +1,4 @@
-"""One record of what a storage can do. A module that chooses a strategy reads the record when it is built.
+"""Records what a storage can do. A module that chooses a strategy reads the record when it is built.
 
 `docs/understand/remote-design.md` shows the records of all storages side by side.
 """

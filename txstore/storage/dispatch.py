@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from txstore.storage import background_cleanup
 from txstore.storage.background_cleanup import Work
-from txstore.storage.fetching import Fetched, FileReader, ReadRange, Unfetched
+from txstore.storage.read_ahead import Fetched, FileReader, ReadRange, Unfetched
 from txstore.storage.request_threads import in_advance, in_parallel, in_thread
 
 T = TypeVar("T")

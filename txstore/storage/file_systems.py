@@ -1,4 +1,4 @@
-"""Which file system a path is on, and whether other machines may see the same files."""
+"""Finds which file system a path is on, and whether other machines may see the same files."""
 
 from __future__ import annotations
 

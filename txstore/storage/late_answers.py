@@ -1,4 +1,4 @@
-"""Creates an object without waiting for a late answer: the creator reads the object back to see who has created it.
+"""Creates an object whose answer may come late: the creator reads the object back to see which process created it.
 
 A server that restarts, or a proxy, may hold back an answer for a minute. The request continues in its own thread. Each
 creator writes unique content. So if the object exists with our content, we have created it; with other content, our

@@ -1,4 +1,4 @@
-"""Leases: small objects that their holders renew, so that other processes can tell which holders are alive.
+"""Tells which processes are alive on a remote storage: each renews a small object, its lease.
 
 They replace kernel locks on an object store. A lease is an object beside the object that it protects. Its holder renews
 it every `BEAT` seconds. If a lease is not renewed for `TERM` seconds by the server's clock (I10), other processes

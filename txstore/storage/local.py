@@ -20,7 +20,7 @@ from txstore._native import local, watch
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.steps import step
-from txstore.storage import turns
+from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
@@ -218,7 +218,7 @@ class LocalStorage:
                 number = descriptor.fileno()
                 self._sharing.share_file(number, at_most)
                 if not _hold(number):  # another process looks whether it is held
-                    _wait_to_hold(number, turns.Wait(self.url, path, self.lock_timeout))
+                    _wait_to_hold(number, commit_lock.Wait(self.url, path, self.lock_timeout))
                 if os.fstat(number).st_nlink:  # else it was reclaimed by somebody who found it before it was held
                     return LocalStagedFile(descriptor, self._tree.path(path))
             except BaseException:
@@ -310,7 +310,7 @@ class LocalStorage:
         except OSError:
             return None
         try:
-            fcntl.fcntl(descriptor.fileno(), fcntl.F_OFD_GETLK, turns.TURN)
+            fcntl.fcntl(descriptor.fileno(), fcntl.F_OFD_GETLK, commit_lock.TURN)
         except OSError:  # a file system without such locks
             return None
         return descriptor
@@ -366,7 +366,7 @@ class _Turn:
         # The locks belong to the open file description: two threads that open the file exclude each other too.
         self._descriptor = storage._open_in_place(self._path, os.O_RDWR, storage._sharing.writers)
         descriptor = self._descriptor.fileno()
-        turns.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
+        commit_lock.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
         # Committers may queue if kernel locks show them each other, and no other machine uses the files.
         if sys.platform != "linux" or storage.capabilities.lock_of is not LockOf.ALL_PROCESSES:
             return None
@@ -379,7 +379,7 @@ class _Turn:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             try:
-                turns.leave(self._descriptor.fileno())
+                commit_lock.leave(self._descriptor.fileno())
             finally:
                 self._descriptor.close()
 
@@ -450,14 +450,18 @@ if sys.platform == "linux":
 
 def _hold(descriptor: int) -> bool:
     """Lock a file for as long as its open file description lives; return whether that was possible."""
-    return turns.try_lock(descriptor, turns.ALL) if sys.platform == "linux" else turns.try_file(descriptor)
+    return (
+        commit_lock.try_lock(descriptor, commit_lock.ALL)
+        if sys.platform == "linux"
+        else commit_lock.try_file(descriptor)
+    )
 
 
-def _wait_to_hold(descriptor: int, wait: turns.Wait) -> None:
+def _wait_to_hold(descriptor: int, wait: commit_lock.Wait) -> None:
     if sys.platform == "linux":
-        turns.wait_for_lock(descriptor, turns.ALL, wait)
+        commit_lock.wait_for_lock(descriptor, commit_lock.ALL, wait)
     else:
-        turns.lock_file(descriptor, wait)
+        commit_lock.lock_file(descriptor, wait)
 
 
 def _is_held(descriptor: int) -> bool:

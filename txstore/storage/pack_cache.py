@@ -1,4 +1,4 @@
-"""The cache of pieces of remote packs, in memory and on disk. Packs are immutable, so a piece never goes stale.
+"""Caches pieces of remote packs, in memory and on disk. Packs are immutable, so a piece never goes stale.
 
 Pieces are kept by pack and offset, in memory and, if the caller names one, in a local directory. The id of a pack is
 random, so one cache can hold pieces of all repositories.

@@ -22,6 +22,7 @@ from txstore.errors import LocksUnavailableError
 from txstore.format import encoding, names
 from txstore.storage import leases
 from txstore.storage.capabilities import of_objects
+from txstore.storage.commit_lock import Wait
 from txstore.storage.creation_check import CreationCheck
 from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
@@ -32,7 +33,6 @@ from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.pack_cache import PackCache
 from txstore.storage.request_threads import in_background
 from txstore.storage.staged_objects import StagedObjects
-from txstore.storage.turns import Wait
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -1,4 +1,4 @@
-"""A buffer that is written once, piece by piece, and then read: in memory while it is small, then in a file.
+"""Buffers what is written once, piece by piece, and then read: in memory while it is small, then in a file.
 
 The file lies below `.staging/`. If its process is killed, the next process that looks for abandoned files deletes it.
 The file has no name any more when it is read, and takes disk space until the last reader drops the content.

@@ -1,4 +1,4 @@
-"""The queue of committers that have released a file's lock (`turns`) but are not done: each waits for the one ahead.
+"""Lets committers that have released the commit lock sync side by side: each finishes after the one ahead of it.
 
 So committers sync at the same time, and finish in the order in which they held the lock. A place in the queue is a byte
 of the file, locked until its holder leaves or dies. A committer takes its place while it holds the lock: the place
@@ -16,7 +16,7 @@ import sys
 from functools import partial
 
 from txstore.format import encoding
-from txstore.storage import turns
+from txstore.storage import commit_lock
 
 if sys.platform == "linux":
     import fcntl
@@ -28,7 +28,7 @@ _LAST, _ENTRIES, _KEPT = 1024, 2048, 64
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<IQH")  # checksum of what follows, place, length of what is said
 _SAID = 128
-_ENTRY = _SAID + turns.ABOUT_SIZE
+_ENTRY = _SAID + commit_lock.ABOUT_SIZE
 #: Bytes that an entry can hold.
 MOST_SAID = _SAID - _HEAD.size
 
@@ -38,7 +38,7 @@ class SyncQueue:
 
     def __init__(self, descriptor: int, url: str, path: str, timeout: float | None) -> None:
         self._descriptor = descriptor
-        self._new_wait = partial(turns.Wait, url, path, timeout, self._first_member)
+        self._new_wait = partial(commit_lock.Wait, url, path, timeout, self._first_member)
         self._ahead: int | None = None  # the place that is waited for before this one
 
     def last(self) -> bytes | None:
@@ -67,14 +67,14 @@ class SyncQueue:
         place = 0 if self._ahead is None else self._ahead + 1
         fields = _HEAD.pack(0, place, len(said))[encoding.CHECKSUM.size :] + said
         entry = encoding.CHECKSUM.pack(encoding.crc32c(fields)) + fields
-        if not turns.try_lock(self._descriptor, turns.lock_of(fcntl.F_WRLCK, _FIRST + place, 1)):
+        if not commit_lock.try_lock(self._descriptor, commit_lock.lock_of(fcntl.F_WRLCK, _FIRST + place, 1)):
             return  # by a program that is none of ours
         try:
-            os.pwrite(self._descriptor, entry.ljust(_SAID, b"\0") + turns.about(), _offset(place))
+            os.pwrite(self._descriptor, entry.ljust(_SAID, b"\0") + commit_lock.about(), _offset(place))
             os.pwrite(self._descriptor, _NUMBER.pack(place), _LAST)
         except OSError:
             return
-        turns.pass_on(self._descriptor)
+        commit_lock.pass_on(self._descriptor)
 
     def wait(self) -> None:
         """Wait until the one ahead has left. Raises `CommitTimeoutError`."""
@@ -84,16 +84,16 @@ class SyncQueue:
     def _wait_for(self, place: int, length: int) -> None:
         if self._taken(place, length) is None:
             return
-        shared = turns.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        shared = commit_lock.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
         try:
-            turns.wait_for_lock(self._descriptor, shared, self._new_wait())
+            commit_lock.wait_for_lock(self._descriptor, shared, self._new_wait())
         finally:
-            freed = turns.lock_of(fcntl.F_UNLCK, _FIRST + place, length)
+            freed = commit_lock.lock_of(fcntl.F_UNLCK, _FIRST + place, length)
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, freed)
 
     def _taken(self, place: int, length: int) -> int | None:
         """Return one of `length` places that another committer holds, None if there is none."""
-        asked = turns.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        asked = commit_lock.lock_of(fcntl.F_RDLCK, _FIRST + place, length)
         kind, _, start = struct.unpack_from("hhq", fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else max(start - _FIRST, place)
 
@@ -114,8 +114,8 @@ class SyncQueue:
             stop = self._taken(0, stop)
             place = place if stop is None else stop
         if place is None:
-            return turns.UNKNOWN
-        return turns.told(os.pread(self._descriptor, turns.ABOUT_SIZE, _offset(place) + _SAID))
+            return commit_lock.UNKNOWN
+        return commit_lock.told(os.pread(self._descriptor, commit_lock.ABOUT_SIZE, _offset(place) + _SAID))
 
 
 def _offset(place: int) -> int:

@@ -15,7 +15,7 @@ from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
-from txstore.history import declarations
+from txstore.history import declared_constraints
 from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
@@ -29,11 +29,11 @@ from txstore.transactions.commit_run import CommitRun
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.merges import Merges
-from txstore.transactions.outcome import CommitOutcome
 from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import Peek, View
+from txstore.transactions.view_after_commit import CommitOutcome
 
 #: Keep a list of up to this many staged keys for the conflict checks, because each check walks through all keys.
 _FEW = 1024
@@ -91,7 +91,9 @@ class Committer:
     def changes_nothing(self) -> bool:
         """Whether the commit would change nothing. A merge always changes something: it records its second parent."""
         is_empty = self.own_run.section is None and self.staging.other_parent is None
-        return is_empty and declarations.changes_nothing(self.staging.constraints, self.base.written_constraints)
+        return is_empty and declared_constraints.changes_nothing(
+            self.staging.constraints, self.base.written_constraints
+        )
 
     @property
     def base(self) -> Snapshot:
@@ -275,7 +277,9 @@ class Committer:
         settle = self.staging.settle_conflicts
         assert self.writes is not None  # for mypy: `catch_up` asks about both
         assert settle is not None
-        declarations.check_unmoved(self.staging.constraints, self.base.written_constraints, head.written_constraints)
+        declared_constraints.check_unmoved(
+            self.staging.constraints, self.base.written_constraints, head.written_constraints
+        )
         staged = [key for key, _ in self.view.staged.items()]
         theirs = self.snapshots.own(head)
         try:
@@ -290,10 +294,10 @@ class Committer:
         """I11: check the commit on top of `head` against all constraints, and return them for its header."""
         if self._kept is None or self._kept[0] is not head:
             changes, there = self.staging.constraints, head.written_constraints
-            declarations.check_unmoved(changes, self.base.written_constraints, there)
-            written = declarations.changed(changes, there)
+            declared_constraints.check_unmoved(changes, self.base.written_constraints, there)
+            written = declared_constraints.changed(changes, there)
             if written:
-                declarations.check(
+                declared_constraints.check(
                     head.url,
                     written,
                     there,

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from txstore import processes
 from txstore.errors import TransactionStateError, TxStoreError
-from txstore.transactions import dropping
+from txstore.transactions import dropped_transactions
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
 from txstore.transactions.staging import Staging
@@ -24,7 +24,7 @@ class Participation:
         self._lifecycle = lifecycle
         self._locking = locking
         self._name = object()  # the name of the owner in `Part.attached`
-        self._finalizer = weakref.finalize(owner, dropping.drop, staging, self._name)
+        self._finalizer = weakref.finalize(owner, dropped_transactions.drop, staging, self._name)
         staging.storage.dispatch.expect_cleanup()  # of the finalizer
         staging.part.attached.add(self._name)
         processes.watch_before(self)

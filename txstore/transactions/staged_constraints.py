@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from txstore.errors import TransactionStateError
 from txstore.format.constraints import Constraint
-from txstore.history import declarations
-from txstore.history.declarations import Constraints
+from txstore.history import declared_constraints
+from txstore.history.declared_constraints import Constraints
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.staging import Staging
 
@@ -19,8 +19,8 @@ def constraints_of(staging: Staging, lifecycle: Lifecycle) -> Constraints:
         committed, base = staging.view.committed, staging.view.base
         if committed is not None:
             return committed.constraints
-        written = declarations.changed(staging.constraints, base.written_constraints)
-        return declarations.decode(staging.storage.url, written)
+        written = declared_constraints.changed(staging.constraints, base.written_constraints)
+        return declared_constraints.decode(staging.storage.url, written)
 
     def declare(name: str, constraint: Constraint | None) -> None:
         if staging.members.is_named or staging.members.is_participant:
@@ -29,10 +29,10 @@ def constraints_of(staging: Staging, lifecycle: Lifecycle) -> Constraints:
                 "repo.constraints[...] = ... makes one",
                 state="foreign",
             )
-        written = None if constraint is None else declarations.encode(constraint.settled(staging.view))
+        written = None if constraint is None else declared_constraints.encode(constraint.settled(staging.view))
         changes = {**staging.constraints, name: written}
         # Raises an error now, not at the commit, if they are too large.
-        declarations.changed(changes, staging.view.base.written_constraints)
+        declared_constraints.changed(changes, staging.view.base.written_constraints)
         with lifecycle.lock:
             lifecycle.check_open()
             staging.constraints[name] = written

@@ -18,12 +18,12 @@ from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
-from txstore.history.declarations import Constraints
+from txstore.history.declared_constraints import Constraints
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments.runs import Located
-from txstore.storage.foreign import FileVersion, canonical
-from txstore.transactions.begin import check_description
-from txstore.transactions.ending import Ending
+from txstore.storage.foreign_values import FileVersion, canonical
+from txstore.transactions.begin_checks import check_description
+from txstore.transactions.commit_or_rollback import Ending
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking

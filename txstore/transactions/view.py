@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.merging import ChunkMerger
+from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.errors import CorruptionError, TransactionStateError
 from txstore.format import names, packfile
 from txstore.format.consolidated import is_consolidated
@@ -24,7 +24,7 @@ from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
 from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged
 from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
-from txstore.storage.foreign import ForeignRange
+from txstore.storage.foreign_values import ForeignRange
 from txstore.transactions.part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership

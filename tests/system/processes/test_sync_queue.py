@@ -24,7 +24,7 @@ from tests.transactions.faults import watch
 from tests.waiting import TIMEOUT, wait_until
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
-from txstore.storage import sync_queue, turns
+from txstore.storage import commit_lock, sync_queue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody queues")
 
@@ -220,7 +220,7 @@ def test_whoever_waits_longer_than_it_may_is_told_for_whom(
 def test_who_stands_behind_a_stopped_one_is_told_of_it(
     repo: txstore.Repository, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "WARN_AFTER", 0.01)
+    monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
     first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
     messages: list[str] = []
     with warnings.catch_warnings(record=True), repo.begin() as third:

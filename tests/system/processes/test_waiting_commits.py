@@ -20,8 +20,8 @@ import pytest
 import txstore
 from tests.system.processes.steps import forked, status_of
 from tests.waiting import TIMEOUT, wait_until
-from txstore.storage import turns
-from txstore.storage.turns import this_user
+from txstore.storage import commit_lock
+from txstore.storage.commit_lock import this_user
 
 pytestmark = [
     pytest.mark.long,
@@ -85,7 +85,7 @@ def impatient(open_repo: Callable[..., txstore.Repository]) -> txstore.Repositor
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What those who wait are told, at once."""
-    monkeypatch.setattr(turns, "WARN_AFTER", 0.01)
+    monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         messages: list[str] = []
@@ -138,7 +138,7 @@ def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Reposi
     with repo.begin() as transaction:
         transaction["first"] = b"1"
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
-        assert turns.try_lock(file.fileno(), turns.NEXT)
+        assert commit_lock.try_lock(file.fileno(), commit_lock.NEXT)
         os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
         with committing(repo):
             wait_until(lambda: warned)
@@ -163,7 +163,7 @@ def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: li
     with repo.begin() as transaction:
         transaction["first"] = b"1"
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
-        assert turns.try_lock(file.fileno(), turns.TURN)
+        assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), content.ljust(256, b"\0"), 64)
         with committing(repo):
             wait_until(lambda: warned)
@@ -175,7 +175,7 @@ def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: li
     with repo.begin() as transaction:
         transaction["first"] = b"1"
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
-        assert turns.try_lock(file.fileno(), turns.TURN)
+        assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), b'{"pid": 1, "who": "\\u001b[31ma\\nb\\u202e", "since": 0}', 64)
         with committing(repo):
             wait_until(lambda: warned)
@@ -201,14 +201,14 @@ def test_warnings_that_are_errors_change_nothing(
     with repo.begin() as transaction:
         transaction["first"] = b"1"
     tried = []
-    real = turns.Wait.warn
+    real = commit_lock.Wait.warn
 
-    def warn(self: turns.Wait, holder: str) -> None:
+    def warn(self: commit_lock.Wait, holder: str) -> None:
         real(self, holder)
         tried.append(holder)
 
-    monkeypatch.setattr(turns, "WARN_AFTER", 0.01)
-    monkeypatch.setattr(turns.Wait, "warn", warn)
+    monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
+    monkeypatch.setattr(commit_lock.Wait, "warn", warn)
     holder = hold(repo.url)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -422,12 +422,12 @@ def test_threads_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_locks_are_of_whole_files(tmp_path: Path, warned: list[str]) -> None:
     (tmp_path / "lock").write_bytes(b"")
     with open(tmp_path / "lock", "r+b") as one, open(tmp_path / "lock", "r+b") as other:
-        turns.lock_file(one.fileno(), turns.Wait("url", "locks/commit", None))
+        commit_lock.lock_file(one.fileno(), commit_lock.Wait("url", "locks/commit", None))
         with pytest.raises(txstore.CommitTimeoutError, match="does not say who it is"):
-            turns.lock_file(other.fileno(), turns.Wait("url", "locks/commit", 0.05))
+            commit_lock.lock_file(other.fileno(), commit_lock.Wait("url", "locks/commit", 0.05))
         warned.clear()
-        waiting = turns.Wait("url", "locks/commit", None, lambda: "somebody")
-        thread = threading.Thread(target=turns.lock_file, args=(other.fileno(), waiting))
+        waiting = commit_lock.Wait("url", "locks/commit", None, lambda: "somebody")
+        thread = threading.Thread(target=commit_lock.lock_file, args=(other.fileno(), waiting))
         thread.start()
         wait_until(lambda: warned)
         assert "which somebody has" in warned[-1]

@@ -193,7 +193,7 @@ def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("txstore.maintenance.one_line._Line.tell_of_dropped", interrupted)
+        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", interrupted)
         with pytest.raises(KeyboardInterrupt):
             place.open().verify(repair=True)
     place.open().verify(repair=True)

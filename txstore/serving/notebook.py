@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from txstore.serving.facade import Served
+from txstore.serving.repository_protocol import Served
 from txstore.serving.server import Server
 
 

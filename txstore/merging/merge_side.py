@@ -1,4 +1,4 @@
-"""One side of a merge: its present state, and what it changed since the base."""
+"""Describes one side of a merge: its present state, and what it changed since the base."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from txstore.errors import (
     raise_if_full,
 )
 from txstore.history.commits import Commits
+from txstore.history.full_disk import Spare
 from txstore.history.publisher import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.history.spare import Spare
-from txstore.transactions.closing import close_parts
 from txstore.transactions.committer import Committer
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
+from txstore.transactions.part_settlement import close_parts
 from txstore.transactions.staging import Staging
 
 _HOW_TO_LEAVE = (

@@ -19,8 +19,8 @@ from txstore.errors import (
 )
 from txstore.format import constraints
 from txstore.format.constraints import Constraint, Outcome, as_text
+from txstore.format.display import html_head, html_table
 from txstore.format.keys import check_name
-from txstore.format.shown import html_head, html_table
 
 #: Number of violations that an error lists for each constraint.
 MAX_NAMED = 10

@@ -1,4 +1,4 @@
-"""The interface of a repository that serving needs: `txstore.Repository`, a layer above, has it."""
+"""Declares what serving needs of `txstore.Repository`, which is in a higher wing."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
+from txstore.format.display import readable_size
 from txstore.format.names import MAIN
-from txstore.format.shown import readable_size
 
 if TYPE_CHECKING:
     from txstore.interchange.publish import Published

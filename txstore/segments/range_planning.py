@@ -1,4 +1,4 @@
-"""Which ranges of one pack to fetch for what was asked for: neighbours together, and ahead where reads are in order.
+"""Plans which byte ranges of a pack to request: near ones together, and ahead of a reader that reads in order.
 
 A request costs as much time as some hundred KiB, so small gaps are fetched along. Reading ahead begins with the third
 read in a row: of two, chance makes too many where values are read at random. Several streams may be interleaved.

@@ -1,4 +1,4 @@
-"""Conflicts: changes that a merge can't combine, for its caller to look at and to answer."""
+"""Describes the changes that a merge can't combine, for its caller to look at and to answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from txstore.format.shown import html_table
+from txstore.format.display import html_table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from txstore.format.documents import describe, is_node_document, kind_of_node
 from txstore.format.keys import after_prefix, ancestors, directory_prefix, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.merging.conflicts import SIDES, Answers, Conflict
 from txstore.merging.doubts import Doubts
-from txstore.merging.side import Side, SideChange
+from txstore.merging.merge_conflicts import SIDES, Answers, Conflict
+from txstore.merging.merge_side import Side, SideChange
 
 
 class Renaming:

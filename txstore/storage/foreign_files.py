@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from txstore.errors import SourceChangedError, SourceError
-from txstore.storage.foreign import FileVersion, ForeignRange, canonical, is_below, version_of
+from txstore.storage.foreign_values import FileVersion, ForeignRange, canonical, is_below, version_of
 from txstore.storage.interface import GONE
 from txstore.storage.objects.backend import READ_ONLY, Content
 from txstore.storage.objects.client import ObjectClient

@@ -12,7 +12,7 @@ from txstore.errors import TransactionStateError
 from txstore.format import encoding
 from txstore.format.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.history.snapshot import Snapshot
-from txstore.storage.turns import this_user
+from txstore.storage.commit_lock import this_user
 
 #: Bytes of message and properties together, as JSON, at most: docs/understand/format.md, "Bounds".
 MAX_DESCRIPTION = 1 << 20

@@ -1,4 +1,4 @@
-"""The interface of `txstore.Repository` that import and export need: the class lies above them and calls them."""
+"""Declares what import and export need of `txstore.Repository`, which is in a higher wing and calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit lock: kernel locks on bytes of a file, which end with their holder, and messages to waiting processes.
+"""Locks bytes of a file for one committer at a time; the kernel frees them with their holder. Says who holds them.
 
 The committer that holds the lock locks one byte of the file; the next in the queue locks another. They are locks of
 the open file description, so they exclude threads, too. The kernel does not say which process has such a lock, so the

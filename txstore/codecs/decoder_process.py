@@ -1,4 +1,4 @@
-"""A separate process that decodes parts of arrays: `python -m txstore.codecs.apart`.
+"""Decodes parts of arrays in a separate process: `python -m txstore.codecs.decoder_process`.
 
 Neither the document nor the length of a chunk tells how much time and memory its decoding takes. So the system enforces
 the bounds, which the process sets before it decodes the first byte: a memory limit, and an alarm that ends the process.

@@ -8,8 +8,8 @@ from typing import Any
 
 from txstore.comparing.documents import FieldChange
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
+from txstore.format.display import html_head, html_text, printable
 from txstore.format.documents import ABSENT
-from txstore.format.shown import html_head, html_text, printable
 
 _SIGNS = {ADDED: "+", REMOVED: "-", MOVED: ">", CHANGED: "~"}
 #: At most this many regions of an array, and characters of a value, are shown.

@@ -1,6 +1,6 @@
-"""A commit as changed by merges, in memory, and how it differs from a commit or another such state.
+"""Shows a commit as changed by merges, in memory, and how it differs from another such state.
 
-The base of a merge whose sides have several best common ancestors is one (`bases`).
+The base of a merge whose sides have several best common ancestors is one (`merge_bases`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from txstore.engine import Engine
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import Differing, common_ancestor, differing, is_equal
 from txstore.history.snapshot import Snapshot
-from txstore.merging.moves import Renaming, recognised
-from txstore.merging.side import Side
+from txstore.merging.merge_side import Side
+from txstore.merging.moved_nodes import Renaming, recognised
 from txstore.merging.three_way import MergePlan
 from txstore.segments.runs import Found, Runs
 

@@ -1,4 +1,4 @@
-"""Read-ahead for files that a caller reads one after the other: on a remote storage, each read costs a round trip.
+"""Reads ahead in files that a caller reads one after the other: on a remote storage, each read costs a round trip.
 
 On a local disk read-ahead gains nothing, so each range is read when the caller asks for it.
 """

@@ -17,9 +17,9 @@ from txstore.engine import Engine
 from txstore.history.ancestry import Ancestry, Reach
 from txstore.history.snapshot import Snapshot
 from txstore.merging.doubts import Doubting, Doubts
-from txstore.merging.moves import Renaming
+from txstore.merging.moved_nodes import Renaming
 from txstore.merging.three_way import three_way
-from txstore.merging.virtual import Virtual, side_of, virtual
+from txstore.merging.virtual_commits import Virtual, side_of, virtual
 
 #: Number of cached bases, each with its merged values: near commits share them.
 _KEPT = 64

@@ -19,10 +19,10 @@ from txstore.errors import (
 from txstore.history.ancestry import common_ancestors
 from txstore.history.changes import parent_of
 from txstore.history.snapshot import Snapshot
-from txstore.merging.bases import base_of
-from txstore.merging.conflicts import Answer, Answers
+from txstore.merging.merge_bases import base_of
+from txstore.merging.merge_conflicts import Answer, Answers
 from txstore.merging.three_way import MergePlan, three_way
-from txstore.merging.virtual import side_of
+from txstore.merging.virtual_commits import side_of
 from txstore.progress import Progress
 from txstore.transactions.transaction import Transaction
 
@@ -37,7 +37,7 @@ CONCATENATE: Final = "concatenate"
 class Incoming(NamedTuple):
     """The change to apply to the head: from a base to `theirs`. None, or no base, is the empty repository.
 
-    With several bases, it is the change from their merge (`bases`).
+    With several bases, it is the change from their merge (`merge_bases`).
     """
 
     bases: Sequence[Stored]
