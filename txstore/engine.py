@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from txstore import processes
+from txstore.codecs.chunk_cache import ChunkCache
 from txstore.commit import MAIN, Stored
 from txstore.errors import (
     CommitNotFoundError,
@@ -60,6 +61,7 @@ class Engine:
         self.commits = open_commits(self.storage)
         self.sources = Sources(self.access.sources)
         self.snapshots = Snapshots(self.commits, self.sources)
+        self.chunk_cache = ChunkCache(self.access.chunk_cache)
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
+from txstore.codecs.chunk_cache import ChunkCache, parse_size
 from txstore.commit import MAIN, Commit, Stored
 from txstore.commit_queue.tickets import Turns
 from txstore.comparing.diff import Diff, OpenArray
@@ -38,7 +39,7 @@ from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
 from txstore.history.log import Log, changing
-from txstore.history.opening import Access
+from txstore.history.opening import CHUNK_CACHE_SIZE, Access
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
@@ -110,6 +111,9 @@ class Repository:
         Seconds that a commit, or maintenance, waits for another process that commits or does maintenance. Then it
         raises `CommitTimeoutError`, which names that process. The staged changes remain: you can commit them again.
         By default there is no limit, and a `CommitWaitWarning` after 5 seconds.
+    chunk_cache : int or str
+        Bytes of decoded chunks that this process keeps in memory, such as "256 MiB". Reads of snapshots, by any
+        thread, find a chunk there that was read before. Whole arrays are read past it. See `Repository.chunk_cache`.
 
     Examples
     --------
@@ -136,11 +140,20 @@ class Repository:
         retention: int | timedelta | None = None,
         sources: Given | None = None,
         commit_timeout: float | None = None,
+        chunk_cache: int | str = CHUNK_CACHE_SIZE,
     ) -> None:
         if commit_timeout is not None and not commit_timeout >= 0:
             raise ValueError(f"commit_timeout={commit_timeout!r}: give seconds, 0 or more, or None for no limit")
         cache = None if cache_dir is None else os.path.abspath(os.path.expanduser(cache_dir))
-        access = Access(dict(storage_options or {}), single_writer, cache, cache_size, allowed(sources), commit_timeout)
+        access = Access(
+            dict(storage_options or {}),
+            single_writer,
+            cache,
+            cache_size,
+            allowed(sources),
+            commit_timeout,
+            parse_size(chunk_cache),
+        )
         self.engine = Engine(url, durability=durability, access=access, retention=retention)
         if not self.engine.exists(creating=create) and not create:  # raises if something else is at this path
             raise RepositoryNotFoundError(self.url)
@@ -154,6 +167,11 @@ class Repository:
     def id(self) -> str:
         """The repository's id, 32 hexadecimal digits. Raises `RepositoryNotFoundError` before the first write."""
         return self.engine.commits.identity.id.hex()
+
+    @property
+    def chunk_cache(self) -> ChunkCache:
+        """The decoded chunks in memory: `hits` and `misses`, `size` of `capacity` in bytes, and `clear()`."""
+        return self.engine.chunk_cache
 
     @property
     def exists(self) -> bool:
@@ -1345,7 +1363,10 @@ class Repository:
                 for path in meant:
                     mapping.delete_dir(path)
 
-        return erase(self.engine.commits, self.engine.snapshots, meant, delete, timeout=timeout)
+        try:
+            return erase(self.engine.commits, self.engine.snapshots, meant, delete, timeout=timeout)
+        finally:
+            self.chunk_cache.clear()  # it may hold what was erased
 
     def erasures(self) -> list[Erasure]:
         """Return the records of erasures, oldest first: the paths, the user and the time."""

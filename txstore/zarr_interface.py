@@ -13,6 +13,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 
 from txstore._native import chunks
+from txstore.codecs.chunk_cache import ChunkCache
 from txstore.engine import Engine, Position
 from txstore.format.consolidated import consolidated_at, is_consolidated, is_marked, may_be_consolidated
 from txstore.format.keys import DOCUMENT_NAMES, directory_prefix, documents_of_members
@@ -125,6 +126,13 @@ class ZarrInterface(Store, ChunkStore):
     @property
     def is_fetched(self) -> bool:
         return self._engine.snapshots.is_ranged
+
+    @property
+    def decoded_chunks(self) -> tuple[ChunkCache, int] | None:
+        cache = self._engine.chunk_cache
+        if self._session is not None or not cache:  # what a transaction has staged may change
+            return None
+        return cache, self._position.snapshot().number
 
     def locate(self, keys: Sequence[str]) -> Located | None:
         self._is_open = True

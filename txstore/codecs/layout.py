@@ -104,7 +104,7 @@ def _path_of(module: str) -> str | None:
 
 def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
     """Return how the chunks of an array lie, or None."""
-    shape = _chunk_shape(metadata)
+    shape = chunk_shape(metadata)
     zdtype: Any = metadata.dtype if isinstance(metadata, ArrayV2Metadata) else metadata.data_type
     dtype = np.dtype(zdtype.to_native_dtype())
     if shape is None or len(shape) > _MOST_AXES or dtype.kind not in "biufcMmSUV" or dtype.names or not dtype.itemsize:
@@ -124,7 +124,8 @@ def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
     return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
 
 
-def _chunk_shape(metadata: ArrayV2Metadata | ArrayV3Metadata) -> tuple[int, ...] | None:
+def chunk_shape(metadata: ArrayV2Metadata | ArrayV3Metadata) -> tuple[int, ...] | None:
+    """Return the shape of an array's chunks, or of its shards. None if it is not the same for all."""
     if isinstance(metadata, ArrayV2Metadata):
         return tuple(metadata.chunks)
     grid: Any = metadata.chunk_grid

@@ -51,6 +51,9 @@ from txstore.storage.objects.urls import check_slashes
 from txstore.storage.pack_cache import CACHE_SIZE, open_cache
 from txstore.storage.remote import RemoteStorage
 
+#: Bytes of decoded chunks that a repository keeps in memory, unless it is told otherwise.
+CHUNK_CACHE_SIZE = 0
+
 
 class Access(NamedTuple):
     """The options for access to a URL, as given to `Repository`."""
@@ -61,6 +64,7 @@ class Access(NamedTuple):
     cache_size: int = CACHE_SIZE
     sources: Allowed = MappingProxyType({})  # URLs below which foreign values may lie; options may contain secrets
     commit_timeout: float | None = None  # seconds
+    chunk_cache: int = CHUNK_CACHE_SIZE  # bytes of decoded chunks in memory
 
     def __repr__(self) -> str:
         sources = f", sources {sorted(self.sources)}" if self.sources else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -28,6 +29,9 @@ from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
 
 _NO_SOURCES = Sources()
+
+
+_numbers = itertools.count()
 
 
 class _Warm:
@@ -72,6 +76,8 @@ class Snapshot(Hierarchy):
         self._erasures = erasures
         self._pins = pins
         self._shared: Snapshot | None = None  # for `own`: the shared snapshot, kept so that others find its open runs
+        #: Names this object among all of this process. Of one commit, another object may find that values were erased.
+        self.number = next(_numbers)
         self.stored = stored
         self.url = url
         self.sources = sources

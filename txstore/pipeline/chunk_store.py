@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from txstore._native import chunks
+from txstore.codecs.chunk_cache import ChunkCache
 from txstore.format.regions import Region
 from txstore.segments.runs import Located
 
@@ -21,6 +22,11 @@ class ChunkStore(ABC):
     @abstractmethod
     def is_fetched(self) -> bool:
         """Whether `locate` makes requests, and brings the values with it."""
+
+    @property
+    @abstractmethod
+    def decoded_chunks(self) -> tuple[ChunkCache, int] | None:
+        """The cache of decoded chunks, and the number of the snapshot that is read. None if there is none to use."""
 
     @abstractmethod
     def locate(self, keys: Sequence[str]) -> Located | None:

@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 import zarr.core.codec_pipeline
 from zarr.abc.codec import Codec, CodecPipeline
+from zarr.codecs import ShardingCodec
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
@@ -26,9 +27,10 @@ from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.layout import KEEP, Layout, layout_of
+from txstore.codecs.layout import KEEP, Layout, chunk_shape, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
+from txstore.pipeline.cached_reads import CachedReads
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.segments.runs import ELSEWHERE, LATER, Located
 from txstore.sessions import calling_thread
@@ -48,6 +50,9 @@ _SMALL = 256 << 10
 _FEW = 16
 #: What one thread is given at least, in bytes.
 _SHARE = 256 << 10
+
+#: The longest raw chunks, in bytes, that the cache keeps, though they are mapped: it has them in fewer steps.
+_COPIED = 64 << 10
 
 #: How much is fetched at a time, and how much is under way, in bytes as they are decoded.
 _FETCHED, _UNDER_WAY = 16 << 20, 128 << 20
@@ -143,6 +148,17 @@ class TxCodecPipeline(CodecPipeline):
     ) -> Any:
         rows: list[Row] = list(batch_info)
         store = _store_of(rows)
+        cached = None if store is None or drop_axes or type(out) is not CpuNDBuffer else self._cached(store)
+        if cached is not None and store is not None:
+            array: Any = out.as_ndarray_like()
+            found = await cached.read(rows, array, partial(self._read_rows, store))
+            if found is not None:
+                return found
+        return await self._read_rows(store, rows, out, drop_axes)
+
+    async def _read_rows(
+        self, store: ChunkStore | None, rows: list[Row], out: NDBuffer, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
         array = self._array(out)
         if store is None or array is None or drop_axes:
             return await self.ordinary.read(rows, out, drop_axes)
@@ -162,6 +178,28 @@ class TxCodecPipeline(CodecPipeline):
             for row, result in zip(left, found or (), strict=False):  # zarr 3.1 returns nothing
                 results[row] = result
         return tuple(results)
+
+    def _cached(self, store: ChunkStore) -> CachedReads | None:
+        """Return the reads through the cache of decoded chunks, if it makes this array's reads faster."""
+        kept = store.decoded_chunks
+        if kept is None or self._part_shape is None:
+            return None
+        layout = self.layout
+        if not store.is_fetched and layout is not None and not layout.codecs and layout.size > _COPIED:
+            return None  # a mapped file has the same bytes at hand
+        return CachedReads(*kept, *self._part_shape)
+
+    @cached_property
+    def _part_shape(self) -> tuple[tuple[int, ...], bool] | None:
+        """The shape of what is decoded at once, and whether it is an inner chunk of a shard. None: it differs."""
+        shape = chunk_shape(self._metadata)
+        codecs: tuple[Any, ...] = getattr(self._metadata, "codecs", ())
+        if shape is None or not any(isinstance(codec, ShardingCodec) for codec in codecs):
+            return None if shape is None else (shape, False)
+        inner = tuple(codecs[0].chunk_shape) if len(codecs) == 1 else None
+        if inner is None or any(whole % part for whole, part in zip(shape, inner, strict=True)):
+            return None
+        return inner, True
 
     def _read(self, store: ChunkStore, rows: list[Row], array: AnyArray) -> bytes | None:
         located = store.locate([row[0].path for row in rows])
