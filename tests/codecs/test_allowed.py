@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import txstore
-from txstore.codecs.allowed import check_codecs
+from txstore.codecs.allowed_codecs import check_codecs
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.errors import CodecRefusedError, SourceError
 from txstore.loaders import Samples

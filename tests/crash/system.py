@@ -33,7 +33,7 @@ from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
 from txstore.storage import commit_lock, permissions, sync_queue, tree
 from txstore.storage import local as storage
-from txstore.transactions import part
+from txstore.transactions import own_part
 from txstore.transactions.participation import Participation
 
 if sys.platform == "linux":
@@ -56,15 +56,15 @@ class Process:
 
     def __init__(self) -> None:
         self._joined: dict[bytes, Any] = {}
-        self._participants = type(part._parts)()
+        self._participants = type(own_part._parts)()
         self._patches: list[Any] = []
         self._outer: Process | None = None
 
     def __enter__(self) -> Process:
         self._patches = [
             mock.patch.object(engine_module, "_joined", self._joined),
-            mock.patch.object(part, "_parts", self._participants),
-            mock.patch.object(part, "at_exit", _ignore),
+            mock.patch.object(own_part, "_parts", self._participants),
+            mock.patch.object(own_part, "at_exit", _ignore),
         ]
         for patch in self._patches:
             patch.start()

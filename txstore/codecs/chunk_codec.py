@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from txstore.codecs.allowed import allowed_by_user, check_codecs
+from txstore.codecs.allowed_codecs import allowed_by_user, check_codecs
 from txstore.errors import CodecRefusedError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from txstore.comparing.documents import FieldChange
+from txstore.comparing.changed_documents import FieldChange
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
 from txstore.format.display import html_head, html_text, printable
 from txstore.format.documents import ABSENT

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from txstore.codecs.allowed import check_codecs
+from txstore.codecs.allowed_codecs import check_codecs
 from txstore.comparing.boxes import joined
 from txstore.format.documents import Described
 from txstore.format.grids import Chunk

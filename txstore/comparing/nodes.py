@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from txstore.comparing.documents import FieldChange, changed_attributes, changed_fields
+from txstore.comparing.changed_documents import FieldChange, changed_attributes, changed_fields
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy

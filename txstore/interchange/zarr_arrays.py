@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from txstore.codecs.allowed import check_array
+from txstore.codecs.allowed_codecs import check_array
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, encode_key, is_document

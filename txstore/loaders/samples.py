@@ -15,7 +15,7 @@ from zarr.api.asynchronous import open_array
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
-from txstore.codecs.allowed import check_array
+from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.errors import SchemaError
 from txstore.history.find import At

@@ -17,7 +17,7 @@ from txstore.format.grids import Chunk, Grid
 from txstore.format.keys import is_document
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
-from txstore.merging.documents import structure_of
+from txstore.merging.document_fields import structure_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

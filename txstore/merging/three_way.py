@@ -42,7 +42,7 @@ from txstore.format.keys import ancestors, directory_prefix, is_document, node_o
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
-from txstore.merging.documents import Extent, merge_documents, structure_of
+from txstore.merging.document_fields import Extent, merge_documents, structure_of
 from txstore.merging.doubts import Doubts
 from txstore.merging.merge_conflicts import Answers, Conflict, table_of
 from txstore.merging.merge_side import Side

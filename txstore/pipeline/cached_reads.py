@@ -101,15 +101,15 @@ class CachedReads(NamedTuple):
                 parts.append(_Part(number, key, begin, tuple([piece.taken for piece in pieces]), to))
         return parts
 
-    def _axes(self, chunk: Any, out: Any) -> list[list[_Piece]] | None:
+    def _axes(self, chunk: Any, out: Any) -> list[list[_AxisPart]] | None:
         """Return, for each axis of a shard, what a selection takes of each inner chunk along it."""
         if not isinstance(chunk, tuple) or not isinstance(out, tuple) or len(chunk) != len(self.shape):
             return None
-        axes: list[list[_Piece]] = []
+        axes: list[list[_AxisPart]] = []
         targets = iter(out)
         for taken, extent in zip(chunk, self.shape, strict=True):
             if isinstance(taken, int | np.integer):
-                axes.append([_Piece(int(taken) // extent, int(taken) % extent, None)])
+                axes.append([_AxisPart(int(taken) // extent, int(taken) % extent, None)])
                 continue
             to: Any = next(targets, None)
             if not (_is_run(taken) and _is_run(to)) or taken.stop - taken.start != to.stop - to.start:
@@ -118,7 +118,7 @@ class CachedReads(NamedTuple):
         return None if next(targets, None) is not None else axes
 
 
-class _Piece(NamedTuple):
+class _AxisPart(NamedTuple):
     """What a selection takes of one inner chunk along one axis."""
 
     inner: int
@@ -130,12 +130,12 @@ def _is_run(item: Any) -> bool:
     return isinstance(item, slice) and item.start is not None and item.stop is not None and item.step in (None, 1)
 
 
-def _pieces(taken: slice, to: slice, extent: int) -> list[_Piece]:
+def _pieces(taken: slice, to: slice, extent: int) -> list[_AxisPart]:
     pieces = []
     for inner in range(taken.start // extent, -(-taken.stop // extent)):
         low, high = max(taken.start, inner * extent), min(taken.stop, (inner + 1) * extent)
         shift = to.start - taken.start
         pieces.append(
-            _Piece(inner, slice(low - inner * extent, high - inner * extent), slice(low + shift, high + shift))
+            _AxisPart(inner, slice(low - inner * extent, high - inner * extent), slice(low + shift, high + shift))
         )
     return pieces

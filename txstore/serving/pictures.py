@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from txstore.codecs.allowed import check_codecs
+from txstore.codecs.allowed_codecs import check_codecs
 from txstore.errors import NodeNotFoundError
 from txstore.format.documents import describe
 from txstore.history.snapshot import Snapshot

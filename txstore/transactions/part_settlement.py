@@ -5,7 +5,7 @@ from __future__ import annotations
 from txstore.errors import ConflictError, CorruptionError, ParticipantLostError
 from txstore.format import packfile
 from txstore.format.regions import WHOLE
-from txstore.transactions.part import Part
+from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.view import View
 

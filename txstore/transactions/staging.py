@@ -27,7 +27,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.steps import step
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.key_turns import KeyTurns
-from txstore.transactions.part import Part
+from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership
 from txstore.transactions.participants.shared import SharedTransaction

@@ -25,7 +25,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged
 from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.storage.foreign_values import ForeignRange
-from txstore.transactions.part import Part
+from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership
 from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads

@@ -24,8 +24,8 @@ from txstore.steps import step
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership, not_shared
 from txstore.transactions.participants.reclaim import reclaim_staging
-from txstore.transactions.participants.seals import Seals
 from txstore.transactions.participants.shared import append_about
+from txstore.transactions.seal_state import Seals
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
