@@ -37,6 +37,7 @@ TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
 PLAIN := .venv/$(TAG)-plain
 LOWEST := .venv/$(ZARR2_TAG)-lowest
 CLIENTS := .venv/$(TAG)-clients
+ZARR_SUITE := .venv/$(TAG)-zarr-suite
 DOCS := .venv/$(ZARR2_TAG)-docs
 
 # Where there is a compiler, a warning or a failed build of the C is an error; where there is none, the fallbacks serve.
@@ -65,7 +66,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -74,6 +75,7 @@ help:
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
 	@echo 'make test-lowest the lowest versions that pyproject.toml allows; make test-clients: anndata and others over a store'
+	@echo 'make test-zarr-suite  zarr'"'"'s own tests, with each call in the caller'"'"'s thread'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
@@ -144,6 +146,11 @@ $(LOWEST)/stamp: $(SOURCES)
 	  --resolution lowest-direct --editable '.[xarray,import,remote,serve]' 'dask>=2025.4'
 	touch $@
 
+$(ZARR_SUITE)/stamp: $(SOURCES)
+	$(call environment,$(ZARR_SUITE),$(PYTHON),pytest pytest-asyncio pytest-xdist pytest-timeout pytest-benchmark hypothesis \
+	  tomlkit numpydoc universal-pathlib obstore fsspec rich typer --editable .)
+	touch $@
+
 # Libraries that write and read through a store of zarr's, and know nothing of this one.
 $(CLIENTS)/stamp: $(SOURCES)
 	$(call environment,$(CLIENTS),$(PYTHON),anndata annbatch dask universal_pathlib pytest pytest-asyncio pytest-timeout \
@@ -205,6 +212,20 @@ LOWEST_TESTS := $(addprefix tests/,codecs format history/test_snapshot.py histor
   interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_xarray.py serving/test_plain_zarr.py)
 test-lowest: $(LOWEST)/stamp
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)
+
+# The tests of the installed zarr, from its source distribution: as zarr is, then with every call in the caller's thread.
+SUITE := build/zarr-suite
+test-zarr-suite: $(ZARR_SUITE)/stamp
+	rm -rf $(SUITE)
+	mkdir -p $(SUITE)
+	$(ZARR_SUITE)/bin/python -m pip download --quiet --quiet --no-deps --no-binary zarr --dest $(SUITE) \
+	  zarr==$$($(ZARR_SUITE)/bin/python -c 'import zarr; print(zarr.__version__)')
+	tar --extract --gzip --file $(SUITE)/zarr-*.tar.gz --directory $(SUITE) --strip-components=1
+	for run in plain ours; do \
+	  (cd $(SUITE) && PYTHONPATH=$(CURDIR)/tests/zarr_suite $(CURDIR)/$(ZARR_SUITE)/bin/python -m pytest $(PARALLEL) --quiet tests \
+	    --ignore=tests/benchmarks --junitxml=$$run.xml $$(test $$run = ours && echo '-p in_callers_thread') \
+	    $(PYTEST_ARGS)) >$(SUITE)/$$run.log 2>&1; \
+	done; $(ZARR_SUITE)/bin/python -m tests.zarr_suite.compare $(SUITE)/plain.xml $(SUITE)/ours.xml
 
 test-clients: $(CLIENTS)/stamp
 	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients $(PYTEST_ARGS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import NAME, Append, NotOffered, Peer
+from benchmarks.peers.peer import CACHED, NAME, Append, NotOffered, Peer
 from benchmarks.peers.works import Work
 
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -88,6 +88,18 @@ class TensorStoreFile(Peer):
 
     def write_part(self, data: np.ndarray, part: slice) -> None:
         self.open_array(open=True)[part].write(data[part]).result()
+
+
+class TensorStoreCache(TensorStoreFile):
+    """With a cache of decoded chunks, which takes what it has as it is."""
+
+    name = "TensorStore file, cache_pool"
+
+    def open(self) -> Any:
+        import tensorstore
+
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHED}})
+        return self.open_array(open=True, read=True, context=context, recheck_cached_data=False)
 
 
 class TensorStoreOcdbt(TensorStoreFile):
@@ -180,4 +192,4 @@ class Hdf5(Peer):
         array.file.close()
 
 
-ARRAY_PEERS: list[type[Peer]] = [TensorStoreFile, TensorStoreOcdbt, TensorStoreTransaction, Hdf5]
+ARRAY_PEERS: list[type[Peer]] = [TensorStoreFile, TensorStoreCache, TensorStoreOcdbt, TensorStoreTransaction, Hdf5]

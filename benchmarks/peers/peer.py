@@ -13,6 +13,8 @@ import numpy as np
 from benchmarks.peers.works import Work
 
 NAME = "x"  # of the array
+#: Bytes of decoded chunks that a caching peer keeps: more than any array has of which parts are read.
+CACHED = 256 << 20
 
 
 #: Appends a block along the first axis, and makes others see it.

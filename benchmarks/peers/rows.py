@@ -20,8 +20,9 @@ from benchmarks.peers.works import SHARDED, WORKS
 
 #: Who is in what TxStore has to show.
 CORE = (
-    "TxStore", "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "MemoryStore, fused", "Icechunk, fused",
-    "TensorStore file", "TensorStore ocdbt", "TensorStore ocdbt, transaction", "HDF5",
+    "TxStore", "TxStore, chunk cache", "TxStore, durability none",
+    "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "MemoryStore, fused", "Icechunk, fused",
+    "TensorStore file", "TensorStore file, cache_pool", "TensorStore ocdbt", "TensorStore ocdbt, transaction", "HDF5",
 )  # fmt: skip
 #: And one of each kind. All pipelines are beside one another in the first row.
 EVERY_KIND = (*CORE, "ZipStore, fused", "ObjectStore, fused", "ObjectStore, zarrs", "FsspecStore, fused")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.peers.peer import NAME, Append, NotOffered, Peer
+from benchmarks.peers.peer import CACHED, NAME, Append, NotOffered, Peer
 from benchmarks.peers.works import Work
 
 #: What is configured, under the name that rows have.
@@ -295,6 +295,29 @@ class TxStore(ZarrPeer):
             self.open_in(store, mode="r+")[part] = data[part]
 
 
+class CachingTxStore(TxStore):
+    """With a cache of decoded chunks."""
+
+    name = "TxStore, chunk cache"
+
+    def repository(self) -> Any:
+        import txstore
+
+        return txstore.Repository(self.path, chunk_cache=CACHED)
+
+
+class ScratchTxStore(TxStore):
+    """Without a sync, as the stores that do not sync."""
+
+    name = "TxStore, durability none"
+    durable = False
+
+    def repository(self) -> Any:
+        import txstore
+
+        return txstore.Repository(self.path, durability="none")
+
+
 class PlainTxStore(TxStore):
     """With a pipeline of zarr's own."""
 
@@ -312,6 +335,8 @@ def _variants(kind: type[ZarrPeer], name: str, pipelines: tuple[str, ...]) -> li
 
 ZARR_PEERS: list[type[Peer]] = [
     TxStore,
+    CachingTxStore,
+    ScratchTxStore,
     *_variants(PlainTxStore, "TxStore", ("batched", "fused")),
     *_variants(Local, "LocalStore", ("batched", "fused", "zarrs")),
     *_variants(Memory, "MemoryStore", ("batched", "fused")),
