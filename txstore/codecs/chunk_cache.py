@@ -76,7 +76,7 @@ class ChunkCache:
             return found
 
     def put(self, key: Key, chunk: AnyArray) -> None:
-        """Add a chunk, which nobody changes from now on."""
+        """Add a chunk, which stays as it is from now on."""
         chunk.flags.writeable = False
         with self._lock:
             if key in self._chunks:

@@ -68,7 +68,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     Before `commit` returns, other readers see none of the writes; afterwards they see all of them. This mapping reads
     its own writes. Staged values lie in files below `.staging/`, never in memory. Any number of threads may use it.
 
-    As a context manager it commits on a clean exit and rolls back on an exception.
+    As a context manager it commits on a clean exit and rolls back on an exception. `nodes` moves, copies and restores
+    arrays and groups by reference; `participation` lets other processes join, and ends this process's part.
 
     States: "open"; "failed" after a failed write; "committed"; "rolled back"; "of unknown outcome".
     """
