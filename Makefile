@@ -66,7 +66,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve
 .DEFAULT_GOAL := help
 
 help:
@@ -93,6 +93,7 @@ help:
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
+	@echo 'make bench-field TxStore beside the same stores, several processes on one array, some killed: lost, torn, refused'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
@@ -284,6 +285,11 @@ simulate-commits: $(BENCH)/stamp
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.serving.plain_zarr $(SERVE_ARGS)
+
+# Several processes on one array, some of them killed: what is lost, torn and refused. FIELD_ARGS='--stores HDF5' chooses.
+FIELD_ARGS ?=
+bench-field: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.field $(FIELD_ARGS)
 
 bench-loaders: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only loaders
