@@ -311,6 +311,11 @@ class Position:
                 found = self._snapshot = self._snapshot or self._find()
         return found
 
+    @property
+    def found(self) -> Snapshot | None:
+        """The snapshot at this position. None if it has not been looked for yet."""
+        return self._snapshot
+
     def at_hand(self, key: str) -> memoryview | None:
         """Return a value as `Snapshot.at_hand` does, if the position has found its commit."""
         found = self._snapshot

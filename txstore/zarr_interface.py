@@ -132,7 +132,8 @@ class ZarrInterface(Store, ChunkStore):
         cache = self._engine.chunk_cache
         if self._session is not None or not cache:  # what a transaction has staged may change
             return None
-        return cache, self._position.snapshot().number
+        found = self._position.found  # else the first read finds it, in a thread
+        return None if found is None else (cache, found.number)
 
     def locate(self, keys: Sequence[str]) -> Located | None:
         self._is_open = True

@@ -60,9 +60,10 @@ class ChunkCache:
     def __bool__(self) -> bool:
         return self.capacity > 0
 
-    def admits(self, size: int) -> bool:
-        """Tell whether a read of this number of bytes should use the cache: not if it would replace much of it."""
-        return size <= self.capacity // 4
+    @property
+    def most_at_once(self) -> int:
+        """How many bytes a read may take to use the cache: one that takes more would replace much of it."""
+        return self.capacity // 4
 
     def get(self, key: Key) -> AnyArray | None:
         """Return a chunk, read-only."""

@@ -105,8 +105,7 @@ def _path_of(module: str) -> str | None:
 def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
     """Return how the chunks of an array lie, or None."""
     shape = chunk_shape(metadata)
-    zdtype: Any = metadata.dtype if isinstance(metadata, ArrayV2Metadata) else metadata.data_type
-    dtype = np.dtype(zdtype.to_native_dtype())
+    zdtype, dtype = _zdtype(metadata), dtype_of(metadata)
     if shape is None or len(shape) > _MOST_AXES or dtype.kind not in "biufcMmSUV" or dtype.names or not dtype.itemsize:
         return None
     if dtype.subdtype is not None or 0 in shape or math.prod(shape) * dtype.itemsize > _LARGEST:
@@ -122,6 +121,16 @@ def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
         return _sharded(codecs[0], shape, dtype, zdtype, metadata.fill_value, item, elides)
     encoded = _encoded(codecs, shape, dtype)
     return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
+
+
+def _zdtype(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Any:
+    return metadata.dtype if isinstance(metadata, ArrayV2Metadata) else metadata.data_type
+
+
+def dtype_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> np.dtype[Any]:
+    """Return the type of the elements of an array in memory."""
+    dtype: np.dtype[Any] = np.dtype(_zdtype(metadata).to_native_dtype())
+    return dtype
 
 
 def chunk_shape(metadata: ArrayV2Metadata | ArrayV3Metadata) -> tuple[int, ...] | None:

@@ -44,11 +44,10 @@ class CachedReads(NamedTuple):
 
     async def read(self, rows: list[Row], array: AnyArray, read: Read) -> Any:
         """Read rows to an array. Returns zarr's result for each, or None if the cache is not for these rows."""
-        size = math.prod(self.shape) * array.dtype.itemsize
-        if not self.shape or array.dtype.kind not in _KINDS or not self.cache.admits(len(rows) * size):
+        if not self.shape or array.dtype.kind not in _KINDS:
             return None
-        parts = self._parts(rows)
-        if parts is None or not self.cache.admits(len(parts) * size):
+        parts = self._parts(rows, most=self.cache.most_at_once // (math.prod(self.shape) * array.dtype.itemsize))
+        if parts is None:
             return None
         missing: list[_Part] = []
         results: list[Any] = [{"status": "present"}] * len(rows)
@@ -83,15 +82,17 @@ class CachedReads(NamedTuple):
             if result is None or result["status"] == "present":
                 self.cache.put(part.key, chunk if len(missing) == 1 else chunk.copy())
 
-    def _parts(self, rows: list[Row]) -> list[_Part] | None:
-        """Return what the rows take of each chunk or inner chunk. None if that is not told by slices."""
+    def _parts(self, rows: list[Row], most: int) -> list[_Part] | None:
+        """Return what the rows take of each chunk or inner chunk. None: more than `most`, or not told by slices."""
         parts: list[_Part] = []
+        if len(rows) > most:
+            return None
         for number, (getter, _, chunk, out, _) in enumerate(rows):
             if not self.is_sharded:
                 parts.append(_Part(number, (self.snapshot, getter.path, ()), (0,) * len(self.shape), chunk, out))
                 continue
             axes = self._axes(chunk, out)
-            if axes is None:
+            if axes is None or len(parts) + math.prod(map(len, axes)) > most:
                 return None
             for pieces in product(*axes):
                 inner = tuple([piece.inner for piece in pieces])

@@ -27,7 +27,7 @@ from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.layout import KEEP, Layout, chunk_shape, layout_of
+from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
 from txstore.pipeline.cached_reads import CachedReads
@@ -148,12 +148,13 @@ class TxCodecPipeline(CodecPipeline):
     ) -> Any:
         rows: list[Row] = list(batch_info)
         store = _store_of(rows)
-        cached = None if store is None or drop_axes or type(out) is not CpuNDBuffer else self._cached(store)
-        if cached is not None and store is not None:
+        if store is not None and not drop_axes and type(out) is CpuNDBuffer:
             array: Any = out.as_ndarray_like()
-            found = await cached.read(rows, array, partial(self._read_rows, store))
-            if found is not None:
-                return found
+            cached = self._cached(store)
+            if cached is not None and array.dtype == self._dtype:
+                found = await cached.read(rows, array, partial(self._read_rows, store))
+                if found is not None:
+                    return found
         return await self._read_rows(store, rows, out, drop_axes)
 
     async def _read_rows(
@@ -188,6 +189,11 @@ class TxCodecPipeline(CodecPipeline):
         if not store.is_fetched and layout is not None and not layout.codecs and layout.size > _COPIED:
             return None  # a mapped file has the same bytes at hand
         return CachedReads(*kept, *self._part_shape)
+
+    @cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        """The type of the elements in memory."""
+        return dtype_of(self._metadata)
 
     @cached_property
     def _part_shape(self) -> tuple[tuple[int, ...], bool] | None:
