@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -99,6 +100,11 @@ class CallersLoop(asyncio.BaseEventLoop):
     """The event loop of one thread. It has no sockets."""
 
     _selector: _Waker
+    # Of the base class, which typeshed does not list.
+    _thread_id: int | None
+    _ready: deque[Any]
+    _asyncgen_firstiter_hook: Callable[..., Any]
+    _asyncgen_finalizer_hook: Callable[..., Any]
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,6 +128,27 @@ class CallersLoop(asyncio.BaseEventLoop):
             operation.threads.add(call)
             call.add_done_callback(operation.threads.discard)  # it has a result, which may be a chunk
         return asyncio.wrap_future(call, loop=self)
+
+    def begin(self, coroutine: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
+        """Make a task, and run it up to where it first waits: most operations on a local disk never do.
+
+        From Python 3.12 on. Before, the task begins when the loop runs.
+        """
+        if sys.version_info < (3, 12):
+            return self.create_task(coroutine, context=context)
+        self._thread_id = threading.get_ident()  # the loop is running
+        asyncio._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=self._asyncgen_firstiter_hook, finalizer=self._asyncgen_finalizer_hook)
+        try:
+            return asyncio.Task(coroutine, loop=self, context=context, eager_start=True)
+        finally:
+            sys.set_asyncgen_hooks(firstiter=None, finalizer=None)
+            self._thread_id = None
+            asyncio._set_running_loop(None)  # last: see `_leave`
+
+    def finish(self, task: asyncio.Task[T]) -> T:
+        """Run the loop until a task is done, and nothing else waits to be called."""
+        return task.result() if task.done() and not self._ready else self.run_until_complete(task)
 
 
 def _executor() -> ThreadPoolExecutor:
@@ -162,7 +189,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     first = _first(operation, coroutine, errors)
     has_returned = False
     try:
-        result = context.run(loop.run_until_complete, first)
+        result = loop.finish(loop.begin(first, context))
         has_returned = True
     finally:
         has_failed, operation.is_cut = bool(errors) or not has_returned, not has_returned
