@@ -187,7 +187,9 @@ def test_what_is_awaited_is_what_mapped_runs_locate(narrow: None, seed: int) -> 
     world = World(seed)
     world.objects.can_await()
     keys = [key.decode() for key in world.source.sample([*KEYS, b"a", b"b/2", b"zz"], world.source.randrange(1, 5))]
-    expected = _values(world.mapped().locate(keys))
+    mapped = world.mapped()
+    expected = _values(mapped.locate(keys))
+    assert [value for key in keys for value in _values(mapped.locate([key]))] == expected
     runs = world.lazy()
     awaited = asyncio.run(runs.await_located(keys))
     assert awaited is not None

@@ -70,6 +70,8 @@ class Change(NamedTuple):
     checksum: int
 
 
+#: What an index says of a key that is deleted.
+_GONE = (packfile.REF_TOMBSTONE, packfile.FOUND_PREFIX)
 #: In place of the number of a buffer.
 MISSING, ELSEWHERE, LATER = -1, -2, -3
 #: Reads a value into memory as long as it is. Tells whether its checksum is right: if not, it is asked for by itself.
@@ -245,6 +247,8 @@ class Runs:
 
     def locate(self, keys: Sequence[str]) -> Located:
         """Return where the values of many keys lie, without comparing their checksums. Packs have to be mapped."""
+        if len(keys) == 1:
+            return self._locate_one(keys[0].encode())
         try:
             found = index.locate(self._runs, tuple([key.encode() for key in keys]))
         except ValueError as error:
@@ -257,6 +261,20 @@ class Runs:
                 table[is_here & (places == place), 0] = len(buffers)
                 buffers.append(pack.mapped)
         return Located(buffers, table)
+
+    def _locate_one(self, key: bytes) -> Located:
+        """Do as `locate` for one key: the arrays of many take longer to make."""
+        try:
+            found = index.lookup(self._runs, key)
+        except ValueError as error:
+            raise self._corrupt(error) from error
+        if found is None or found[1] in _GONE:
+            return Located([], np.array([(MISSING, 0, 0, 0)], np.int64))
+        run, kind, _, number, offset, length, checksum = found
+        pack = self.open_pack(run, number) if kind == packfile.REF_PACK else None
+        if isinstance(pack, OpenPack) and not (offset | length) >> 63:  # else it is damaged: its own read says so
+            return Located([pack.mapped], np.array([(0, offset, length, checksum)], np.int64))
+        return Located([], np.array([(ELSEWHERE, 0, 0, 0)], np.int64))
 
     async def await_located(self, keys: Sequence[str]) -> Located | None:
         """Return what `locate` does, and fetch few small values without a thread. None if that takes one."""
