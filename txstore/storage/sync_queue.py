@@ -34,7 +34,7 @@ MOST_SAID = _SAID - _HEAD.size
 
 
 class SyncQueue:
-    """The queue at one file, for a process whose turn it is there. It ends with the turn: `turns.leave`."""
+    """The queue at one file, for a process whose turn it is there. It ends with the turn: `commit_lock.leave`."""
 
     def __init__(self, descriptor: int, url: str, path: str, timeout: float | None) -> None:
         self._descriptor = descriptor

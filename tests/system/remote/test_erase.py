@@ -30,7 +30,7 @@ def filled(server: Server) -> txstore.Repository:
         theirs = other.engine.join(shared, other.engine.commits.identity.id)
         theirs["s/theirs"] = SECRETS["s/c/1"]
         theirs["k/theirs"] = b"kept"
-        theirs.seal()
+        theirs.participation.seal()
         theirs.participation.end()
     assert scanned(repo)
     return repo
@@ -59,7 +59,7 @@ def test_no_object_has_a_byte_of_it(filled: txstore.Repository) -> None:
 def test_who_stages_is_waited_for(filled: txstore.Repository) -> None:
     writer = again(filled).begin("goes on")
     writer["s/c/7"] = SECRETS["s/c/0"]
-    writer.share()
+    writer.participation.share()
     with pytest.raises(txstore.ErasureTimeoutError, match=r"open.*Nothing was changed"):
         filled.erase("s", timeout=0)
     writer.rollback()
