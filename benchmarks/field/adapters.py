@@ -45,6 +45,13 @@ class Adapter:
         raise NotImplementedError
 
 
+def create_array(store: Any, rows: int, **options: Any) -> None:
+    """Create the array in a store of zarr's."""
+    import zarr
+
+    zarr.create_array(store, shape=(rows, COLUMNS), chunks=(CHUNK, COLUMNS), dtype="i8", compressors=None, **options)
+
+
 class TxStore(Adapter):
     name = "TxStore"
 
@@ -56,12 +63,8 @@ class TxStore(Adapter):
         return self._repo
 
     def create(self, rows: int) -> None:
-        import zarr
-
         with self._repository().transaction() as store:
-            zarr.create_array(
-                store, name="x", shape=(rows, COLUMNS), chunks=(CHUNK, COLUMNS), dtype="i8", compressors=None
-            )
+            create_array(store, rows, name="x")
 
     def write(self, start: int, values: np.ndarray[Any, Any]) -> None:
         import zarr
@@ -93,9 +96,7 @@ class LocalStore(Adapter):
         return zarr.open_array(str(self.path))
 
     def create(self, rows: int) -> None:
-        import zarr
-
-        zarr.create_array(str(self.path), shape=(rows, COLUMNS), chunks=(CHUNK, COLUMNS), dtype="i8", compressors=None)
+        create_array(str(self.path), rows)
 
     def write(self, start: int, values: np.ndarray[Any, Any]) -> None:
         self._open()[start : start + len(values)] = values
@@ -121,12 +122,8 @@ class Icechunk(Adapter):
         return self._repo
 
     def create(self, rows: int) -> None:
-        import zarr
-
         session = self._repository().writable_session("main")
-        zarr.create_array(
-            session.store, name="x", shape=(rows, COLUMNS), chunks=(CHUNK, COLUMNS), dtype="i8", compressors=None
-        )
+        create_array(session.store, rows, name="x")
         session.commit("create")
 
     def _commit(self, change: Any) -> None:
@@ -161,11 +158,13 @@ class Ocdbt(Adapter):
 
     name = "TensorStore ocdbt"
 
-    def _open(self, **options: Any) -> Any:
+    def _keys(self) -> dict[str, Any]:
+        return {"driver": "ocdbt", "base": f"file://{self.path}/", "path": "x/"}
+
+    def _open(self) -> Any:
         import tensorstore
 
-        keys = {"driver": "ocdbt", "base": f"file://{self.path}/", "path": "x/"}
-        return tensorstore.open({"driver": "zarr3", "kvstore": keys, **options}, open=True).result()
+        return tensorstore.open({"driver": "zarr3", "kvstore": self._keys()}, open=True).result()
 
     def create(self, rows: int) -> None:
         import tensorstore
@@ -175,8 +174,7 @@ class Ocdbt(Adapter):
             "data_type": "int64",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [CHUNK, COLUMNS]}},
         }
-        keys = {"driver": "ocdbt", "base": f"file://{self.path}/", "path": "x/"}
-        tensorstore.open({"driver": "zarr3", "kvstore": keys, "metadata": metadata}, create=True).result()
+        tensorstore.open({"driver": "zarr3", "kvstore": self._keys(), "metadata": metadata}, create=True).result()
 
     def write(self, start: int, values: np.ndarray[Any, Any]) -> None:
         import tensorstore

@@ -11,12 +11,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from benchmarks.field.adapters import ADAPTERS, CHUNK, COLUMNS, Adapter, Refused
+
+T = TypeVar("T")
 
 #: Rows of a region: four chunks.
 REGION = 4 * CHUNK
@@ -34,25 +37,23 @@ def code(worker: int, sequence: int) -> int:
     return (worker + 1) << 32 | sequence
 
 
-def attempt(action: Callable[[], object]) -> bool:
-    """Try once. Tell what the store refuses, and other errors."""
+def attempt(action: Callable[[], T]) -> list[T]:
+    """Try once; return what the action returned. Tell what the store refuses, and other errors: then nothing."""
     try:
-        action()
+        return [action()]
     except Refused:
         tell("refused")
     except Exception as error:  # noqa: BLE001 - what a store raises is a result
         tell("failed", type(error).__name__, str(error).replace("\n", " ")[:200])
-    else:
-        return True
     time.sleep(random.uniform(0.001, 0.01))
-    return False
+    return []
 
 
 def write_regions(adapter: Adapter, worker: int, sequence: int) -> None:
     """Write the worker's own region again and again."""
     while True:
         values = np.full((REGION, COLUMNS), code(worker, sequence), np.int64)
-        if attempt(lambda values=values: adapter.write(worker * REGION, values)):  # type: ignore[misc]
+        if attempt(partial(adapter.write, worker * REGION, values)):
             tell("done", sequence)
             sequence += 1
 
@@ -61,7 +62,7 @@ def append_blocks(adapter: Adapter, worker: int, sequence: int) -> None:
     """Append blocks, as all other workers do to the same array."""
     while True:
         values = np.full((BLOCK, COLUMNS), code(worker, sequence), np.int64)
-        if attempt(lambda values=values: adapter.append(values)):  # type: ignore[misc]
+        if attempt(partial(adapter.append, values)):
             tell("done", sequence)
         sequence += 1  # also after an error: what it has left is not what the next one writes
 
@@ -70,16 +71,15 @@ def read_regions(adapter: Adapter, _: int, writers: int) -> None:
     """Read one region of those that others write, and look whether it was written by one write."""
     while True:
         start = random.randrange(writers) * REGION
-        found: list[Any] = []
-        if attempt(lambda start=start, found=found: found.append(adapter.read(start, start + REGION))):  # type: ignore[misc]
-            tell("read" if len(np.unique(found[0])) == 1 else "torn")
+        for rows in attempt(partial(adapter.read, start, start + REGION)):
+            tell("read" if len(np.unique(rows)) == 1 else "torn")
 
 
 def read_chunks(adapter: Adapter, _worker: int, _sequence: int) -> None:
     """Read single chunks at random from an array that nothing changes."""
     while True:
         start = random.randrange(READ_REGIONS * REGION // CHUNK) * CHUNK
-        if attempt(lambda start=start: adapter.read(start, start + CHUNK)):  # type: ignore[misc]
+        if attempt(partial(adapter.read, start, start + CHUNK)):
             tell("done", 0)
 
 

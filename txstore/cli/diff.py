@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,9 +27,6 @@ from txstore.cli.output import (
     tell,
 )
 from txstore.format.names import MAIN
-
-if TYPE_CHECKING:
-    pass
 
 
 @reporting_errors

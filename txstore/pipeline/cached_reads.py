@@ -12,11 +12,13 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer.cpu import NDBuffer
 
 from txstore.codecs.chunk_cache import AnyArray, ChunkCache, Key
 
-Row = tuple[Any, Any, Any, Any, bool]
+#: Of a batch of zarr's: key, spec, what is taken of the chunk, to where, and whether that is the whole chunk.
+Row = tuple[Any, ArraySpec, Any, Any, bool]
 #: Reads rows to a buffer; returns zarr's result for each row, if it has any.
 Read = Callable[[list[Row], NDBuffer], Awaitable[Any]]
 

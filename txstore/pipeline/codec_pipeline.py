@@ -30,7 +30,7 @@ from txstore._native import chunks
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
-from txstore.pipeline.cached_reads import CachedReads
+from txstore.pipeline.cached_reads import CachedReads, Row
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.segments.runs import ELSEWHERE, LATER, Located
 from txstore.sessions import calling_thread
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteGetter, Store
 
 T = TypeVar("T")
-Row = tuple[Any, ArraySpec, Any, Any, bool]
 
 #: On zarr's loop, a batch of fewer bytes stays there: that takes less time than passing it to a thread.
 _SMALL = 256 << 10

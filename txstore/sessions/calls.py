@@ -97,9 +97,7 @@ class SessionCalls:
             if transaction.part.seals.begin_operation(each):
                 finish = Finish(partial(end, each), self.session.engine.storage.dispatch)
                 if not each.finish_with(finish):
-                    transaction.participation.end_operation(
-                        each, True
-                    )  # the operation has ended already: this call came late
+                    end(each, True)  # the operation has ended already: this call came late
         if of:
             return call()
         own, has_failed = object(), True
@@ -236,8 +234,6 @@ class SessionCalls:
 
     def _check_writable(self, key: str, transaction: Transaction) -> None:
         held = self.session.held
-        if held.is_current(transaction) and not held.is_serializable:  # on the hot paths
-            return
         document = held.stale_for_write(key, transaction)
         if document is None:
             return
