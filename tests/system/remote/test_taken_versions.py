@@ -256,9 +256,10 @@ def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting
     commit(first, "begin")
     late = staged(second, "made")
     taken = commit(first, "lost")
+    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
     place.ignore_conditions()
     late.commit()
-    above = commit(first, "above")  # which follows what is there no more
+    above = follower.commit()  # which follows what is there no more
     object_head_caches.STAYS = 0.0
     with pytest.raises(OSError, match=CAUSE):
         commit(second, "refused")
@@ -576,9 +577,10 @@ def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, 
     commit(first, "begin")
     late = staged(second, "made")
     commit(first, "lost")
+    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
     place.ignore_conditions()
     late.commit()
-    commit(first, "above")
+    follower.commit()
     commit(first, "and more")
     object_head_caches.STAYS = 0.0
     with pytest.raises((OSError, txstore.CorruptionError)):
