@@ -18,7 +18,7 @@ import txstore
 from tests.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
-from txstore.format import names
+from txstore.format import commitfile, encoding, names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
 from txstore.history import object_head_caches, whole_groups
 from txstore.history.contention import Contention
@@ -293,6 +293,19 @@ def test_what_is_no_proposal_is_left_out(url, meet):
     made = [each.result() for each in commit_together(crew(url))]
     assert sorted(each.version for each in made) == list(range(1, CREW + 1))
     assert file_of(url, 1).header.group_commit == (0, CREW)
+
+
+def test_a_proposal_with_a_field_of_a_newer_version_is_left_out(url):
+    """Those who know the field would derive other bytes."""
+    stored = file_of(url, 0)
+    whole = txstore.Repository(url).engine.storage.objects.get(stored.path)
+    group_commits.touched_by(whole)
+    encoded = stored.header.encode() + commitfile.FIELD.pack(15, 1) + b"?"
+    begin = stored.footer.header_offset
+    length = begin + len(encoded) + commitfile.FOOTER_SIZE
+    footer = commitfile.Footer(len(encoded), begin, length, stored.header.id, encoding.crc32c(encoded))
+    with pytest.raises(group_commits.NoGroupCommitError, match="fields that this version does not know"):
+        group_commits.touched_by(whole[:begin] + encoded + footer.encode())
 
 
 def test_an_proposal_that_nobody_waits_for_any_more_is_left_out(url, meet, monkeypatch):

@@ -462,7 +462,7 @@ def test_a_branch_that_would_lead_elsewhere(branch):
 def test_newer_versions_are_told_from_damage():
     head = encoding.with_checksum(packfile.HEAD.pack(b"TXSTPACK", 2, 0, bytes(16), bytes(16), 0))
     footer = encoding.with_checksum(commitfile.FOOTER.pack(b"TXSTFOOT", 2, 1, 2, 67, bytes(16), 0))
-    header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 63).encode()
+    header = Header(*[bytes(16)] * 4, 0, 1, 0, "main", required=1 << 31).encode()
     pack = b"\x03" + bytes(20)
     for decode, data in (
         (packfile.decode_head, head),

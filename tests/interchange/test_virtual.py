@@ -723,9 +723,9 @@ def test_an_older_reader_refuses(open_repo: OpenRepo, binary: Path, monkeypatch:
         stage(store, binary)
     with monkeypatch.context() as patched:
         patched.setattr(commitfile, "REQUIRED_FEATURES_KNOWN", 0)
-        with pytest.raises(txstore.UnsupportedFormatError, match="required features 0x1"):
+        with pytest.raises(txstore.UnsupportedFormatError, match="required feature 0"):
             txstore.Repository(repo.url).head()
-        with pytest.raises(txstore.UnsupportedFormatError, match="required features 0x1"):
+        with pytest.raises(txstore.UnsupportedFormatError, match="required feature 0"):
             txstore.TxStore(repo.url)["a"]
 
 

@@ -565,13 +565,16 @@ def test_an_import_and_plain_mappings_are_checked(repo, tmp_path):
         repo.import_from(tmp_path / "plain.zarr")
 
 
-def test_who_does_not_know_constraints_can_do_nothing(repo, monkeypatch):
+def test_who_does_not_know_constraints_can_read_and_not_write(repo, monkeypatch):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED
     with monkeypatch.context() as older:
         older.setattr(commitfile, "REQUIRED_FEATURES_KNOWN", commitfile.FEATURE_FOREIGN)
-        with pytest.raises(UnsupportedFormatError, match="upgrade"):
-            txstore.Repository(repo.url).transaction()
+        other = txstore.Repository(repo.url)
+        assert values(other) == [1] * 8
+        with pytest.raises(UnsupportedFormatError, match="required feature 32, which whoever commits has to keep"):
+            commit(other, put(0, 2))
+    assert values(repo) == [1] * 8
 
 
 def test_who_does_not_know_one_can_read_and_not_write(repo, monkeypatch):

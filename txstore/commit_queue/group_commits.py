@@ -174,6 +174,8 @@ def _header_of(proposal: bytes) -> tuple[Header, int]:
         header.check_placed(footer.header_offset)
     except encoding.MalformedError as error:
         raise NoGroupCommitError(error.reason) from error
+    if header.encode() != encoded:  # processes that know the rest would derive other bytes than this one
+        raise NoGroupCommitError("it has fields that this version does not know")
     own = next(iter(header.sections), None)
     run = next(iter(header.runs), None)
     if (

@@ -32,9 +32,11 @@ from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
 HEADER_COMMIT = 1
 SECTION_RUN, SECTION_CARRIED, SECTION_GROUP_COMMIT = 1, 2, 3
 
-FEATURE_FOREIGN = 1 << 0  # required: a run may hold refs of kind `REF_FOREIGN`
-FEATURE_CONSTRAINTS = 1 << 1  # required: a committer has to check the constraints of the parent
+FEATURE_FOREIGN = 1 << 0  # required of readers: a run may hold refs of kind `REF_FOREIGN`
+FEATURE_CONSTRAINTS = 1 << 32  # required of committers: they have to check the constraints of the parent
 REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS
+#: The bits of features that a reader has to know. The bits above are only for processes that commit.
+OF_READERS = (1 << 32) - 1
 FEATURE_NOT_SYNCED = 1 << 0  # optional
 HEADER = struct.Struct("<4sHHQQ16s16s16s16sQQQQ")
 FIELD = struct.Struct("<HI")
@@ -254,8 +256,7 @@ class Header:
          version, seq, oldest_kept, time) = HEADER.unpack(reader.take(HEADER.size))  # fmt: skip
         if magic != b"TXHD":
             raise MalformedError("no header is here: wrong magic")
-        if required & ~REQUIRED_FEATURES_KNOWN:
-            raise NewerFormatError(f"required features {required & ~REQUIRED_FEATURES_KNOWN:#x}")
+        check_features(required & OF_READERS)
         if kind != HEADER_COMMIT or checksum_kind != CHECKSUM_CRC32C:
             raise NewerFormatError(f"a header of kind {kind} with checksums of kind {checksum_kind}")
         typed: dict[int, bytes] = {}
@@ -286,6 +287,13 @@ class Header:
             reach=dict(_decode_reach(typed.get(_REACH, b""))),
             group_commit=GroupCommit.decode(typed[_GROUP_COMMIT]) if _GROUP_COMMIT in typed else None,
         )  # fmt: skip
+
+
+def check_features(required: int) -> None:
+    """Raise `NewerFormatError` if a required feature is unknown. The message names the lowest one."""
+    unknown = required & ~REQUIRED_FEATURES_KNOWN
+    if unknown:
+        raise NewerFormatError(f"required feature {(unknown & -unknown).bit_length() - 1}")
 
 
 def _check_places(version: int, seq: int, oldest_kept: int, time: int, pending: int) -> None:

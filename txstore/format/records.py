@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from txstore.errors import KeyFormatError
 from txstore.format import names
-from txstore.format.commitfile import REQUIRED_FEATURES_KNOWN, CommitName
+from txstore.format.commitfile import OF_READERS, CommitName, check_features
 from txstore.format.encoding import (
     MAX_COUNT,
     MAX_TIME,
@@ -191,8 +191,7 @@ class RepositoryFormat:
             raise MalformedError("the document names no repository")
         if not isinstance(versions, str) or versions not in VERSIONS_KNOWN:
             raise NewerFormatError(f"versions taken by {versions!r}")
-        if required & ~REQUIRED_FEATURES_KNOWN:
-            raise NewerFormatError(f"required features {required:#x}")
+        check_features(required & OF_READERS)
         return cls(bytes.fromhex(repository), versions, required, optional)
 
 

@@ -7,11 +7,12 @@ import errno
 import os
 
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError, WrongFileTypeError
-from txstore.format import encoding, names, records
+from txstore.format import commitfile, encoding, names, records
 from txstore.format.records import VERSIONS_BY_PROMISE, RepositoryFormat
 from txstore.steps import step
 from txstore.storage.interface import Storage
 
+_SUPPORTED = f"version {encoding.VERSION}"
 _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
 
 
@@ -29,6 +30,18 @@ class Identity:
         if self._format is None:
             self._format = self._read()
         return self._format.repository_id
+
+    def check_features(self, required: int) -> None:
+        """Raise `UnsupportedFormatError` if a process that commits has to know a feature that this version does not.
+
+        `required`: the features of the commit to be. Those of the whole repository are added.
+        """
+        assert self._format is not None  # for mypy: whoever commits has created it, or has read its id
+        try:
+            commitfile.check_features(required | self._format.required)
+        except encoding.NewerFormatError as error:
+            found = f"{error.reason}, which whoever commits has to keep"
+            raise UnsupportedFormatError(self._storage.url, found=found, supported=_SUPPORTED) from error
 
     def exists(self, *, creating: bool = False) -> bool:
         """Tell whether there is a repository. Raises if something else is at its path.
@@ -64,7 +77,7 @@ class Identity:
         try:
             return RepositoryFormat.decode(content)
         except encoding.NewerFormatError as error:
-            raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=f"{encoding.VERSION}") from error
+            raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=_SUPPORTED) from error
         except encoding.MalformedError as error:
             raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
 

@@ -376,6 +376,7 @@ class Publisher:
         if fork is not None:  # lower versions belong to another branch, which keeps them
             oldest_kept = fork.version
         required = contents.required | (0 if parent is None else parent.header.required)
+        self.commits.identity.check_features(required)
         constraints = contents.constraints
         if constraints is None:
             constraints = {} if parent is None else parent.header.constraints

@@ -65,8 +65,8 @@ USES = {
     [
         ({"txstore": 2}, "format version 2"),
         ({"txstore": 2, "checksum_kind": "sha256", "checksum": "?"}, "format version 2"),
-        ({"required": 4}, "required features 0x4"),
-        ({"required": 1 << 40}, "required features 0x10000000000"),
+        ({"required": 4}, "required feature 2"),
+        ({"required": 1 << 31 | 1 << 40}, "required feature 31"),
         ({"versions": "put-if-absent"}, "versions taken by 'put-if-absent'"),
     ],
 )
@@ -90,9 +90,9 @@ def test_optional_features_and_unknown_members_are_ignored(path):
 @pytest.mark.parametrize(
     ("at", "new", "found"),
     [
-        (8, b"\x04", "required features 0x4"),
-        (8, b"\x07", "required features 0x4"),
-        (15, b"\x80", "required features 0x8000000000000000"),
+        (8, b"\x04", "required feature 2"),
+        (8, b"\x07", "required feature 1"),
+        (11, b"\x80", "required feature 31"),
         (4, b"\x02", "a header of kind 2"),
         (6, b"\x02", "checksums of kind 2"),
     ],
@@ -100,6 +100,22 @@ def test_optional_features_and_unknown_members_are_ignored(path):
 def test_a_commit_header(path, at, new, found, use):
     rewrite_header(path, at, new)
     refused(path, found, use=lambda: USES[use](path))
+
+
+FEATURE_OF_COMMITTERS = {
+    "format.json": lambda path: rewrite_format(path, required=1 << 33),
+    "commit": lambda path: rewrite_header(path, 12, b"\x02"),
+}
+
+
+@pytest.mark.parametrize("where", FEATURE_OF_COMMITTERS)
+def test_a_feature_of_committers_keeps_out_these_only(path, where):
+    FEATURE_OF_COMMITTERS[where](path)
+    for read in ("open", "session", "snapshot", "log"):
+        USES[read](path)
+    found = "required feature 33, which whoever commits has to keep"
+    refused(path, found, use=lambda: USES["write"](path))
+    assert txstore.Repository(path).verify().ok
 
 
 def test_optional_features_of_a_commit_are_ignored(path):
