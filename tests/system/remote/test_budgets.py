@@ -11,8 +11,8 @@ import zarr
 import txstore
 from tests.system.remote.proxy import Proxy
 from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
-from txstore.history import object_head_caches
-from txstore.storage import leases, pack_cache
+from txstore.history import listings, object_head_caches
+from txstore.storage import creation_check, leases, pack_cache
 
 pytestmark = pytest.mark.long
 
@@ -23,6 +23,10 @@ CHUNKS = 100_000
 def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
     monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)  # one for each commit
     monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
+    # What was asked a moment ago is asked again after seconds, which this machine may take for a step.
+    monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
+    monkeypatch.setattr(listings, "TRUSTED", 1e9)
+    monkeypatch.setattr(creation_check, "PERIOD", 1e9)
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)

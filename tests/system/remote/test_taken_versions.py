@@ -259,7 +259,7 @@ def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting
     follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
     place.ignore_conditions()
     late.commit()
-    above = follower.commit()  # which follows what is there no more
+    above = follower.commit().commit  # which follows what is there no more
     object_head_caches.STAYS = 0.0
     with pytest.raises(OSError, match=CAUSE):
         commit(second, "refused")
