@@ -1,0 +1,80 @@
+/** Opens repositories in directories, in Node; URLs go to `index.js`. */
+
+import { open as openFile, readFile, readdir } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
+
+import { openRepository as openUrl } from "./index.js";
+import { open } from "./repository.js";
+
+export * from "./errors.js";
+
+/** @typedef {import("./source.js").End} End */
+
+/** @implements {import("./source.js").Source} */
+class DirectorySource {
+  /** @param {string} directory */
+  constructor(directory) {
+    this.url = directory;
+  }
+
+  /** @param {string} path */
+  whole(path) {
+    return unlessMissing(async () => new Uint8Array(await readFile(`${this.url}/${path}`)));
+  }
+
+  /** @param {string} path @param {number} begin @param {number} end */
+  async range(path, begin, end) {
+    return unlessMissing(() => read(`${this.url}/${path}`, () => [begin, end]).then(({ bytes }) => bytes));
+  }
+
+  /** @param {string} path @param {number} length */
+  tail(path, length) {
+    return unlessMissing(() => read(`${this.url}/${path}`, (size) => [Math.max(0, size - length), size]));
+  }
+
+  /** @param {string} path */
+  list(path) {
+    return unlessMissing(() => readdir(`${this.url}/${path}`));
+  }
+}
+
+/** @param {string} file @param {(size: number) => [number, number]} which @returns {Promise<End>} */
+async function read(file, which) {
+  const opened = await openFile(file);
+  try {
+    const { size } = await opened.stat();
+    const [begin, end] = which(size);
+    const bytes = new Uint8Array(Math.max(0, Math.min(end, size) - begin));
+    const { bytesRead } = await opened.read(bytes, 0, bytes.length, begin);
+    return { bytes: bytes.subarray(0, bytesRead), size };
+  } finally {
+    await opened.close();
+  }
+}
+
+/**
+ * @template T
+ * @param {() => Promise<T>} action
+ * @returns {Promise<T | undefined>}
+ */
+async function unlessMissing(action) {
+  try {
+    return await action();
+  } catch (error) {
+    const { code } = /** @type {NodeJS.ErrnoException} */ (error);
+    if (code === "ENOENT" || code === "ENOTDIR") return undefined;
+    throw error;
+  }
+}
+
+/**
+ * Open a repository: a directory by its path or `file:` URL, or any other URL.
+ * @param {string | URL} place
+ * @param {Parameters<typeof openUrl>[1]} [options]
+ */
+export function openRepository(place, options = {}) {
+  const text = String(place);
+  if (/^https?:/.test(text)) return openUrl(text, options);
+  const directory = text.startsWith("file:") ? fileURLToPath(text) : text;
+  return open(new DirectorySource(directory), options, {});
+}

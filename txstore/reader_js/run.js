@@ -1,0 +1,261 @@
+/** A sorted run: finds keys in it, and lists them. See format.md, "Runs". */
+
+import { Reader, compare, encode, startsWith } from "./bytes.js";
+import { crc32c } from "./checksums.js";
+import { newer, packOf } from "./header.js";
+
+/** @typedef {import("./header.js").Place} Place */
+
+export const TOMBSTONE = 0;
+export const VALUE = 1;
+export const FOREIGN = 3;
+export const ERASED = 5;
+
+const TRAILER = 64;
+const RECORD = 32;
+const MAX_BLOCK = 16384;
+const MAX_KEY = 4096;
+/** The part of a run that its index takes, and the least of its end that is read at first. */
+const INDEX_PART = 0.016;
+const LEAST = 8192;
+
+/**
+ * An entry: what a run says of a key.
+ * @typedef {object} Entry
+ * @property {Uint8Array} key @property {number} kind
+ * @property {Place} place where the value lies @property {number} offset @property {number} length @property {number} checksum
+ */
+
+/** Reads the bytes of a file from one offset to another. @typedef {(begin: number, end: number) => Promise<Uint8Array>} Read */
+
+/** One run whose index has been read. Its blocks are read when a key is looked up, and kept by `blocks`. */
+export class Run {
+  /**
+   * @param {Index} index @param {Read} read offsets are from the start of the run
+   * @param {import("./cache.js").Cache<Entry[]>} blocks
+   */
+  constructor(index, read, blocks) {
+    this.index = index;
+    this.read = read;
+    this.blocks = blocks;
+  }
+
+  /**
+   * Read the index of a run.
+   * @param {Read} read @param {Place} lies the file @param {{ offset: number, length: number, entries: number }} name
+   * @param {import("./cache.js").Cache<Entry[]>} blocks
+   */
+  static async open(read, lies, { offset, length, entries }, blocks) {
+    const within = /** @type {Read} */ ((begin, end) => read(offset + begin, offset + end));
+    const guess = Math.max(0, length - LEAST - Math.ceil(length * INDEX_PART));
+    const end = await within(guess, length);
+    const begins = beginOfIndex(end, length, lies.path);
+    const rest = begins < guess ? await within(begins, guess) : new Uint8Array(0);
+    const whole = new Uint8Array(length - begins);
+    whole.set(rest);
+    whole.set(begins < guess ? end : end.subarray(begins - guess), rest.length);
+    const index = new Index(whole, begins, lies);
+    if (index.entries !== entries) index.fail("the header counts its entries differently");
+    return new Run(index, within, blocks);
+  }
+
+  /**
+   * Return the entry of a key; undefined if there is none.
+   * @param {Uint8Array} key
+   */
+  async find(key) {
+    const block = this.index.blockOf(key);
+    if (block < 0) return undefined;
+    const entries = await this.block(block);
+    let [low, high] = [0, entries.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (compare(entries[middle].key, key) < 0) low = middle + 1;
+      else high = middle;
+    }
+    return low < entries.length && compare(entries[low].key, key) === 0 ? entries[low] : undefined;
+  }
+
+  /**
+   * Yield the entries whose keys begin so, in order.
+   * @param {Uint8Array} prefix
+   * @returns {AsyncGenerator<Entry>}
+   */
+  async *below(prefix) {
+    for (let block = Math.max(0, this.index.blockOf(prefix)); block < this.index.count; block++) {
+      const first = this.index.firstKey(block);
+      if (compare(first, prefix) > 0 && !startsWith(first, prefix)) return;
+      for (const entry of await this.block(block)) {
+        if (startsWith(entry.key, prefix)) yield entry;
+        else if (compare(entry.key, prefix) > 0) return;
+      }
+    }
+  }
+
+  /** Tell whether this run deletes a key in older runs by a prefix. @param {string} key */
+  hides(key) {
+    const { prefixes } = this.index;
+    if (!prefixes.size) return false;
+    for (let at = key.indexOf("/"); at >= 0; at = key.indexOf("/", at + 1)) {
+      if (prefixes.has(key.slice(0, at + 1))) return true;
+    }
+    return prefixes.has("");
+  }
+
+  /** @param {number} number */
+  block(number) {
+    const { lies } = this.index;
+    const [begin, length, checksum] = this.index.record(number);
+    return this.blocks.get(`${lies.path} ${lies.base} ${checksum} ${begin}`, length * 4, async () => {
+      const bytes = await this.read(begin, begin + length);
+      if (crc32c(bytes) !== checksum) this.index.fail("a block has a wrong checksum");
+      return entriesOf(bytes, this.index, number);
+    });
+  }
+}
+
+/** Return where the index of a run begins. @param {Uint8Array} end of the run @param {number} length @param {string} path */
+function beginOfIndex(end, length, path) {
+  const reader = new Reader(end, path);
+  if (end.length < TRAILER) reader.fail("a run in it is too short");
+  reader.at = end.length - TRAILER;
+  reader.magic("TXRN");
+  const kind = reader.u16();
+  const codec = reader.u16();
+  if (kind !== 1 || codec !== 0) throw newer(path, `a run of kind ${kind} with block codec ${codec}`);
+  reader.take(28);
+  const begin = reader.u64();
+  if (begin > length - TRAILER) reader.fail("a run in it has an impossible trailer");
+  return begin;
+}
+
+/** What stands behind the blocks of a run. */
+class Index {
+  /** @param {Uint8Array} bytes from the index on @param {number} begins @param {Place} lies */
+  constructor(bytes, begins, lies) {
+    this.lies = lies;
+    this.bytes = bytes;
+    const reader = new Reader(bytes, lies.path);
+    this.view = reader.view;
+    reader.at = bytes.length - 4;
+    if (reader.u32() !== crc32c(bytes.subarray(0, -4))) reader.fail("the index of a run has a wrong checksum");
+    reader.at = bytes.length - TRAILER + 8;
+    this.count = reader.u32();
+    const prefixes = reader.u32();
+    const packs = reader.u32();
+    this.entries = reader.u64();
+    reader.u64(); // highest seq
+    reader.u64();
+    const [prefixesAt, packsAt] = [reader.u64() - begins, reader.u64() - begins];
+    this.keysAt = this.count * RECORD;
+    if (!(this.keysAt <= prefixesAt && prefixesAt <= packsAt && packsAt <= bytes.length - TRAILER)) this.fail("a run has an impossible trailer");
+    this.checkRecords(begins, prefixesAt);
+    this.prefixes = this.prefixesOf(new Reader(bytes.subarray(prefixesAt, packsAt), lies.path), prefixes);
+    const rest = new Reader(bytes.subarray(packsAt, bytes.length - TRAILER), lies.path);
+    this.packs = [lies];
+    for (let each = 0; each < packs; each++) this.packs.push(packOf(new Reader(rest.take(rest.varint()), lies.path)));
+    if (rest.left) this.fail("a run has bytes behind its list of packs");
+  }
+
+  /** @param {string} reason @returns {never} */
+  fail(reason) {
+    return new Reader(new Uint8Array(0), this.lies.path).fail(reason);
+  }
+
+  /** @param {number} begins @param {number} end of the first keys */
+  checkRecords(begins, end) {
+    let [at, key] = [0, this.keysAt];
+    for (let block = 0; block < this.count; block++) {
+      const [begin, length, , keyAt, keyLength] = this.record(block);
+      if (begin !== at || length > MAX_BLOCK || keyAt !== key || keyLength > MAX_KEY) this.fail("the index of a run is impossible");
+      at += length;
+      key += keyLength;
+      if (block && compare(this.firstKey(block - 1), this.firstKey(block)) >= 0) this.fail("the blocks of a run are out of order");
+    }
+    if (at !== begins || key !== end) this.fail("the index of a run has gaps");
+  }
+
+  /** @param {Reader} reader @param {number} count */
+  prefixesOf(reader, count) {
+    const records = new Reader(reader.take(count * 16), reader.path);
+    const found = new Set();
+    for (let each = 0; each < count; each++) {
+      const [offset, length] = [records.u32(), records.u32()];
+      records.take(8);
+      if (offset !== reader.at - count * 16 || length > MAX_KEY) reader.fail("the prefixes of a run have gaps");
+      found.add(reader.text(length));
+    }
+    if (reader.left || found.size !== count) reader.fail("the prefixes of a run are impossible");
+    return found;
+  }
+
+  /** Offset, length, checksum, and where the first key lies. @param {number} block */
+  record(block) {
+    const at = block * RECORD;
+    const [view, high] = [this.view, this.view.getUint32(at + 4, true)];
+    return [
+      view.getUint32(at, true) + high * 2 ** 32, view.getUint32(at + 8, true), view.getUint32(at + 12, true),
+      this.keysAt + view.getUint32(at + 24, true), view.getUint32(at + 28, true),
+    ];
+  }
+
+  /** @param {number} block */
+  firstKey(block) {
+    const [, , , at, length] = this.record(block);
+    return this.bytes.subarray(at, at + length);
+  }
+
+  /** Return the block that a key would be in; -1: it is before all. @param {Uint8Array} key */
+  blockOf(key) {
+    let [low, high] = [0, this.count];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (compare(this.firstKey(middle), key) <= 0) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+}
+
+/** @param {Uint8Array} bytes @param {Index} index @param {number} block @returns {Entry[]} */
+function entriesOf(bytes, index, block) {
+  const { path } = index.lies;
+  const whole = new Reader(bytes, path);
+  if (bytes.length < 8) whole.fail("a block is too short");
+  const restarts = whole.view.getUint32(bytes.length - 4, true);
+  const end = bytes.length - 4 - 4 * restarts;
+  if (restarts < 1 || end <= 0) whole.fail("a block has an impossible end");
+  const reader = new Reader(bytes.subarray(0, end), path);
+  /** @type {Entry[]} */
+  const entries = [];
+  let key = new Uint8Array(0);
+  let row = 0;
+  while (reader.left) {
+    const [shared, unshared] = [reader.varint(), reader.varint()];
+    row = shared ? row + 1 : 0;
+    if (shared > key.length || row > 15 || shared + unshared > MAX_KEY) reader.fail("a block has an impossible key");
+    const before = key;
+    key = new Uint8Array(shared + unshared);
+    key.set(before.subarray(0, shared));
+    key.set(reader.take(unshared), shared);
+    if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
+    const kind = reader.u8();
+    reader.varint(); // seq
+    entries.push(refOf(reader, key, kind, index));
+  }
+  return entries;
+}
+
+/** @param {Reader} reader @param {Uint8Array} key @param {number} kind @param {Index} index @returns {Entry} */
+function refOf(reader, key, kind, index) {
+  if (kind === TOMBSTONE) return { key, kind, place: index.lies, offset: 0, length: 0, checksum: 0 };
+  if (kind !== VALUE && kind !== FOREIGN && kind !== ERASED) throw newer(reader.path, `a ref of kind ${kind}`);
+  const place = index.packs[reader.varint()];
+  if (!place) reader.fail("an entry names a pack that its run does not");
+  return { key, kind, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
+}
+
+/** Tell whether a text may be a key. @param {string} key */
+export function isKey(key) {
+  return key !== "" && encode(key).length <= MAX_KEY && key.split("/").every((part) => part !== "" && part !== "." && part !== "..");
+}

@@ -1,0 +1,190 @@
+/** One commit as a store for zarrita: keys and values. Nothing of it changes. */
+
+import { Reader, compare, encode } from "./bytes.js";
+import { crc32c } from "./checksums.js";
+import { CorruptionError, ErasedError, ForeignError } from "./errors.js";
+import { ERASED, FOREIGN, Run, TOMBSTONE, isKey } from "./run.js";
+import { HttpSource, withSignal } from "./source.js";
+
+/** @typedef {import("./run.js").Entry} Entry */
+/** @typedef {{ signal?: AbortSignal }} Reading */
+/** @typedef {{ offset: number, length: number } | { suffixLength: number }} Range */
+
+export class Store {
+  /** @param {import("./repository.js").Repository} repository @param {import("./header.js").Stored | undefined} stored @param {import("./repository.js").Commit | undefined} commit */
+  constructor(repository, stored, commit) {
+    this.repository = repository;
+    this.stored = stored;
+    /** The commit that this shows; undefined: none was made yet. */
+    this.commit = commit;
+  }
+
+  /**
+   * Return a value; undefined if there is no such key.
+   * @param {string} key with or without a slash before it @param {Reading} [reading]
+   * @returns {Promise<Uint8Array | undefined>}
+   */
+  async get(key, reading = {}) {
+    return withSignal(this.value(key, reading), reading.signal);
+  }
+
+  /**
+   * Return a part of a value; undefined if there is no such key. The checksum of the whole value is not compared.
+   * @param {string} key @param {Range} range @param {Reading} [reading]
+   * @returns {Promise<Uint8Array | undefined>}
+   */
+  async getRange(key, range, reading = {}) {
+    return withSignal(this.part(key, range, reading), reading.signal);
+  }
+
+  /**
+   * Yield the keys that begin so, in the order of their bytes.
+   * @param {string} [prefix] @param {Reading} [reading]
+   * @returns {AsyncGenerator<string>}
+   */
+  async *keys(prefix = "", reading = {}) {
+    const wanted = encode(prefix.replace(/^\//, ""));
+    const runs = await this.runs();
+    const sources = runs.map((run) => run.below(wanted));
+    /** @type {(Entry | undefined)[]} the next entry of each run */
+    const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
+    const decoder = new TextDecoder("utf-8", { fatal: true });
+    for (;;) {
+      reading.signal?.throwIfAborted();
+      /** @type {Entry | undefined} */
+      let least;
+      let newest = -1;
+      next.forEach((entry, run) => {
+        if (entry && (!least || compare(entry.key, least.key) < 0)) [least, newest] = [entry, run];
+      });
+      if (!least) return;
+      const { key, kind } = least;
+      const text = this.textOf(key, decoder, least);
+      for (const [run, entry] of next.entries()) {
+        if (entry && compare(entry.key, key) === 0) next[run] = (await sources[run].next()).value ?? undefined;
+      }
+      const isHidden = runs.slice(0, newest).some((run) => run.hides(text));
+      if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) yield text;
+    }
+  }
+
+  /** @param {Uint8Array} key @param {TextDecoder} decoder @param {Entry} entry */
+  textOf(key, decoder, entry) {
+    try {
+      const text = decoder.decode(key);
+      if (isKey(text)) return text;
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error;
+    }
+    throw new CorruptionError(`${entry.place.path}: a run has an impossible key`);
+  }
+
+  // --- look-ups
+
+  /** The runs of the commit, the newest first. @returns {Promise<Run[]>} */
+  runs() {
+    const { stored, repository } = this;
+    if (!stored) return Promise.resolve([]);
+    return Promise.all(
+      stored.header.runs.map((name) => {
+        const lies = name.pack ?? { path: stored.path, base: stored.base };
+        const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.read(lies, begin, end);
+        const size = Math.ceil(name.length * 0.02) + 1024;
+        return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, () => Run.open(read, lies, name, repository.blocks));
+      }),
+    );
+  }
+
+  /** @param {string} key @returns {Promise<Entry | undefined>} undefined: there is no such key */
+  async entry(key) {
+    const wanted = key.replace(/^\//, "");
+    if (!this.stored || !isKey(wanted)) return undefined;
+    const encoded = encode(wanted);
+    for (const run of await this.runs()) {
+      const found = await run.find(encoded);
+      if (found?.kind === ERASED) throw erased(wanted);
+      if (found) return found.kind === TOMBSTONE ? undefined : found;
+      if (run.hides(wanted)) return undefined;
+    }
+    return undefined;
+  }
+
+  /** @param {string} key @param {Reading} reading */
+  async value(key, reading) {
+    const entry = await this.entry(key);
+    return entry && this.whole(entry, key, reading);
+  }
+
+  /** @param {Entry} entry @param {string} key @param {Reading} reading */
+  async whole(entry, key, reading) {
+    const { place, offset, length, checksum } = entry;
+    const bytes = await this.repository.read(place, offset, offset + length, reading);
+    if (crc32c(bytes) !== checksum) {
+      if (length && bytes.every((byte) => byte === 0)) throw erased(key);
+      throw new CorruptionError(`${place.path}: the value of ${key} at byte ${offset} has a wrong checksum. Run \`txstore verify\`, or restore the file from a backup`);
+    }
+    return entry.kind === FOREIGN ? this.foreign(bytes, place.path, reading) : bytes;
+  }
+
+  /** @param {string} key @param {Range} range @param {Reading} reading */
+  async part(key, range, reading) {
+    const entry = await this.entry(key);
+    if (!entry) return undefined;
+    if (entry.kind === FOREIGN) {
+      const bytes = await this.whole(entry, key, reading);
+      const [begin, end] = borders(range, bytes.length);
+      return bytes.subarray(begin, end);
+    }
+    const [begin, end] = borders(range, entry.length);
+    const bytes = await this.repository.read(entry.place, entry.offset + begin, entry.offset + end, reading);
+    // Erased values are zeros, and so may others be: the checksum of the whole tells.
+    return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
+  }
+
+  /**
+   * Return a value that lies in a file outside of the repository.
+   * @param {Uint8Array} record @param {string} path @param {Reading} reading
+   */
+  async foreign(record, path, reading) {
+    const reader = new Reader(record, path);
+    reader.magic("TXSTFORN");
+    if (reader.u32() !== 1) reader.fail("a foreign value has a record of another version");
+    const urlLength = reader.u32();
+    const [offset, length, size] = [reader.u64(), reader.u64(), reader.u64()];
+    const url = reader.text(urlLength);
+    const version = reader.text(reader.left);
+    if (!/^https?:/.test(url)) throw new ForeignError(`${url}: a value lies in this file, which this reader can't open: it reads http and https only`);
+    if (!this.repository.options.allowForeign?.(url)) {
+      throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
+    }
+    const cut = url.lastIndexOf("/");
+    /** @type {string | undefined} */
+    let etag;
+    const { fetch } = /** @type {HttpSource} */ (this.repository.source);
+    const source = new HttpSource(url.slice(0, cut), {
+      fetch: async (input, init) => {
+        const response = await (fetch ?? globalThis.fetch)(input, init);
+        etag = response.headers.get("ETag") ?? undefined;
+        return response;
+      },
+    });
+    const found = length ? await source.answer(decodeURIComponent(url.slice(cut + 1)), `bytes=${offset}-${offset + length - 1}`, reading, offset) : undefined;
+    if (!length) return new Uint8Array(0);
+    if (!found) throw new ForeignError(`${url}: a value lies in this file, which is gone`);
+    if (found.size !== size || (etag !== undefined && etag.replace(/^W\/|"/g, "") !== version.replace(/^W\/|"/g, ""))) {
+      throw new ForeignError(`${url}: a value lies in this file, which has changed since`);
+    }
+    return found.bytes.subarray(0, length);
+  }
+}
+
+/** @param {Range} range @param {number} length @returns {[number, number]} */
+function borders(range, length) {
+  if ("suffixLength" in range) return [Math.max(0, length - range.suffixLength), length];
+  return [Math.min(range.offset, length), Math.min(range.offset + range.length, length)];
+}
+
+/** @param {string} key */
+function erased(key) {
+  return new ErasedError(`${key.replace(/^\//, "")}: this value was erased`);
+}
