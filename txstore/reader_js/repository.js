@@ -150,7 +150,7 @@ export class Repository {
     if (!names && !(await this.source.list("commits", reading))) {
       throw new RequestError(`${this.source.url}: this server lists no names. Ask for a branch or a tag by its name, or let the server list directories`);
     }
-    return (names ?? []).filter((name) => /^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$/.test(name));
+    return (names ?? []).filter(isName);
   }
 
   /** @param {string} name @returns {Promise<Branch | undefined>} */
@@ -177,14 +177,14 @@ export class Repository {
   /** @param {string} name @returns {Promise<Branch | undefined>} */
   async branch(name) {
     if (name === "main") return MAIN;
-    const record = /^[A-Za-z0-9_]/.test(name) && !name.includes("/") ? await this.recordOf(name) : undefined;
+    const record = isName(name) ? await this.recordOf(name) : undefined;
     return record?.name === name ? record : undefined;
   }
 
   /** @param {string} name */
   async tagged(name) {
     const path = `tags/${name}`;
-    const bytes = /^[A-Za-z0-9_][A-Za-z0-9._-]*$/.test(name) ? await this.source.whole(path, { isMutable: true }) : undefined;
+    const bytes = isName(name) ? await this.source.whole(path, { isMutable: true }) : undefined;
     if (!bytes) return undefined;
     const reader = checked(bytes, path);
     reader.magic("TXSTTAG1");
@@ -232,9 +232,9 @@ export class Repository {
 
   /** @param {Branch} branch @returns {Promise<Stored | undefined>} */
   async head(branch) {
-    const found = (await this.newest(branch.id)) ?? (await this.search(branch));
-    if (found) return found;
     const [below] = branch.lineage;
+    const found = await this.newest(branch.id, below ? below.upto + 1 : 0);
+    if (found) return found;
     if (!below) return undefined;
     const fork = await this.stored(below.id, below.upto);
     if (fork?.header.id !== branch.fork?.id) throw new CorruptionError(`branches/${branch.name}: the commit that it begins at is gone`);
@@ -282,20 +282,6 @@ export class Repository {
       if (error instanceof RequestError && error.status === 403) return undefined;
       throw error;
     }
-  }
-
-  /** Find the head without a head cache. @param {Branch} branch */
-  async search(branch) {
-    const names = await this.source.list(`commits/${branch.id}`);
-    const versions = (names ?? []).filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
-    for (const version of versions) {
-      const stored = await this.stored(branch.id, version);
-      if (stored) return this.walkUp(stored);
-    }
-    if (names) return undefined;
-    const first = branch.lineage.length ? branch.lineage[0].upto + 1 : 0;
-    const lowest = await this.next(branch.id, first);
-    return lowest && this.walkUp(lowest);
   }
 
   /** Return the commits that a group commit has decided behind this one. @param {Stored} stored */
@@ -367,40 +353,66 @@ export class Repository {
     let last = await this.head(branch);
     if (!last || limit <= 0) return;
     let floor = last.header.oldestKept;
+    if (last.header.branch !== branch.id) floor = (await this.newest(last.header.branch))?.header.oldestKept ?? floor;
     yield last;
-    /** @type {Map<number, Promise<Stored | undefined>>} commits that are being read, by version */
+    /** @type {Map<string, Promise<Stored | undefined>>} commits that are being read */
     const ahead = new Map();
-    for (let left = limit - 1; left > 0 && last.header.parent !== NONE; ) {
+    for (let left = limit - 1; left > 0 && last.header.version > floor && last.header.parent !== NONE; ) {
       for (const told of await this.carried(last)) {
         if (left-- <= 0 || told.header.version < floor) return;
         yield (last = told);
       }
-      if (left <= 0 || last.header.parent === NONE) return;
-      const { fork, branch: own, version } = last.header;
-      if (fork !== undefined) floor = 0; // where another branch begins, that commit is kept
-      else if (version <= floor) return;
-      for (let below = version - 1; below >= floor && below > version - 1 - Math.min(AT_ONCE, left); below--) {
-        if (ahead.has(below)) continue;
+      const { fork, branch: own, version, parent } = last.header;
+      if (left <= 0 || version <= floor || parent === NONE) return;
+      const lowest = fork === undefined ? Math.max(floor, version - Math.min(AT_ONCE, left)) : version - 1;
+      for (let below = version - 1; below >= lowest; below--) {
+        const path = commitPath(fork ?? own, below);
+        if (ahead.has(path)) continue;
         const found = this.stored(fork ?? own, below);
         found.catch(() => undefined); // whoever comes to it is told
-        ahead.set(below, found);
-        if (fork !== undefined) break;
+        ahead.set(path, found);
       }
-      const below = await ahead.get(version - 1);
-      ahead.delete(version - 1);
+      const path = commitPath(fork ?? own, version - 1);
+      const below = await ahead.get(path);
+      ahead.delete(path);
+      // A vacuum deletes what only a deleted branch has kept.
+      if (!below && (fork !== undefined || !(await this.isLiving(own)))) return;
       if (!below || !follows(last, below)) {
-        throw new CorruptionError(`${last.path}: its parent, version ${version - 1}, is gone. Run \`txstore verify\``);
+        throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
       }
       left--;
       yield (last = below);
-      if (fork !== undefined) floor = (await this.newest(fork))?.header.oldestKept ?? 0;
+      if (fork !== undefined) floor = await this.floor(last.header);
     }
   }
 
-  /** Return the head of a branch that has commits of its own. @param {string} id */
-  async newest(id) {
+  /** Return the oldest kept version of the branch that a commit lies in. Of a deleted branch, only that commit is kept. @param {import("./header.js").Header} header */
+  async floor({ branch, version }) {
+    const newest = (await this.isLiving(branch)) ? await this.newest(branch) : undefined;
+    return newest?.header.oldestKept ?? version;
+  }
+
+  /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */
+  async isLiving(id) {
+    if (id === "main") return true;
+    const names = await this.source.list("branches");
+    if (!names) return true;
+    const records = await Promise.all(names.filter(isName).map((name) => this.recordOf(name)));
+    return records.some((record) => record?.id === id);
+  }
+
+  /** Return the newest of a branch's own commits. @param {string} id @param {number} [first] its first version, if it is known */
+  async newest(id, first) {
     const known = await this.cachedHead(id);
-    return known && this.walkUp(known);
+    if (known) return this.walkUp(known);
+    const names = await this.source.list(`commits/${id}`);
+    const versions = (names ?? []).filter((name) => /^\d{10,19}$/.test(name)).map(Number);
+    for (const version of versions.sort((one, other) => other - one)) {
+      const stored = await this.stored(id, version);
+      if (stored) return this.walkUp(stored);
+    }
+    const lowest = names || first === undefined ? undefined : await this.next(id, first);
+    return lowest && this.walkUp(lowest);
   }
 
   /** @param {Stored} stored */
@@ -409,6 +421,9 @@ export class Repository {
     return section ? carriedBy(await this.read(stored, section.offset, section.offset + section.length), stored) : [];
   }
 }
+
+/** Tell whether a text may be the name of a branch or a tag. @param {string} name */
+const isName = (name) => /^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$/.test(name);
 
 /** Tell whether a commit has another as its parent. @param {Stored} above @param {Stored} below */
 function follows({ header }, below) {
