@@ -58,15 +58,27 @@ class Guard:
     async def check(self, scope: Scope, send: Send) -> Headers | None:
         """Return the headers that the answer must have; None if the request is answered already. Raises `Failure`."""
         given = headers_of(scope)
+        headers = self._check_place(scope, given)
+        if scope["method"] == "OPTIONS":
+            await answer(scope, send, 204, [*headers, *_preflight(given)])
+            return None
+        if self._has_token(scope, given):
+            return headers
+        await self._take_token(scope, send, headers)
+        return None
+
+    def admitted(self, scope: Scope) -> Headers | None:
+        """Return what `check` returns, but answer nothing: None means that only `check` can tell. Raises `Failure`."""
+        given = headers_of(scope)
+        headers = self._check_place(scope, given)
+        return headers if scope["method"] != "OPTIONS" and self._has_token(scope, given) else None
+
+    def _check_place(self, scope: Scope, given: Mapping[bytes, bytes]) -> Headers:
+        """Check all but the token."""
         host = self._check_host(scope)
         headers = self._check_origin(scope, given.get(b"origin"), host)
         if scope["method"] not in METHODS:
             raise Failure(405, "MethodNotAllowed", "this server is read-only: use GET or HEAD", [*headers, _ALLOWED])
-        if scope["method"] == "OPTIONS":
-            await answer(scope, send, 204, [*headers, *_preflight(given)])
-            return None
-        if self._token is not None and not await self._knows_token(scope, send, given, headers):
-            return None
         return headers
 
     def _check_host(self, scope: Scope) -> str:
@@ -104,11 +116,13 @@ class Guard:
             raise Failure(403, "OriginRefused", told, headers)
         return [*headers, (b"access-control-allow-origin", sent), (b"access-control-expose-headers", _EXPOSED)]
 
-    async def _knows_token(self, scope: Scope, send: Send, given: Mapping[bytes, bytes], headers: Headers) -> bool:
-        """Return whether a request has the token; answer one that has it in its query. Raises `Failure`.
+    def _has_token(self, scope: Scope, given: Mapping[bytes, bytes]) -> bool:
+        """Tell whether a request has the token in its path or headers, or needs none.
 
         Programs that take only a URL send it in the path: `/t/TOKEN` before the rest.
         """
+        if self._token is None:
+            return True
         root = scope.get("root_path") or ""
         segments = path_of(scope)[len(root) :].decode("latin-1").split("/", 3)
         if segments[:2] == ["", "t"] and len(segments) == 4 and self._is_token(segments[2]):
@@ -118,12 +132,14 @@ class Guard:
         if bearer[:7].lower() == "bearer " and self._is_token(bearer[7:].strip()):
             return True
         kept = _cookie(given.get(b"cookie", b""), self._cookie) or ""
-        if hmac.compare_digest(kept.encode(), self._session.encode()):
-            return True
+        return hmac.compare_digest(kept.encode(), self._session.encode())
+
+    async def _take_token(self, scope: Scope, send: Send, headers: Headers) -> None:
+        """Answer a request that has the token in its query. Raises `Failure` if it has none."""
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         if any(name == "token" and self._is_token(value) for name, value in query):
             await self._remember(scope, send, query, headers)
-            return False
+            return
         told = (
             "this needs the token that the server printed: open the address with ?token=..., send it as "
             "`Authorization: Bearer`, or read plain Zarr below /t/TOKEN/at/"

@@ -15,6 +15,7 @@ import uvicorn
 
 from txstore.serving.application import Application, application
 from txstore.serving.connections import BoundedConnection
+from txstore.serving.fast_path import FastConnection
 from txstore.serving.repository_protocol import Served
 
 #: Seconds that the server waits for running answers when it stops; and seconds that it then waits for answers whose
@@ -59,7 +60,7 @@ class Server(uvicorn.Server):
         called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
         self._application: Application = application(repository, token=self.token, hosts=called, origins=origins)
         config = uvicorn.Config(
-            self._application, http=BoundedConnection, log_config=None, log_level="warning", access_log=False,
+            self._application, http=FastConnection, log_config=None, log_level="warning", access_log=False,
             server_header=False, lifespan="off", timeout_keep_alive=_KEPT, proxy_headers=False, ws="none",
             timeout_graceful_shutdown=_ENDING + _CLEANING,
         )  # fmt: skip
