@@ -40,9 +40,13 @@ class Guard:
         Names of this server, besides the machine's own names for itself; "*": any.
     origins : collection of str
         Origins of other sites' pages that may read; "*": all.
+    secret : bytes, optional
+        What the cookie is made of. Guards of the same secret know each other's cookies. Default: random bytes.
     """
 
-    def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
+    def __init__(
+        self, token: str | None, hosts: Collection[str], origins: Collection[str], secret: bytes | None = None
+    ) -> None:
         if token == "":
             raise ValueError("the token is empty, so any client would know it")
         self._token = token
@@ -50,10 +54,11 @@ class Guard:
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}
-        # The cookie is valid for this process only, and does not contain the token: other programs of the user can
+        # The cookie is valid for this server only, and does not contain the token: other programs of the user can
         # read cookies, and the browser sends them to servers on other ports.
-        self._cookie = f"txstore-{secrets.token_hex(6)}"
-        self._session = hmac.digest(secrets.token_bytes(32), (token or "").encode(), "sha256").hex()
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self._cookie = f"txstore-{hmac.digest(secret, b'the name', 'sha256').hex()[:12]}"
+        self._session = hmac.digest(secret, b"the session " + (token or "").encode(), "sha256").hex()
 
     async def check(self, scope: Scope, send: Send) -> Headers | None:
         """Return the headers that the answer must have; None if the request is answered already. Raises `Failure`."""
