@@ -14,7 +14,7 @@ import txstore
 from tests.serving.asking import ask
 from txstore.serving import application
 from txstore.serving.application import Application
-from txstore.serving.place import listen
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 OpenRepo = Callable[..., txstore.Repository]

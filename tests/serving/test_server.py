@@ -23,7 +23,7 @@ import txstore
 from tests.serving.asking import asked, scope_of
 from tests.serving.client import Connection, Running, running
 from txstore.serving import application, connections
-from txstore.serving.place import listen
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

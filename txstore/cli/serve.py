@@ -61,7 +61,7 @@ def serve(
     """Show a repository in the browser, and serve its commits as plain Zarr. Read-only; Ctrl-C stops it."""
     repo = open_repository(path, storage_options, source=source)
     try:
-        from txstore.serving.place import listen
+        from txstore.serving.entrance import listen
         from txstore.serving.server import Server  # late: no other command needs it
         from txstore.serving.workers import Workers
     except ModuleNotFoundError as error:
@@ -69,20 +69,20 @@ def serve(
         raise ModuleNotFoundError(f"{missing} is not installed: pip install 'txstore[serve]'", name=missing) from error
     print_log = log_printer()
     print_log()
-    place = listen(
+    entrance = listen(
         host, port, has_token=not no_token, hosts=allow_host or (), origins=allow_origin or (), workers=workers
     )
-    server = Server(repo, place) if workers == 1 else Workers(repo, place, print_log)
+    server = Server(repo, entrance) if workers == 1 else Workers(repo, entrance, print_log)
     print_outcome(
-        {"url": place.address, "zarr": f"{place.base}at/main/", "token": place.token},
-        f"{place.address} shows {repo.url}; Ctrl-C stops it",
+        {"url": entrance.address, "zarr": f"{entrance.base}at/main/", "token": entrance.token},
+        f"{entrance.address} shows {repo.url}; Ctrl-C stops it",
         as_json=as_json,
     )
     with contextlib.ExitStack() as until_the_end:
         if open_page:
             import webbrowser
 
-            webbrowser.open(until_the_end.enter_context(redirecting_to(place.address)).as_uri())
+            webbrowser.open(until_the_end.enter_context(redirecting_to(entrance.address)).as_uri())
         server.serve_here()
 
 

@@ -161,13 +161,13 @@ class Application:
             headers = admitted
             path = path_of(scope)[len(scope.get("root_path", "")) :]
             made = self._plain_zarr.at_hand(scope, path[len(_AT) :]) if path.startswith(_AT) else None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the application meets it, too, and logs it
             failure = failure_of(error)
             made = reply_to_failure(scope, failure) if failure.status < 500 else None
         if made is None:
             return None
         self._tidy_later()
-        return made._replace(headers=[*made.headers, *headers])
+        return Reply(made.status, [*made.headers, *headers], made.body)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)[len(scope.get("root_path", "")) :]

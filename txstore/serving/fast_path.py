@@ -1,8 +1,8 @@
 """Answers requests for values before the application does: no task, no messages, one write from the mapped file.
 
-The connection reads the bytes that it got. If they are exactly one request of the usual form, and its answer is at hand,
-it sends this answer. All other bytes go to uvicorn, which has then seen nothing of the requests answered here. The
-answers are those of the application (`Application.at_hand`), so the two differ in nothing but speed.
+The connection looks at the bytes that have come. If they are exactly one request of the usual form, and its answer is
+at hand, it sends this answer. All other bytes go to uvicorn, which never sees the requests that are answered here. The
+answers are those of the application (`Application.at_hand`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class FastConnection(BoundedConnection):
         # Clients repeat the headers of their last request.
         self._block = b""
         self._headers: Headers | None = None
+        self._answered = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,10 +57,11 @@ class FastConnection(BoundedConnection):
         if made is None:
             super().data_received(data)
         else:
-            self._unset_keepalive_if_required()
             self._has_head()
             self._send(made)
-            self.on_response_complete()
+            self._answered = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._close_later(self.timeout_keep_alive)
 
     def _is_idle(self) -> bool:
         """Tell whether nothing is under way: no request, no answer, no bytes that wait to be sent."""
@@ -69,6 +71,17 @@ class FastConnection(BoundedConnection):
             and not self.transport.is_closing()
             and not self.transport.get_write_buffer_size()
         )
+
+    def timeout_keep_alive_handler(self) -> None:
+        # A timer for each answer would take as long as its look-up: one timer waits for the last answer.
+        left = self._answered + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._close_later(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _close_later(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _request(self, data: bytes) -> Scope | None:
         """Return the request that some bytes are, as an ASGI server tells it. None: it is not of the usual form."""

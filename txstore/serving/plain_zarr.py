@@ -57,7 +57,7 @@ class PlainZarr:
     def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
         self._positions = positions
         # A proxy must not give one client an answer that another client got with the token.
-        self._kept_by = b"private, " if has_token else b"public, "
+        self._immutable = (b"private, " if has_token else b"public, ") + IMMUTABLE
         self._is_ranged = repository.engine.snapshots.is_ranged
         self._consolidated = _Consolidated()
 
@@ -69,7 +69,7 @@ class PlainZarr:
             snapshot = await in_thread(self._positions.snapshot, ref)
         elif snapshot is None:
             snapshot = self._positions.snapshot(ref)
-        cache = self._cache_of(ref, snapshot)
+        cache = self._immutable if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
         document = await self._document(snapshot, key)
         if document is not None:
             await _reply_with(scope, *document, cache).send(send)
@@ -91,15 +91,12 @@ class PlainZarr:
         ref, key = _parsed(path)
         if _may_be_document(key):
             return None
-        snapshot = self._positions.kept(ref)
+        snapshot, cache = self._positions.kept(ref), self._immutable
         if snapshot is None:
             if is_id(ref):
                 return None  # to find it is a walk through the history
-            snapshot = self._positions.snapshot(ref)
-        return _from_map(scope, snapshot, key, _look_up(snapshot, key), self._cache_of(ref, snapshot))
-
-    def _cache_of(self, ref: str, snapshot: Snapshot) -> bytes:
-        return self._kept_by + IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
+            snapshot, cache = self._positions.snapshot(ref), REVALIDATED
+        return _from_map(scope, snapshot, key, _look_up(snapshot, key), cache)
 
     async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
         """Return a document with consolidated metadata, and its tag; None if the key is not such a document."""
@@ -296,7 +293,7 @@ def _select(scope: Scope, tag: bytes, length: int, cache: bytes) -> _Selected:
 
 def _may_be_document(key: str) -> bool:
     """Tell whether a key may be that of a document which has the documents of all nodes below."""
-    return key.endswith(("zarr.json", ZMETADATA)) and key.rpartition("/")[2] in ("zarr.json", ZMETADATA)
+    return key.rpartition("/")[2] in ("zarr.json", ZMETADATA)
 
 
 def _kind_of(key: str) -> bytes:

@@ -13,8 +13,8 @@ import uvicorn
 
 from txstore.serving.application import Application
 from txstore.serving.connections import BoundedConnection
+from txstore.serving.entrance import Entrance, listen
 from txstore.serving.fast_path import FastConnection
-from txstore.serving.place import Place, listen
 from txstore.serving.repository_protocol import Served
 
 #: Seconds that the server waits for running answers when it stops; and seconds that it then waits for answers whose
@@ -35,24 +35,24 @@ class Server(uvicorn.Server):
 
     Parameters
     ----------
-    place : Place, optional
+    entrance : Entrance, optional
         Where it listens, and who may ask. Default: a free port of this machine, and a token.
     number : int
-        Which socket of the place is this server's.
+        Which socket of the entrance is this server's.
     """
 
-    def __init__(self, repository: Served, place: Place | None = None, number: int = 0) -> None:
-        place = listen() if place is None else place
-        self.token, self.address, self.base, self.port = place.token, place.address, place.base, place.port
-        self._application = Application(repository, place.guard())
+    def __init__(self, repository: Served, entrance: Entrance | None = None, number: int = 0) -> None:
+        entrance = listen() if entrance is None else entrance
+        self.token, self.address, self.base, self.port = entrance.token, entrance.address, entrance.base, entrance.port
+        self._application = Application(repository, entrance.guard())
         config = uvicorn.Config(
             self._application, http=FastConnection, log_config=None, log_level="warning", access_log=False,
             server_header=False, lifespan="off", timeout_keep_alive=_KEPT, proxy_headers=False, ws="none",
             timeout_graceful_shutdown=_ENDING + _CLEANING,
         )  # fmt: skip
         super().__init__(config)
-        self._socket = place.sockets[number]
-        self._workers = len(place.sockets)
+        self._socket = entrance.sockets[number]
+        self._workers = len(entrance.sockets)
         self._thread: threading.Thread | None = None
 
     def serve_here(self) -> None:

@@ -17,24 +17,24 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 
-from txstore.serving.place import Place
+from txstore.serving.entrance import Entrance
 from txstore.serving.repository_protocol import Served
 from txstore.serving.server import LONGEST_END, Server
 
 _log = logging.getLogger("txstore.serving")
 
-#: Seconds before a worker is started in the place of one that has died: it may die again at once.
+#: Seconds before a worker is started in place of one that has died: it may die again at once.
 _PAUSE = 0.5
 
 _spawn = multiprocessing.get_context("spawn")
 
 
 class Workers:
-    """One worker process for each socket of a place. Each calls `begin` first, which can be pickled."""
+    """One worker process for each socket of an entrance. Each calls `begin` first, which can be pickled."""
 
-    def __init__(self, repository: Served, place: Place, begin: Callable[[], None]) -> None:
+    def __init__(self, repository: Served, entrance: Entrance, begin: Callable[[], None]) -> None:
         self._repository = repository
-        self._place = place
+        self._entrance = entrance
         self._begin = begin
         self._workers: list[SpawnProcess] = []
 
@@ -42,7 +42,7 @@ class Workers:
         """Keep the workers running until a signal comes. Assumes that the process does nothing else."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            self._workers = [self._start(number) for number in range(len(self._place.sockets))]
+            self._workers = [self._start(number) for number in range(len(self._entrance.sockets))]
             while True:
                 wait([worker.sentinel for worker in self._workers])
                 time.sleep(_PAUSE)
@@ -57,7 +57,8 @@ class Workers:
             self._end()
 
     def _start(self, number: int) -> SpawnProcess:
-        worker = _spawn.Process(target=_serve, args=(self._repository, self._place, number, self._begin), daemon=True)
+        given = self._repository, self._entrance, number, self._begin
+        worker = _spawn.Process(target=_serve, args=given, daemon=True)
         with _without_interrupts():
             worker.start()
         return worker
@@ -71,11 +72,11 @@ class Workers:
             worker.kill()
 
 
-def _serve(repository: Served, place: Place, number: int, begin: Callable[[], None]) -> None:
+def _serve(repository: Served, entrance: Entrance, number: int, begin: Callable[[], None]) -> None:
     """Serve in a worker process, until it gets a signal or its parent has died."""
     begin()
     threading.Thread(target=_end_with_parent, name="txstore parent", daemon=True).start()
-    Server(repository, place, number).serve_here()
+    Server(repository, entrance, number).serve_here()
 
 
 def _end_with_parent() -> None:

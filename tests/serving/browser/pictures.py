@@ -16,7 +16,7 @@ from playwright.sync_api import expect, sync_playwright
 from tests.serving.browser import sample
 from tests.serving.browser.conftest import CHROMIUM, PATIENCE, ROOT
 from tests.serving.browser.staging import staging
-from txstore.serving.place import listen
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 WIDE = {"viewport": {"width": 1280, "height": 800}}

@@ -11,7 +11,7 @@ import zarr
 import txstore
 from tests.serving.asking import ask
 from txstore.serving import application
-from txstore.serving.place import listen
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 pytestmark = pytest.mark.long

@@ -20,7 +20,7 @@ _ALL = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
-class Place:
+class Entrance:
     """A port that is listened on, and the rules for requests. A process that is spawned can be given it."""
 
     host: str
@@ -63,7 +63,7 @@ def listen(
     hosts: Collection[str] = (),
     origins: Collection[str] = (),
     workers: int = 1,
-) -> Place:
+) -> Entrance:
     """Listen. Connections wait from now on, so the address can be printed before the server runs. Raises `OSError`.
 
     Parameters
@@ -96,7 +96,7 @@ def listen(
         raise _named(error, host, port) from error
     called = [host, *([socket.gethostname()] if host in _ALL else []), *hosts]
     token = secrets.token_urlsafe(24) if has_token else None
-    return Place(host, tuple(sockets), token, tuple(called), tuple(origins), secrets.token_bytes(32))
+    return Entrance(host, tuple(sockets), token, tuple(called), tuple(origins), secrets.token_bytes(32))
 
 
 def _bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
