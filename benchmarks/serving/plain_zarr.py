@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -186,6 +187,8 @@ def ours(folder: Path, *options: str) -> Iterator[Running]:
         assert process.stdout is not None
         match = re.search(r":(\d+)/", process.stdout.readline())
         assert match is not None
+        for _ in range(CONNECTIONS):  # until each worker has started
+            urllib.request.urlopen(f"http://127.0.0.1:{match[1]}/api/repository", timeout=60).close()
         yield Running(process.pid, int(match[1]))
 
 
