@@ -21,6 +21,7 @@ from txstore.serving.connections import BoundedConnection
 #: Most bytes of a request that is answered here.
 _REQUEST_BYTES = 1 << 13
 _END = b"\r\n\r\n"
+_BLANK = b"\r\n"
 #: The first line of a request for plain Zarr, with the token or without. A path has no query here.
 _LINE = re.compile(rb"(GET|HEAD) (/(?:at|t)/[A-Za-z0-9._~%!$&'()*+,;=:@/-]*) HTTP/1\.1\r\n")
 _HEADER = re.compile(rb"([A-Za-z0-9-]+): ([!-~](?:[ -~]*[!-~])?)")
@@ -103,11 +104,8 @@ class FastConnection(BoundedConnection):
 
         A view must not wait there: an erasure may overwrite the file after the checksum was compared.
         """
-        pieces = [STATUS_LINE[made.status]]
-        for name, value in (*self.server_state.default_headers, *made.headers):
-            pieces += (name, b": ", value, b"\r\n")
-        pieces.append(b"\r\n")
-        head = b"".join(pieces)
+        lines = map(b": ".join, (*self.server_state.default_headers, *made.headers))
+        head = STATUS_LINE[made.status] + b"\r\n".join([*lines, _BLANK])
         try:
             sent = os.writev(self._descriptor, (head, made.body))
         except OSError:  # the socket is full; or the connection is broken, which the transport finds out
