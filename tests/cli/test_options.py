@@ -65,6 +65,7 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--three-dot": (set(), None),
     "--timeout": (set(), "SECONDS"),
     "--to-options": (set(), "JSON"),
+    "--workers": (set(), "N"),
     "--yes": ({"-y"}, None),
 }
 #: What is not as in the table, and why.

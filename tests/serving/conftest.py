@@ -14,6 +14,7 @@ import txstore
 from tests.serving.asking import ask
 from txstore.serving import application
 from txstore.serving.application import Application
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 OpenRepo = Callable[..., txstore.Repository]
@@ -62,7 +63,7 @@ def repo(open_repo: OpenRepo, tmp_path: Path) -> txstore.Repository:
 @pytest.fixture
 def served(repo: txstore.Repository) -> Iterator[Server]:
     """A server on a real socket, which needs no token."""
-    server = Server(repo, has_token=False)
+    server = Server(repo, listen(has_token=False))
     server.start()
     yield server
     server.close()

@@ -23,6 +23,7 @@ import txstore
 from tests.serving.asking import asked, scope_of
 from tests.serving.client import Connection, Running, running
 from txstore.serving import application, connections
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -96,7 +97,7 @@ async def test_the_token_is_needed_on_this_machine_too(repo: txstore.Repository,
 def test_a_port_that_is_taken(repo: txstore.Repository) -> None:
     server = Server(repo)
     with pytest.raises(OSError, match=r"port \d+: Address already in use; port 0 picks a free port"):
-        Server(repo, port=server.port)
+        listen(port=server.port)
     server.start()
     server.close()
 

@@ -137,6 +137,16 @@ class LogLines(logging.Handler):
             tell(_secrets().hide(line), err=True)
 
 
+def log_printer() -> Callable[[], None]:
+    """Return a function that prints what is logged from now on, in this process or, pickled, in one that it starts."""
+    return functools.partial(_print_log, tuple(_given))
+
+
+def _print_log(given: Sequence[str]) -> None:
+    _given[:] = given
+    logging.getLogger().addHandler(LogLines())
+
+
 def names_of_commits(repo: Repository) -> dict[str, list[str]]:
     """Return the names of commits, by id: first the branches whose head they are, then tags."""
     names: dict[str, list[str]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from txstore.cli.options import (
     open_repository,
 )
 from txstore.cli.output import (
-    LogLines,
+    log_printer,
     print_outcome,
     reporting_errors,
 )
@@ -51,6 +50,10 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=256, metavar="N", help="Processes that answer. For many readers: one per processor."),
+    ] = 1,
     source: SourceOption = None,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
@@ -58,24 +61,28 @@ def serve(
     """Show a repository in the browser, and serve its commits as plain Zarr. Read-only; Ctrl-C stops it."""
     repo = open_repository(path, storage_options, source=source)
     try:
+        from txstore.serving.entrance import listen
         from txstore.serving.server import Server  # late: no other command needs it
+        from txstore.serving.workers import Workers
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(f"{missing} is not installed: pip install 'txstore[serve]'", name=missing) from error
-    logging.getLogger().addHandler(LogLines())
-    server = Server(
-        repo, host=host, port=port, has_token=not no_token, hosts=allow_host or (), origins=allow_origin or ()
+    print_log = log_printer()
+    print_log()
+    entrance = listen(
+        host, port, has_token=not no_token, hosts=allow_host or (), origins=allow_origin or (), workers=workers
     )
+    server = Server(repo, entrance) if workers == 1 else Workers(repo, entrance, print_log)
     print_outcome(
-        {"url": server.address, "zarr": f"{server.base}at/main/", "token": server.token},
-        f"{server.address} shows {repo.url}; Ctrl-C stops it",
+        {"url": entrance.address, "zarr": f"{entrance.base}at/main/", "token": entrance.token},
+        f"{entrance.address} shows {repo.url}; Ctrl-C stops it",
         as_json=as_json,
     )
     with contextlib.ExitStack() as until_the_end:
         if open_page:
             import webbrowser
 
-            webbrowser.open(until_the_end.enter_context(redirecting_to(server.address)).as_uri())
+            webbrowser.open(until_the_end.enter_context(redirecting_to(entrance.address)).as_uri())
         server.serve_here()
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from txstore import errors
@@ -76,12 +76,29 @@ def failure_of(error: Exception) -> Failure:
     return Failure(500, kind, "the server could not answer this: see its log")
 
 
+class Reply(NamedTuple):
+    """A whole answer: what to send, whoever sends it."""
+
+    status: int
+    headers: Headers
+    body: bytes | memoryview
+
+    async def send(self, send: Send, *, more: bool = False) -> None:
+        """Send it as an ASGI application does; `more`: the rest of the content follows."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": bytes(self.body), "more_body": more})
+
+
 async def answer_failure(scope: Scope, send: Send, failure: Failure) -> None:
+    await reply_to_failure(scope, failure).send(send)
+
+
+def reply_to_failure(scope: Scope, failure: Failure) -> Reply:
     is_ours = issubclass(getattr(errors, failure.kind, object), TxStoreError)
     anchor = f"reference/errors#{failure.kind.lower()}" if is_ours else None
     told = {"error": {"type": failure.kind, "message": failure.message, "anchor": anchor}}
     headers = [(b"cache-control", b"no-store"), *failure.headers]
-    await answer(scope, send, failure.status, headers, encoded(told), kind=b"application/json")
+    return reply(scope, failure.status, headers, encoded(told), kind=b"application/json")
 
 
 async def answer(
@@ -97,14 +114,31 @@ async def answer(
     policy: bytes = _NOTHING,
 ) -> None:
     """Send an answer, or its start if `more` follows, `length` bytes in all. `policy` is its security policy."""
+    made = reply(scope, status, headers, body, kind=kind, length=length, policy=policy)
+    await made.send(send, more=more and not _is_empty(scope, status))
+
+
+def reply(
+    scope: Scope,
+    status: int,
+    headers: Headers = (),
+    body: bytes | memoryview = b"",
+    *,
+    kind: bytes | None = None,
+    length: int | None = None,
+    policy: bytes = _NOTHING,
+) -> Reply:
+    """Return an answer with the headers that all answers have. For the parameters see `answer`."""
     about = [*headers, _AS_TOLD, (b"content-security-policy", policy)]
     if kind is not None:
         about.append((b"content-type", kind))
     if status != 304:
         about.append((b"content-length", b"%d" % (len(body) if length is None else length)))
-    await send({"type": "http.response.start", "status": status, "headers": about})
-    is_empty = scope["method"] == "HEAD" or status == 304
-    await send({"type": "http.response.body", "body": b"" if is_empty else body, "more_body": more and not is_empty})
+    return Reply(status, about, b"" if _is_empty(scope, status) else body)
+
+
+def _is_empty(scope: Scope, status: int) -> bool:
+    return status == 304 or scope["method"] == "HEAD"
 
 
 async def answer_json(

@@ -15,6 +15,7 @@ from txstore.serving.answers import (
     Failure,
     Headers,
     Receive,
+    Reply,
     Scope,
     Send,
     answer,
@@ -22,6 +23,7 @@ from txstore.serving.answers import (
     answer_json,
     failure_of,
     path_of,
+    reply_to_failure,
     until_gone,
 )
 from txstore.serving.decoders import Stop
@@ -39,6 +41,8 @@ from txstore.storage.request_threads import executor
 
 _log = logging.getLogger("txstore.serving")
 
+#: What stands before the name of a commit in the paths of plain Zarr.
+_AT = b"/at/"
 #: Questions answered at the same time, each in a thread; further ones wait without a thread.
 _THREADS = 8
 #: Pictures made at the same time, in separate threads and processes: each may take much time and memory.
@@ -143,10 +147,32 @@ class Application:
         finally:
             self._tidy_later()
 
+    def at_hand(self, scope: Scope) -> Reply | None:
+        """Return the answer to a request for a value that is here without waiting; None: call the application.
+
+        The answer is the one that the application sends: both ask the same guard and the same `PlainZarr`. Errors of
+        the server are left to the application, which logs them.
+        """
+        headers: Headers = ()
+        try:
+            admitted = self._guard.admitted(scope)
+            if admitted is None:
+                return None
+            headers = admitted
+            path = path_of(scope)[len(scope.get("root_path", "")) :]
+            made = self._plain_zarr.at_hand(scope, path[len(_AT) :]) if path.startswith(_AT) else None
+        except Exception as error:  # noqa: BLE001 - the application meets it, too, and logs it
+            failure = failure_of(error)
+            made = reply_to_failure(scope, failure) if failure.status < 500 else None
+        if made is None:
+            return None
+        self._tidy_later()
+        return Reply(made.status, [*made.headers, *headers], made.body)
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)[len(scope.get("root_path", "")) :]
-        if path.startswith(b"/at/"):
-            await self._plain_zarr(scope, receive, send, path[len(b"/at/") :])
+        if path.startswith(_AT):
+            await self._plain_zarr(scope, receive, send, path[len(_AT) :])
         elif path == b"/api/events":
             await self._events(scope, receive, send)
         elif path.startswith(b"/api/"):

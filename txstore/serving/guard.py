@@ -40,9 +40,13 @@ class Guard:
         Names of this server, besides the machine's own names for itself; "*": any.
     origins : collection of str
         Origins of other sites' pages that may read; "*": all.
+    secret : bytes, optional
+        What the cookie is made of. Guards of the same secret know each other's cookies. Default: random bytes.
     """
 
-    def __init__(self, token: str | None, hosts: Collection[str], origins: Collection[str]) -> None:
+    def __init__(
+        self, token: str | None, hosts: Collection[str], origins: Collection[str], secret: bytes | None = None
+    ) -> None:
         if token == "":
             raise ValueError("the token is empty, so any client would know it")
         self._token = token
@@ -50,23 +54,36 @@ class Guard:
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}
-        # The cookie is valid for this process only, and does not contain the token: other programs of the user can
+        # The cookie is valid for this server only, and does not contain the token: other programs of the user can
         # read cookies, and the browser sends them to servers on other ports.
-        self._cookie = f"txstore-{secrets.token_hex(6)}"
-        self._session = hmac.digest(secrets.token_bytes(32), (token or "").encode(), "sha256").hex()
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self._cookie = f"txstore-{hmac.digest(secret, b'the name', 'sha256').hex()[:12]}"
+        self._session = hmac.digest(secret, b"the session " + (token or "").encode(), "sha256").hex()
 
     async def check(self, scope: Scope, send: Send) -> Headers | None:
         """Return the headers that the answer must have; None if the request is answered already. Raises `Failure`."""
         given = headers_of(scope)
+        headers = self._check_place(scope, given)
+        if scope["method"] == "OPTIONS":
+            await answer(scope, send, 204, [*headers, *_preflight(given)])
+            return None
+        if self._has_token(scope, given):
+            return headers
+        await self._take_token(scope, send, headers)
+        return None
+
+    def admitted(self, scope: Scope) -> Headers | None:
+        """Return what `check` returns, but answer nothing: None means that only `check` can tell. Raises `Failure`."""
+        given = headers_of(scope)
+        headers = self._check_place(scope, given)
+        return headers if scope["method"] != "OPTIONS" and self._has_token(scope, given) else None
+
+    def _check_place(self, scope: Scope, given: Mapping[bytes, bytes]) -> Headers:
+        """Check all but the token."""
         host = self._check_host(scope)
         headers = self._check_origin(scope, given.get(b"origin"), host)
         if scope["method"] not in METHODS:
             raise Failure(405, "MethodNotAllowed", "this server is read-only: use GET or HEAD", [*headers, _ALLOWED])
-        if scope["method"] == "OPTIONS":
-            await answer(scope, send, 204, [*headers, *_preflight(given)])
-            return None
-        if self._token is not None and not await self._knows_token(scope, send, given, headers):
-            return None
         return headers
 
     def _check_host(self, scope: Scope) -> str:
@@ -104,11 +121,13 @@ class Guard:
             raise Failure(403, "OriginRefused", told, headers)
         return [*headers, (b"access-control-allow-origin", sent), (b"access-control-expose-headers", _EXPOSED)]
 
-    async def _knows_token(self, scope: Scope, send: Send, given: Mapping[bytes, bytes], headers: Headers) -> bool:
-        """Return whether a request has the token; answer one that has it in its query. Raises `Failure`.
+    def _has_token(self, scope: Scope, given: Mapping[bytes, bytes]) -> bool:
+        """Tell whether a request has the token in its path or headers, or needs none.
 
         Programs that take only a URL send it in the path: `/t/TOKEN` before the rest.
         """
+        if self._token is None:
+            return True
         root = scope.get("root_path") or ""
         segments = path_of(scope)[len(root) :].decode("latin-1").split("/", 3)
         if segments[:2] == ["", "t"] and len(segments) == 4 and self._is_token(segments[2]):
@@ -118,12 +137,14 @@ class Guard:
         if bearer[:7].lower() == "bearer " and self._is_token(bearer[7:].strip()):
             return True
         kept = _cookie(given.get(b"cookie", b""), self._cookie) or ""
-        if hmac.compare_digest(kept.encode(), self._session.encode()):
-            return True
+        return hmac.compare_digest(kept.encode(), self._session.encode())
+
+    async def _take_token(self, scope: Scope, send: Send, headers: Headers) -> None:
+        """Answer a request that has the token in its query. Raises `Failure` if it has none."""
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         if any(name == "token" and self._is_token(value) for name, value in query):
             await self._remember(scope, send, query, headers)
-            return False
+            return
         told = (
             "this needs the token that the server printed: open the address with ?token=..., send it as "
             "`Authorization: Bearer`, or read plain Zarr below /t/TOKEN/at/"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from google_crc32c import extend
@@ -25,11 +26,14 @@ from txstore.serving.answers import (
     IMMUTABLE,
     REVALIDATED,
     Failure,
+    Headers,
     Receive,
+    Reply,
     Scope,
     Send,
     answer,
     headers_of,
+    reply,
     until_gone,
 )
 from txstore.serving.positions import Positions, is_id
@@ -53,7 +57,7 @@ class PlainZarr:
     def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
         self._positions = positions
         # A proxy must not give one client an answer that another client got with the token.
-        self._kept_by = b"private, " if has_token else b"public, "
+        self._immutable = (b"private, " if has_token else b"public, ") + IMMUTABLE
         self._is_ranged = repository.engine.snapshots.is_ranged
         self._consolidated = _Consolidated()
 
@@ -61,54 +65,76 @@ class PlainZarr:
         """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
         snapshot = self._positions.kept(ref)
-        if snapshot is None and self._is_ranged:
+        if snapshot is None and (self._is_ranged or is_id(ref)):
             snapshot = await in_thread(self._positions.snapshot, ref)
         elif snapshot is None:
-            snapshot = await in_thread(self._positions.snapshot, ref) if is_id(ref) else self._positions.snapshot(ref)
-        given = headers_of(scope)
-        cache = self._kept_by + IMMUTABLE if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
+            snapshot = self._positions.snapshot(ref)
+        cache = self._immutable if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
         document = await self._document(snapshot, key)
         if document is not None:
-            await self._send_document(scope, send, given, document, cache)
+            await _reply_with(scope, *document, cache).send(send)
             return
-        found = await self._find(snapshot, key)
-        await _send_value(scope, receive, send, given, snapshot, key, found, cache, is_ranged=self._is_ranged)
+        found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
+        made = None if self._is_ranged else _from_map(scope, snapshot, key, found, cache)
+        if made is not None:
+            await made.send(send)
+            return
+        await _send_value(scope, receive, send, snapshot, key, found, cache, is_ranged=self._is_ranged)
+
+    def at_hand(self, scope: Scope, path: bytes) -> Reply | None:
+        """Return the answer to a request if it is here without a thread and without a request to remote storage.
+
+        None says nothing: `__call__` answers. The content is a view of the mapped file. Raises as `__call__` does.
+        """
+        if self._is_ranged:
+            return None
+        ref, key = _parsed(path)
+        if _may_be_document(key):
+            return None
+        snapshot, cache = self._positions.kept(ref), self._immutable
+        if snapshot is None:
+            if is_id(ref):
+                return None  # to find it is a walk through the history
+            snapshot, cache = self._positions.snapshot(ref), REVALIDATED
+        return _from_map(scope, snapshot, key, _look_up(snapshot, key), cache)
 
     async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
         """Return a document with consolidated metadata, and its tag; None if the key is not such a document."""
-        path, _, name = key.rpartition("/")
-        if name not in ("zarr.json", ZMETADATA):
+        if not _may_be_document(key):
             return None
+        path, _, name = key.rpartition("/")
         return await in_thread(self._consolidated.get, snapshot, path, name)
 
-    async def _find(self, snapshot: Snapshot, key: str) -> Found:
-        found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
-        if found is None:
-            raise Failure(404, "KeyNotFound", f"this commit has no key {key!r}")
-        return found
 
-    @staticmethod
-    async def _send_document(
-        scope: Scope, send: Send, given: Mapping[bytes, bytes], document: tuple[bytes, bytes], cache: bytes
-    ) -> None:
-        content, tag = document
-        about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
-        part = _part(given, tag, len(content))
-        if isinstance(part, int):
-            await answer(scope, send, part, _refused(part, about, len(content)))
-            return
-        status = 200
-        if part is not None:
-            about.append((b"content-range", f"bytes {part.start}-{part.stop - 1}/{len(content)}".encode()))
-            content, status = content[part.start : part.stop], 206
-        await answer(scope, send, status, about, content, kind=b"application/json")
+def _from_map(scope: Scope, snapshot: Snapshot, key: str, found: Found, cache: bytes) -> Reply | None:
+    """Return the answer with a value that lies in a mapped file. None if it lies elsewhere, or is long."""
+    if found.kind == packfile.REF_FOREIGN:
+        return None
+    selected = _select(scope, _tag(snapshot, found), found.length, cache)
+    if not selected.has_content:
+        return reply(scope, selected.status, selected.headers)
+    status, about, span = selected
+    if scope["method"] == "HEAD":
+        return reply(scope, status, about, kind=_kind_of(key), length=len(span))
+    if len(span) > _PIECE:
+        return None
+    is_whole = len(span) == found.length
+    view = snapshot.view_of(key, found) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
+    return reply(scope, status, about, _there(view, key, len(span)), kind=_kind_of(key))
+
+
+def _reply_with(scope: Scope, content: bytes, tag: bytes, cache: bytes) -> Reply:
+    selected = _select(scope, tag, len(content), cache)
+    if not selected.has_content:
+        return reply(scope, selected.status, selected.headers)
+    part = content[selected.span.start : selected.span.stop]
+    return reply(scope, selected.status, selected.headers, part, kind=b"application/json")
 
 
 async def _send_value(
     scope: Scope,
     receive: Receive,
     send: Send,
-    given: Mapping[bytes, bytes],
     snapshot: Snapshot,
     key: str,
     found: Found,
@@ -116,31 +142,21 @@ async def _send_value(
     *,
     is_ranged: bool,
 ) -> None:
+    """Send a value that is long, or has to be fetched."""
     is_foreign = found.kind == packfile.REF_FOREIGN
     length = found.length
     if is_foreign:
         length = _there_is(await in_thread(snapshot.size_of, key), key)
-    tag = _tag(snapshot, found)
-    about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
-    part = _part(given, tag, length)
-    if isinstance(part, int):
-        await answer(scope, send, part, _refused(part, about, length))
+    selected = _select(scope, _tag(snapshot, found), length, cache)
+    if not selected.has_content:
+        await answer(scope, send, selected.status, selected.headers)
         return
-    status, span = 200, range(length)
-    if part is not None:
-        status, span = 206, part
-        about.append((b"content-range", f"bytes {part.start}-{part.stop - 1}/{length}".encode()))
-    kind = b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
+    status, about, span, kind = selected.status, selected.headers, selected.span, _kind_of(key)
     if scope["method"] == "HEAD":
         await answer(scope, send, status, about, kind=kind, length=len(span))
         return
-    fetched = is_ranged or is_foreign
-    if not fetched and len(span) <= _PIECE:
-        is_whole = len(span) == length
-        view = snapshot.view_of(key, found) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
-        await answer(scope, send, status, about, bytes(_there(view, key, len(span))), kind=kind)
-        return
-    pieces = _fetched(snapshot, key, found, span, length) if fetched else _mapped(snapshot, key, span, length)
+    is_fetched = is_ranged or is_foreign
+    pieces = _fetched(snapshot, key, found, span, length) if is_fetched else _mapped(snapshot, key, span, length)
     first = await anext(pieces)  # an error at the start is reported before the answer begins
     await answer(scope, send, status, about, first, kind=kind, length=len(span), more=len(first) < len(span))
     if len(first) == len(span):
@@ -234,10 +250,11 @@ def _parsed(path: bytes) -> tuple[str, str]:
     return ref, key
 
 
-def _look_up(snapshot: Snapshot, key: str) -> Found | None:
+def _look_up(snapshot: Snapshot, key: str) -> Found:
     found = snapshot.lookup(key)
     if found is None:
         snapshot.size_of(key)  # raises if the value was erased
+        raise Failure(404, "KeyNotFound", f"this commit has no key {key!r}")
     return found
 
 
@@ -247,20 +264,40 @@ def _tag(snapshot: Snapshot, found: Found) -> bytes:
     return f'"{pack.id.hex()}-{found.offset:x}-{found.checksum:08x}"'.encode()
 
 
-def _part(given: Mapping[bytes, bytes], tag: bytes, length: int) -> range | int | None:
-    """Return the part of a value to send: a range, None for all; or the status of an answer without content."""
+class _Selected(NamedTuple):
+    """Which bytes of a value an answer has, and its headers about the value."""
+
+    status: int
+    headers: Headers
+    span: range
+
+    @property
+    def has_content(self) -> bool:
+        return self.status < 300
+
+
+def _select(scope: Scope, tag: bytes, length: int, cache: bytes) -> _Selected:
+    """Return what a request asks for of a value that has a tag and a length."""
+    given = headers_of(scope)
+    about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
     if matches(given.get(b"if-none-match"), tag):
-        return 304
-    if given.get(b"if-range", tag) != tag:
-        return None
+        return _Selected(304, about, range(0))
     try:
-        return wanted(given.get(b"range"), length)
+        part = wanted(given.get(b"range"), length) if given.get(b"if-range", tag) == tag else None
     except UnsatisfiableError:
-        return 416
+        return _Selected(416, [*about, (b"content-range", b"bytes */%d" % length)], range(0))
+    if part is None:
+        return _Selected(200, about, range(length))
+    return _Selected(206, [*about, (b"content-range", b"bytes %d-%d/%d" % (part.start, part.stop - 1, length))], part)
 
 
-def _refused(status: int, about: list[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:
-    return [*about, (b"content-range", f"bytes */{length}".encode())] if status == 416 else about
+def _may_be_document(key: str) -> bool:
+    """Tell whether a key may be that of a document which has the documents of all nodes below."""
+    return key.rpartition("/")[2] in ("zarr.json", ZMETADATA)
+
+
+def _kind_of(key: str) -> bytes:
+    return b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
 
 
 class _Consolidated:

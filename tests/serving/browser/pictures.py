@@ -16,6 +16,7 @@ from playwright.sync_api import expect, sync_playwright
 from tests.serving.browser import sample
 from tests.serving.browser.conftest import CHROMIUM, PATIENCE, ROOT
 from tests.serving.browser.staging import staging
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 WIDE = {"viewport": {"width": 1280, "height": 800}}
@@ -40,7 +41,7 @@ def main() -> int:
     given = parser.parse_args()
     shutil.rmtree(given.repository, ignore_errors=True)
     repo = sample.make(given.repository)
-    server = Server(repo, has_token=False)
+    server = Server(repo, listen(has_token=False))
     server.start()
     expect.set_options(timeout=PATIENCE)
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ import zarr
 import txstore
 from tests.serving.asking import ask
 from txstore.serving import application
+from txstore.serving.entrance import listen
 from txstore.serving.server import Server
 
 pytestmark = pytest.mark.long
@@ -52,7 +53,7 @@ def test_pages_and_readers_far_away(server):
     assert ask(app, key, headers={"if-none-match": whole.headers["etag"]}).status == 304
     assert ask(app, "/at/main/no").status == 404
     assert [each["name"] for each in json.loads(ask(app, "/api/tree/v1").body)["nodes"]] == ["plain", "sharded", "text"]
-    listening = Server(served, has_token=False)
+    listening = Server(served, listen(has_token=False))
     listening.start()
     try:
         for ref in ("v1", old.id):
