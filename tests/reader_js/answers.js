@@ -7,6 +7,12 @@ import { openRepository } from "../../txstore/reader_js/node.js";
 
 const digest = (bytes) => [bytes.length, createHash("sha256").update(bytes).digest("hex")];
 
+/** An answer of which the last byte has not come. */
+const cut = async (response) => {
+  const body = (await response.arrayBuffer()).slice(0, -1);
+  return new Response(body, { status: response.status, headers: response.headers });
+};
+
 const questions = {
   log: async (repo, { branch, limit }) => (await repo.log({ branch, limit })).map((commit) => commit.id),
   commits: async (repo, { branch }) => (await repo.log({ branch })),
@@ -23,6 +29,13 @@ const questions = {
     const value = await (await repo.at(at)).get(key);
     return value ? digest(value) : null;
   },
+  async aborted(repo, { at, key }) {
+    const store = await repo.at(at);
+    const aborting = new AbortController();
+    const waiting = store.get(key, { signal: aborting.signal });
+    aborting.abort();
+    return waiting;
+  },
   async range(repo, { at, key, range }) {
     const value = await (await repo.at(at)).getRange(key, range);
     return value ? Buffer.from(value).toString("hex") : null;
@@ -30,18 +43,23 @@ const questions = {
 };
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const { what, url, ...question } = JSON.parse(line);
+  const { what, url, foreign, faults = [], ...question } = JSON.parse(line);
   let answer;
   const requests = { count: 0, bytes: 0 };
   const counting = async (input, init) => {
     requests.count++;
+    const fault = faults.shift();
+    if (fault === "TypeError") throw new TypeError("fetch failed");
+    if (typeof fault === "number") return new Response("", { status: fault });
     const response = await fetch(input, init);
+    if (fault === "cut") return cut(response);
     requests.bytes += Number(response.headers.get("Content-Length") ?? 0);
     return response;
   };
   const began = performance.now();
   try {
-    answer = { is: await questions[what](await openRepository(url, { fetch: counting, retries: 1 }), question) };
+    const options = { fetch: counting, retries: 4, allowForeign: () => foreign === true };
+    answer = { is: await questions[what](await openRepository(url, options), question) };
   } catch (error) {
     answer = { error: error.name, message: error.message, stack: error.stack };
   }

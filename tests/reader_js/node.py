@@ -14,7 +14,6 @@ from functools import cache
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -80,9 +79,9 @@ def node() -> Node:
     return Node()
 
 
-def content(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+def content(snapshot: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return what the reader in JavaScript has to find: length and digest of each value, or an error's name."""
-    return {key: _value(snapshot, key) for key in snapshot}
+    return {key: _value(snapshot, key) for key in snapshot if key.startswith(prefix)}
 
 
 def _value(snapshot: Mapping[str, Any], key: str) -> Any:
@@ -132,7 +131,3 @@ def listed(directory: Path) -> Iterator[str]:
 
 
 SERVERS: dict[str, Callable[[Path], Any]] = {"ranges": served, "lists": listed}
-
-
-def url_of(base: str, path: str) -> str:
-    return f"{base}/{quote(path)}"

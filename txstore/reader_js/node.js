@@ -9,8 +9,9 @@ import { open } from "./repository.js";
 export * from "./errors.js";
 
 /** @typedef {import("./source.js").End} End */
+/** @typedef {import("./source.js").Source} Source */
 
-/** @implements {import("./source.js").Source} */
+/** @implements {Source} */
 class DirectorySource {
   /** @param {string} directory */
   constructor(directory) {

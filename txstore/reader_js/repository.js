@@ -255,7 +255,7 @@ export class Repository {
       const [id, length, offset, headerLength] = [reader.id(), reader.u64(), reader.u64(), reader.u32()];
       const tail = bytes.subarray(HEAD_CACHE);
       const end = offset + headerLength + FOOTER === length && tail.length > headerLength + FOOTER ? tail : undefined;
-      const stored = end ? this.decode(branch, version, end, length) : await this.stored(branch, version);
+      const stored = await (end ? this.decode(branch, version, end, length) : this.stored(branch, version));
       return stored?.header.id === id ? stored : undefined;
     } catch (error) {
       if (error instanceof CorruptionError) return undefined; // it is only a cache

@@ -44,7 +44,7 @@ export class Store {
    */
   async *keys(prefix = "", reading = {}) {
     const wanted = encode(prefix.replace(/^\//, ""));
-    const runs = await this.runs();
+    const runs = await Promise.all((this.stored?.header.runs ?? []).map((name) => this.run(name)));
     const sources = runs.map((run) => run.below(wanted));
     /** @type {(Entry | undefined)[]} the next entry of each run */
     const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
@@ -81,18 +81,14 @@ export class Store {
 
   // --- look-ups
 
-  /** The runs of the commit, the newest first. @returns {Promise<Run[]>} */
-  runs() {
-    const { stored, repository } = this;
-    if (!stored) return Promise.resolve([]);
-    return Promise.all(
-      stored.header.runs.map((name) => {
-        const lies = name.pack ?? { path: stored.path, base: stored.base };
-        const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.read(lies, begin, end);
-        const size = Math.ceil(name.length * 0.02) + 1024;
-        return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, () => Run.open(read, lies, name, repository.blocks));
-      }),
-    );
+  /** @param {import("./header.js").RunName} name @returns {Promise<Run>} */
+  run(name) {
+    const { repository } = this;
+    const stored = /** @type {import("./header.js").Stored} */ (this.stored);
+    const lies = name.pack ?? { path: stored.path, base: stored.base };
+    const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.read(lies, begin, end);
+    const size = Math.ceil(name.length * 0.02) + 1024;
+    return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, () => Run.open(read, lies, name, repository.blocks));
   }
 
   /** @param {string} key @returns {Promise<Entry | undefined>} undefined: there is no such key */
@@ -100,7 +96,9 @@ export class Store {
     const wanted = key.replace(/^\//, "");
     if (!this.stored || !isKey(wanted)) return undefined;
     const encoded = encode(wanted);
-    for (const run of await this.runs()) {
+    // One after the other, the newest first: most keys are in the first runs, and each run takes requests.
+    for (const name of this.stored.header.runs) {
+      const run = await this.run(name);
       const found = await run.find(encoded);
       if (found?.kind === ERASED) throw erased(wanted);
       if (found) return found.kind === TOMBSTONE ? undefined : found;
