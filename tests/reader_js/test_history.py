@@ -68,7 +68,9 @@ class ReadAside(aside.MergesAll, Read):
 
 
 for machine in (Read, ReadFromObjects, ReadAside):
-    machine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, phases=[Phase.generate])
+    machine.TestCase.settings = settings(
+        max_examples=EXAMPLES, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+    )
 
 TestRead = Read.TestCase
 TestReadFromObjects = ReadFromObjects.TestCase
