@@ -50,7 +50,7 @@ export PIP_NO_INPUT = 1
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
 # What the fallbacks of the C do: everything, and the part of it that make test has time for.
-PURE_TESTS := $(addprefix tests/,format history segments commit_queue locks storage native transactions store)
+PURE_TESTS := $(addprefix tests/,format history segments commit_queue locks storage native transactions store vectors)
 FALLBACK_TESTS := $(addprefix tests/,format history segments commit_queue native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
@@ -66,7 +66,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js
 .DEFAULT_GOAL := help
 
 help:
@@ -90,6 +90,7 @@ help:
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make walks       how many files a write, a commit and a merge go through, and what the code looks like from far'
 	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
+	@echo 'make simulate-keys  a hundred million keys, simulated beside real repositories: bytes, compaction, time to open'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
@@ -279,6 +280,10 @@ bench-remote: $(BENCH)/stamp
 # How far a call goes through the code, and what the code looks like from far: takes Python 3.12 or newer.
 walks: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.code.walks $(WALKS_ARGS)
+
+# A hundred million keys: bytes, runs, write amplification; beside real repositories of up to a million.
+simulate-keys: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks.simulated.scale $(SCALE_ARGS)
 
 simulate-commits: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.simulated.commits

@@ -29,6 +29,7 @@ from benchmarks.machine import describe_machine, file_system_of
 
 RESULTS = Path("field-results.json")
 JOBS = {
+    # Several local processes: what Icechunk's issue 804 reports.
     "regions": "each process writes its own region of 4 chunks; two read beside them",
     "appends": "all processes append to one array",
     "reads": "all processes read single chunks at random",

@@ -161,10 +161,11 @@ class Ocdbt(Adapter):
     def _keys(self) -> dict[str, Any]:
         return {"driver": "ocdbt", "base": f"file://{self.path}/", "path": "x/"}
 
-    def _open(self) -> Any:
+    def _open(self, transaction: Any = None) -> Any:
         import tensorstore
 
-        return tensorstore.open({"driver": "zarr3", "kvstore": self._keys()}, open=True).result()
+        spec = {"driver": "zarr3", "kvstore": self._keys()}
+        return tensorstore.open(spec, open=True, transaction=transaction).result()
 
     def create(self, rows: int) -> None:
         import tensorstore
@@ -184,16 +185,15 @@ class Ocdbt(Adapter):
             array.with_transaction(transaction)[start : start + len(values)].write(values).result()
 
     def append(self, values: np.ndarray[Any, Any]) -> None:
+        """Read the length, resize and write in one transaction, which fails if the length has changed."""
         import tensorstore
 
-        array = self._open()
-        end = array.shape[0]
         try:
-            with tensorstore.Transaction(atomic=True) as transaction:
-                larger = array.with_transaction(transaction).resize(
-                    exclusive_max=(end + len(values), COLUMNS), expand_only=True
-                )
-                larger.result()[end:].write(values).result()
+            with tensorstore.Transaction(atomic=True, repeatable_read=True) as transaction:
+                array = self._open(transaction)
+                end = array.shape[0]
+                larger = array.resize(exclusive_max=(end + len(values), COLUMNS), expand_only=True).result()
+                larger[end:].write(values).result()
         except ValueError as error:
             raise Refused(str(error)) from error
 

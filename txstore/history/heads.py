@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from txstore.commit import Stored
+from txstore.commit_queue.group_commits import members
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.history.branch_names import BranchNames
@@ -113,6 +115,10 @@ class FileHeads:
             raise CorruptionError(
                 names.oldest_kept_directory(branch), reason="it names a version that is above all commits"
             )
+        if found is None:
+            self._check_none_lost(branch)
+        elif found.header.group_commit is not None:
+            found = self._whole(found)
         # `newest` was known when the search began: another thread may have found a newer one since.
         self._known.check(branch, newest, found)
         if found is not None:
@@ -164,6 +170,33 @@ class FileHeads:
                 if lowest is None:
                     return found
         return None
+
+    def _check_none_lost(self, branch: str) -> None:
+        """Raise `CorruptionError` if there are commits, but no whole one, and no lost power explains that (I4)."""
+        for version in sorted(self._files.versions(branch)):
+            stored = self._files.read(branch, version)
+            if stored is None:
+                continue
+            vouches = stored.header.synced and version > stored.header.pending
+            if vouches or branch in self._durable.copied:
+                reason = f"there is version {version}, and a commit below it is missing. If this is a copy, copy again"
+                raise CorruptionError(names.commits_directory(branch), reason=reason)
+
+    def _whole(self, found: Stored) -> Stored:
+        """Return the last commit of a group commit. In a copy of an object store, files may be missing: write them."""
+        group = found.header.group_commit
+        leader = self._files.read(found.header.branch, found.header.decided_in)
+        if group is None or group.place + 1 == group.length or leader is None or leader.header.group_commit is None:
+            return found
+        try:
+            self._storage.make_directory(names.STAGING, durable=False)
+            for member in members(self._storage.read(leader.path), leader)[group.place + 1 :]:
+                with suppress(FileExistsError):
+                    self._storage.write_once(member.stored.path, member.content, durable=True)
+                found = member.stored
+        except PermissionError:
+            pass  # a process that may only read stops at the last commit whose file exists
+        return found
 
     def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
         """Tell whether a version is missing. In a copy any may be missing: commits vouch for the original only."""

@@ -38,6 +38,8 @@ const HEAD_CACHE = 64;
 const TAIL = 16 << 10;
 /** Bytes of the ends of commit files that are kept. */
 const ENDS = 16 << 20;
+/** Commits of a group commit, at most. */
+const MAX_GROUP = 128;
 /** Commits that are read at once for a log. */
 const AT_ONCE = 8;
 const MAX_SMALL = 4 << 20;
@@ -225,7 +227,7 @@ export class Repository {
   /** @param {number} version */
   async version(version) {
     const head = await this.head(MAIN);
-    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.stored("main", version) : undefined;
+    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.made("main", version) : undefined;
     if (stored && version >= /** @type {Stored} */ (head).header.oldestKept) return stored;
     throw new NotFoundError(`${this.source.url}: there is no version ${version}${head ? `: those that are kept are ${head.header.oldestKept} to ${head.header.version}` : ""}`);
   }
@@ -290,6 +292,16 @@ export class Repository {
     if (!section || !stored.header.group) return [];
     const bytes = await this.read(stored, section.offset, section.offset + section.length);
     return decidedBy(bytes, section.offset, stored);
+  }
+
+  /** As `stored`, of a version at or below a head: a group commit may have decided it, and its own file may not exist yet. @param {string} branch @param {number} version */
+  async made(branch, version) {
+    const stored = await this.stored(branch, version);
+    for (let below = version - 1; !stored && below >= Math.max(0, version - MAX_GROUP); below--) {
+      const leader = await this.stored(branch, below);
+      if (leader) return (await this.decided(leader)).find(({ header }) => header.version === version);
+    }
+    return stored;
   }
 
   /** Return the commit in a version of a branch's own; undefined if there is none. @param {string} branch @param {number} version @returns {Promise<Stored | undefined>} */
@@ -368,7 +380,7 @@ export class Repository {
       for (let below = version - 1; below >= lowest; below--) {
         const path = commitPath(fork ?? own, below);
         if (ahead.has(path)) continue;
-        const found = this.stored(fork ?? own, below);
+        const found = this.made(fork ?? own, below);
         found.catch(() => undefined); // whoever comes to it is told
         ahead.set(path, found);
       }

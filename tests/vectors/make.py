@@ -1,0 +1,544 @@
+"""Makes the vectors: small repositories with ids and times that are always the same.
+
+python -m tests.vectors.make [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fsspec
+
+import txstore
+from tests.vectors import expected
+from txstore.commit_queue import group_commits
+from txstore.constraints import OnlyGrows
+from txstore.format import commitfile, encoding, names, records
+from txstore.storage.local import LocalStorage
+from txstore.storage.remote import RemoteStorage
+
+HERE = Path(__file__).parent
+REPOSITORIES = HERE / "repositories"
+#: Not written: what is in these is no part of the data.
+LEFT = ("locks", ".staging", "quarantine")
+
+Build = Callable[[Path], Any]
+VECTORS: dict[str, tuple[str, Build]] = {}
+
+
+def vector(about: str) -> Callable[[Build], Build]:
+    def note(build: Build) -> Build:
+        VECTORS[build.__name__.replace("_", "-")] = about, build
+        return build
+
+    return note
+
+
+@contextmanager
+def fixed(seed: str) -> Iterator[None]:
+    """Let ids, times and names be the same each time."""
+    numbers = random.Random(seed)
+    now = [1_767_225_600_000_000_000]  # 2026-01-01
+
+    def time_ns() -> int:
+        now[0] += 1_000_000_000
+        return now[0]
+
+    with (
+        mock.patch.object(os, "urandom", numbers.randbytes),
+        mock.patch.object(time, "time_ns", time_ns),
+        mock.patch.object(platform, "node", return_value="lab"),
+        mock.patch("getpass.getuser", return_value="ana"),
+        mock.patch.object(LocalStorage, "place", return_value=2),
+        mock.patch.object(LocalStorage, "boot", return_value=1),
+        mock.patch.object(RemoteStorage, "place", return_value=2),
+    ):
+        yield
+
+
+# --- what repositories are made of
+
+
+def document(shape: int, chunk: int, **more: Any) -> bytes:
+    codecs = more.pop("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}])
+    return json.dumps(
+        {
+            "zarr_format": 3, "node_type": "array", "shape": [shape], "data_type": "uint8", "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk]}}, "codecs": codecs,
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "attributes": more,
+        }
+    ).encode()  # fmt: skip
+
+
+GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def commit(repo: txstore.Repository, message: str, _branch: str = "main", **content: bytes | None) -> None:
+    """Set keys, or delete those of None; `__` in a name is a slash."""
+    with repo.begin(message, branch=_branch) as transaction:
+        for name, value in content.items():
+            key = name.replace("__", "/")
+            if value is None:
+                transaction.delete(key)
+            else:
+                transaction[key] = value
+
+
+def array(repo: txstore.Repository, message: str = "array", path: str = "a", chunks: int = 4) -> None:
+    with repo.begin(message) as transaction:
+        transaction[f"{path}/zarr.json"] = document(4 * chunks, 4)
+        for number in range(chunks):
+            transaction[f"{path}/c/{number}"] = bytes([number] * 4)
+
+
+# --- valid ones
+
+
+@vector("One commit of one key: the worked example of format.md, with another id")
+def one_commit(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a__c__0=b"hello")
+
+
+@vector("A repository without commits")
+def no_commit(path: Path) -> None:
+    txstore.Repository(path).engine.commits.identity.create(durable=True)
+
+
+@vector("Several commits: keys set, overwritten and deleted; an empty value; messages that are no ASCII; properties")
+def several_commits(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "größer 数", a=b"1", b=b"", c=b"3", d=b"4")
+    commit(repo, "second", a=b"11", c=None)
+    with repo.begin("third", properties={"run": 7, "who": "ß"}) as transaction:
+        transaction["c"] = b"again"
+        transaction["größe/ñ"] = b"key"
+
+
+@vector("Values of 1,023 to 70,000 bytes: from 1,024 on they begin at multiples of 64")
+def large_values(path: Path) -> None:
+    sizes = {f"v{size}": bytes(number % 251 for number in range(size)) for size in (1023, 1024, 4096, 70_000)}
+    commit(txstore.Repository(path), "large", **sizes)
+
+
+@vector("A run of many blocks, and keys that share prefixes")
+def many_keys(path: Path) -> None:
+    repo = txstore.Repository(path, durability="none")
+    with repo.begin("many") as transaction:
+        for number in range(700):
+            transaction[f"array/with/a/long/path/c/{number}"] = number.to_bytes(2, "little")
+
+
+@vector("Prefixes are deleted, and keys below them set again, in the same commit and later")
+def deleted_prefixes(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "first", a__x=b"1", a__y=b"2", ab=b"3", b__x=b"4")
+    with repo.begin("delete") as transaction:
+        transaction.delete_dir("a")
+        transaction["a/y"] = b"new"
+    commit(repo, "later", a__z=b"5")
+    with repo.begin("all") as transaction:
+        transaction.delete_dir("")
+        transaction["last"] = b"6"
+
+
+@vector("Arrays of Zarr format 2 and 3, one with shards")
+def formats(path: Path) -> None:
+    repo = txstore.Repository(path)
+    shards = [
+        {"name": "sharding_indexed", "configuration": {
+            "chunk_shape": [2], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}],
+        }},
+    ]  # fmt: skip
+    two = {
+        "zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "fill_value": 0,
+        "order": "C", "filters": None,
+    }  # fmt: skip
+    with repo.begin("both") as transaction:
+        transaction["zarr.json"] = GROUP
+        transaction["three/zarr.json"] = document(8, 4, codecs=shards)
+        transaction["three/c/0"] = bytes(range(40))
+        transaction["two/.zarray"] = json.dumps(two).encode()
+        transaction["two/0"] = b"ab"
+
+
+@vector(
+    "Branches: one without commits of its own, one that another begins on, one that was renamed, one that was deleted"
+)
+def branches(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "first", a=b"1")
+    repo.branches["Dev"] = repo.head()
+    commit(repo, "on dev", "Dev", b=b"2")
+    repo.branches["deep"] = repo.head("Dev")
+    commit(repo, "deeper", "deep", a=None, c=b"3")
+    repo.branches["bare"] = repo.head()
+    repo.branches["gone"] = repo.head()
+    commit(repo, "lost", "gone", d=b"4")
+    del repo.branches["gone"]
+    repo.branches.rename("Dev", "renamed")
+    commit(repo, "second", a=b"5")
+
+
+@vector("Tags, of a commit that is not the head, and of one on a branch")
+def tags(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "first", a=b"1")
+    repo.tags["v1"] = repo.head()
+    commit(repo, "second", a=b"2")
+    repo.branches["dev"] = repo.head()
+    commit(repo, "on dev", "dev", a=b"3")
+    repo.tags["v2.0-rc"] = repo.head("dev")
+
+
+@vector("A merge of two branches")
+def merge(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    repo.branches["dev"] = repo.head()
+    commit(repo, "on dev", "dev", a__c__1=b"dddd")
+    commit(repo, "on main", a__c__2=b"mmmm")
+    repo.merge("dev")
+
+
+@vector("Arrays that were moved and copied without their values being written again")
+def moves(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    array(repo, "other", "b")
+    with repo.begin("move and copy") as transaction:
+        transaction.nodes.move("a", "moved")
+        transaction.nodes.copy("b", "copied")
+        transaction["copied/c/0"] = b"late"
+
+
+@vector("Constraints: a required feature of those who commit, which a reader passes over")
+def constraints(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    repo.constraints["grows"] = OnlyGrows("a")
+    commit(repo, "after", a__c__0=b"abcd")
+
+
+@vector("Commits that were made without a sync: an optional feature")
+def not_synced(path: Path) -> None:
+    repo = txstore.Repository(path, durability="none")
+    commit(repo, "first", a=b"1")
+    commit(repo, "second", a=b"2")
+
+
+@vector("An unknown optional feature, and a header field of a later version: both are passed over")
+def unknown_optional(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    rewrite_header(
+        path, lambda header: header[:16] + b"\x00\x00\x00\x80" + header[20:] + commitfile.FIELD.pack(99, 3) + b"abc"
+    )
+
+
+@vector("optimize: values and runs were copied into packs of their own")
+def optimized(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    for number in range(4):
+        commit(repo, f"{number}", **{f"a__c__{number}": bytes([9] * 4)})
+    repo.optimize()
+    commit(repo, "after", b=b"1")
+
+
+@vector("A vacuum has deleted the oldest commits; one of them is kept by a tag, one by a branch")
+def vacuumed(path: Path) -> None:
+    repo = txstore.Repository(path)
+    for number in range(6):
+        commit(repo, f"{number}", a=b"%d" % number, **{f"k{number}": b"1"})
+        if number == 1:
+            repo.tags["kept"] = repo.head()
+        if number == 2:
+            repo.branches["dev"] = repo.head()
+    txstore.Repository(path).vacuum(keep=2)
+
+
+@vector("Values that were erased from all commits")
+def erased(path: Path) -> dict[str, list[str]]:
+    repo = txstore.Repository(path)
+    array(repo)
+    array(repo, "other", "b")
+    repo.tags["v1"] = repo.head()
+    del repo
+    txstore.Repository(path).erase("a")
+    return {"v1": ["a/c/0", "a/zarr.json", "b/c/0"], "main": ["a/c/0"]}
+
+
+@vector("A value that lies in a file outside of the repository: required feature 0")
+def foreign(path: Path) -> None:
+    source = Path("/tmp/txstore-vectors/source.bin")  # the same on each machine, and gone when it is read
+    source.parent.mkdir(exist_ok=True)
+    source.write_bytes(b"0123456789")
+    os.utime(source, (1_700_000_000, 1_700_000_000))
+    repo = txstore.Repository(path, sources=[source.parent])
+    with repo.transaction("reference") as store:
+        store.set_reference("a", source, 2, 4)
+        store["b"] = b"here"
+    shutil.rmtree(source.parent)
+
+
+@vector("The head cache is old: the head is three commits above")
+def old_head_cache(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "first", a=b"1")
+    head = (path / "heads/main").read_bytes()
+    for number in range(3):
+        commit(repo, f"{number}", a=b"%d" % number)
+    (path / "heads/main").write_bytes(head)
+
+
+@vector("There is no head cache")
+def no_head_cache(path: Path) -> None:
+    several_commits(path)
+    (path / "heads/main").unlink()
+
+
+@vector("A head cache with a wrong checksum is passed over")
+def damaged_head_cache(path: Path) -> None:
+    several_commits(path)
+    flip(path / "heads/main", 20)
+
+
+@vector("An orphan: a commit above the head that has another parent")
+def orphan(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "first", a=b"1")
+    commit(repo, "orphan", a=b"2")
+    late = (path / "commits/main/0000000001").read_bytes()
+    (path / "commits/main/0000000001").unlink()
+    (path / "heads/main").unlink()
+    commit(txstore.Repository(path), "second", a=b"3")
+    (path / "commits/main/0000000002").write_bytes(late.replace(b"", b""))
+    move_version(path / "commits/main/0000000002", 2)
+
+
+# --- object stores
+
+
+def on_objects(path: Path, fill: Callable[[txstore.Repository], Any]) -> None:
+    """Fill a repository in memory, whose layout is that of an object store, and write its files."""
+    memory, place = fsspec.filesystem("memory"), f"/vectors-{os.getpid()}-{path.name}/data.tx"
+    repo = txstore.Repository(f"memory:/{place}", durability="none")
+    fill(repo)
+    memory.get(place, str(path), recursive=True)
+    memory.rm(place, recursive=True)
+
+
+@vector("An object store: each commit carries the headers of those before it, down to a multiple of 16")
+def carried_headers(path: Path) -> None:
+    on_objects(path, lambda repo: [commit(repo, f"{number}", **{f"k{number}": b"%d" % number}) for number in range(20)])
+
+
+@vector("A group commit: two commits that one file has decided")
+def group_commit(path: Path) -> None:
+    _grouped(path, whole=True)
+
+
+@vector("A group commit whose leader died: the file of the second commit is missing, and follows from the first one's")
+def group_commit_cut_off(path: Path) -> None:
+    _grouped(path, whole=False)
+
+
+def _grouped(path: Path, *, whole: bool) -> None:
+    on_objects(path, lambda repo: commit(repo, "first", a=b"0"))
+    made = {}
+    for key in ("led", "follows"):
+        memory, place = fsspec.filesystem("memory"), f"/vectors-{os.getpid()}-{path.name}-{key}/data.tx"
+        memory.put(str(path), place, recursive=True)
+        repo = txstore.Repository(f"memory:/{place}", durability="none")
+        commit(repo, key, **{key: key.encode()})
+        stored = repo.engine.commits.head("main")
+        assert stored is not None
+        made[key] = memory.cat(f"{place}/{stored.path}"), stored
+        memory.rm(place, recursive=True)
+    content, leader = group_commits.join(*made["led"], [group_commits.proposal_of(*made["follows"])])
+    files = group_commits.members(content, leader)
+    for version, each in enumerate(files[: 2 if whole else 1], 1):
+        (path / names.commit_path("main", version)).write_bytes(each.content)
+
+
+# --- damage, and what is newer
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def rewrite_header(path: Path, change: Callable[[bytes], bytes], version: int = 0) -> None:
+    """Change a commit's header, with the right checksums."""
+    file = path / names.commit_path("main", version)
+    whole = file.read_bytes()
+    footer = commitfile.Footer.decode(whole[-commitfile.FOOTER_SIZE :])
+    begin = footer.header_offset
+    header = change(whole[begin : begin + footer.header_length])
+    length = begin + len(header) + commitfile.FOOTER_SIZE
+    renewed = commitfile.Footer(len(header), begin, length, footer.pack_id, encoding.crc32c(header))
+    file.write_bytes(whole[:begin] + header + renewed.encode())
+
+
+def move_version(file: Path, version: int) -> None:
+    """Let a commit file say that it is of another version."""
+    numbers = version.to_bytes(8, "little") + (version + 1).to_bytes(8, "little")
+    rewrite_header(file.parents[2], lambda header: header[:88] + numbers + header[104:], version)
+
+
+@vector("An unknown required feature of readers in a header: it is refused")
+def unknown_required(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    rewrite_header(path, lambda header: header[:8] + b"\x04" + header[9:])
+
+
+@vector("An unknown required feature of those who commit: readers pass over it")
+def unknown_of_committers(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    rewrite_header(path, lambda header: header[:12] + b"\x02" + header[13:])
+
+
+@vector("format.json names a required feature that is not known")
+def unknown_in_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    _rewrite_format(path, required=4)
+
+
+@vector("format.json is of a later version")
+def newer_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    _rewrite_format(path, txstore=2)
+
+
+@vector("format.json has members that are not known, and optional features: they are passed over")
+def more_in_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    _rewrite_format(path, optional=1 << 40, comment="größer")
+
+
+def _rewrite_format(path: Path, **members: Any) -> None:
+    document = json.loads((path / "format.json").read_bytes()) | members
+    del document["checksum"]
+    document["checksum"] = records._json_checksum(document)
+    (path / "format.json").write_text(json.dumps(document))
+
+
+@vector("format.json has a wrong checksum")
+def damaged_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    text = (path / "format.json").read_text()
+    (path / "format.json").write_text(text.replace('"optional": 0', '"optional": 1'))
+
+
+@vector("A bit of a value was flipped: reading it is an error, and reading others is not")
+def damaged_value(path: Path) -> None:
+    several_commits(path)
+    file = path / "commits/main/0000000002"
+    flip(file, file.read_bytes().index(b"again"))
+
+
+@vector("A bit of a block was flipped")
+def damaged_block(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", 115)
+
+
+@vector("A bit of the trailer of a run was flipped")
+def damaged_trailer(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", 196)
+
+
+@vector("A bit of the header was flipped")
+def damaged_header(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", 300)
+
+
+@vector("A bit of the footer was flipped")
+def damaged_footer(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", -30)
+
+
+@vector("A tag with a wrong checksum")
+def damaged_tag(path: Path) -> None:
+    tags(path)
+    flip(path / "tags/v1", 10)
+
+
+@vector("A pack that values lie in is missing: they are not missing keys")
+def missing_pack(path: Path) -> None:
+    optimized(path)
+    for pack in (path / "packs").rglob("*"):
+        if pack.is_file() and b"TXRN" not in pack.read_bytes():
+            pack.unlink()
+
+
+@vector("A copy without the first commit, which the others vouch for: no empty repository")
+def missing_commit(path: Path) -> None:
+    several_commits(path)
+    (path / "commits/main/0000000000").unlink()
+
+
+# --- writing
+
+
+def write(name: str, folder: Path) -> None:
+    """Write a vector and the JSON beside it."""
+    about, build = VECTORS[name]
+    path = folder / f"{name}.tx"
+    with fixed(name):
+        asked = build(path) or {}
+    for left in LEFT:
+        shutil.rmtree(path / left, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as copies:  # a reader may write what is missing
+        copy = Path(shutil.copytree(path, Path(copies, "data.tx")))
+        found = {"about": about, **expected.answer(copy, asked)}
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Return the files that are not the same in two directories."""
+    files = {str(each.relative_to(root)) for root in (one, other) for each in root.rglob("*") if each.is_file()}
+    return sorted(
+        name
+        for name in files
+        if not ((one / name).exists() and (other / name).exists() and filecmp.cmp(one / name, other / name, False))
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in VECTORS:
+            write(name, Path(folder))
+        if given.check:
+            found = differences(Path(folder), REPOSITORIES)
+            print("\n".join(found) or f"{len(VECTORS)} vectors are the same")
+            return 1 if found else 0
+        shutil.rmtree(REPOSITORIES, ignore_errors=True)
+        shutil.copytree(folder, REPOSITORIES)
+    print(f"{len(VECTORS)} vectors")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
