@@ -66,7 +66,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js
 .DEFAULT_GOAL := help
 
 help:
@@ -99,6 +99,7 @@ help:
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
 	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
+	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP'
 	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
 	@echo 'make hostile     two users in one group, one of them hostile at every path'
@@ -365,6 +366,9 @@ threads: $(TEST)/stamp
 TILES_ROUNDS ?= 1000
 tiles: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.pipeline --rounds $(TILES_ROUNDS)
+
+bench-reader-js: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.reader_js.scale
 
 # The reader in JavaScript beside the one in Python: 501 random repositories, and 20,000 with flipped bits.
 read-js: $(TEST)/stamp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 import txstore
@@ -93,12 +95,16 @@ def _value(snapshot: Mapping[str, Any], key: str) -> Any:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """Serve a directory with ranges and without lists, as buckets and most servers do."""
-    config = uvicorn.Config(
-        Starlette(routes=[]), host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False
-    )
-    config.app.mount("/", StaticFiles(directory=directory))  # type: ignore[union-attr]
+def served(directory: Path, *, delay: float = 0.0) -> Iterator[str]:
+    """Serve a directory with ranges and without lists, as buckets and most servers do, each answer after a delay."""
+    files = StaticFiles(directory=directory)
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(delay)
+        await files(scope, receive, send)
+
+    app = Starlette(routes=[Mount("/", late)])
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
