@@ -1,12 +1,11 @@
-/** A repository: finds commits, branches and tags. See format.md, "Files" and "Finding the head". */
+/** A repository: its branches, tags and history. See format.md, "Files" and "Names, history, and reading without lists". */
 
 import { Cache } from "./cache.js";
+import { Commits, follows } from "./commits.js";
 import { Reader, checked } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { CorruptionError, NotFoundError, RequestError } from "./errors.js";
-import {
-  FOOTER, SECTION_CARRIED, SECTION_GROUP_COMMIT, branchOf, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader, newer,
-} from "./header.js";
+import { branchOf, commitPath, newer } from "./header.js";
 import { Store } from "./store.js";
 import { withSignal } from "./source.js";
 
@@ -33,13 +32,6 @@ import { withSignal } from "./source.js";
 /** @type {Branch} */
 const MAIN = { id: "main", name: "main", fork: undefined, lineage: [] };
 const NONE = "0".repeat(32);
-const HEAD_CACHE = 64;
-/** Enough of a commit file's end for its header, and for the index of a small commit. */
-const TAIL = 16 << 10;
-/** Bytes of the ends of commit files that are kept. */
-const ENDS = 16 << 20;
-/** Commits of a group commit, at most. */
-const MAX_GROUP = 128;
 /** Commits that are read at once for a log. */
 const AT_ONCE = 8;
 const MAX_SMALL = 4 << 20;
@@ -90,9 +82,7 @@ export class Repository {
     this.source = source;
     this.id = id;
     this.options = options;
-    this.expected = head;
-    /** @type {Cache<{ begin: number, bytes: Uint8Array }>} the ends of commit files, by path */
-    this.ends = new Cache(ENDS);
+    this.commits = new Commits(source, id, head);
     /** @type {Cache<import("./run.js").Entry[]>} */
     this.blocks = new Cache(options.cacheBytes ?? 32 << 20);
     /** @type {Cache<import("./run.js").Run>} */
@@ -192,7 +182,7 @@ export class Repository {
     reader.magic("TXSTTAG1");
     const [version, id] = [reader.u64(), reader.id()];
     const branch = branchOf(reader, reader.left);
-    const stored = await this.stored(branch, version);
+    const stored = await this.commits.stored(branch, version);
     if (stored?.header.id !== id) {
       throw new CorruptionError(`${path}: the commit ${id} that it names is gone. Restore the repository from a backup`);
     }
@@ -227,7 +217,7 @@ export class Repository {
   /** @param {number} version */
   async version(version) {
     const head = await this.head(MAIN);
-    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.made("main", version) : undefined;
+    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.commits.made("main", version) : undefined;
     if (stored && version >= /** @type {Stored} */ (head).header.oldestKept) return stored;
     throw new NotFoundError(`${this.source.url}: there is no version ${version}${head ? `: those that are kept are ${head.header.oldestKept} to ${head.header.version}` : ""}`);
   }
@@ -235,118 +225,12 @@ export class Repository {
   /** @param {Branch} branch @returns {Promise<Stored | undefined>} */
   async head(branch) {
     const [below] = branch.lineage;
-    const found = await this.newest(branch.id, below ? below.upto + 1 : 0);
+    const found = await this.commits.newest(branch.id, below ? below.upto + 1 : 0);
     if (found) return found;
     if (!below) return undefined;
-    const fork = await this.stored(below.id, below.upto);
+    const fork = await this.commits.stored(below.id, below.upto);
     if (fork?.header.id !== branch.fork?.id) throw new CorruptionError(`branches/${branch.name}: the commit that it begins at is gone`);
     return fork;
-  }
-
-  /** Return the commit that the head cache names; it may be some commits behind. @param {string} branch */
-  async cachedHead(branch) {
-    const expected = branch === "main" ? this.expected : undefined;
-    this.expected = undefined; // the next caller wants a newer one
-    const path = `heads/${branch}`;
-    const bytes = expected ?? (await this.source.whole(path, { isMutable: true }));
-    try {
-      if (!bytes || bytes.length < HEAD_CACHE) return undefined;
-      const reader = checked(bytes.subarray(0, HEAD_CACHE), path);
-      reader.magic("TXSTHEAD");
-      const version = reader.u64();
-      const [id, length, offset, headerLength] = [reader.id(), reader.u64(), reader.u64(), reader.u32()];
-      const tail = bytes.subarray(HEAD_CACHE);
-      const end = offset + headerLength + FOOTER === length && tail.length > headerLength + FOOTER ? tail : undefined;
-      const stored = await (end ? this.decode(branch, version, end, length) : this.stored(branch, version));
-      return stored?.header.id === id ? stored : undefined;
-    } catch (error) {
-      if (error instanceof CorruptionError) return undefined; // it is only a cache
-      throw error;
-    }
-  }
-
-  /** Return the newest commit from one on. @param {Stored} known @returns {Promise<Stored>} */
-  async walkUp(known) {
-    let last = known;
-    for (;;) {
-      last = (await this.decided(last)).at(-1) ?? last;
-      const above = await this.next(last.header.branch, last.header.version + 1);
-      if (!above || !follows(above, last)) return last;
-      last = above;
-    }
-  }
-
-  /** As `stored`, of a version that may not be there: S3 answers 403 then to those who may not list. @param {string} branch @param {number} version */
-  async next(branch, version) {
-    try {
-      return await this.stored(branch, version);
-    } catch (error) {
-      if (error instanceof RequestError && error.status === 403) return undefined;
-      throw error;
-    }
-  }
-
-  /** Return the commits that a group commit has decided behind this one. @param {Stored} stored */
-  async decided(stored) {
-    const section = stored.header.sections.find(({ kind }) => kind === SECTION_GROUP_COMMIT);
-    if (!section || !stored.header.group) return [];
-    const bytes = await this.read(stored, section.offset, section.offset + section.length);
-    return decidedBy(bytes, section.offset, stored);
-  }
-
-  /** As `stored`, of a version at or below a head: a group commit may have decided it, and its own file may not exist yet. @param {string} branch @param {number} version */
-  async made(branch, version) {
-    const stored = await this.stored(branch, version);
-    for (let below = version - 1; !stored && below >= Math.max(0, version - MAX_GROUP); below--) {
-      const leader = await this.stored(branch, below);
-      if (leader) return (await this.decided(leader)).find(({ header }) => header.version === version);
-    }
-    return stored;
-  }
-
-  /** Return the commit in a version of a branch's own; undefined if there is none. @param {string} branch @param {number} version @returns {Promise<Stored | undefined>} */
-  async stored(branch, version) {
-    const path = commitPath(branch, version);
-    const end = await this.source.tail(path, TAIL);
-    if (!end) return undefined;
-    return this.decode(branch, version, end.bytes, end.size);
-  }
-
-  /** @param {string} branch @param {number} version @param {Uint8Array} tail @param {number} size @returns {Stored | Promise<Stored>} */
-  decode(branch, version, tail, size) {
-    const path = commitPath(branch, version);
-    const footer = decodeFooter(tail, path);
-    if (footer.fileLength !== size) throw new CorruptionError(`${path}: it has ${size} bytes instead of ${footer.fileLength}`);
-    const begin = size - tail.length;
-    void this.ends.get(path, tail.length, async () => ({ begin, bytes: tail }));
-    const made = (/** @type {Uint8Array} */ encoded) => {
-      const { header, hash } = decodeHeader(encoded, footer, path);
-      if (header.repository !== this.id || header.branch !== branch || header.version !== version) {
-        throw new CorruptionError(`${path}: this commit belongs to another repository, branch or version`);
-      }
-      return { header, hash, path, base: 0 };
-    };
-    if (footer.headerOffset >= begin) {
-      return made(tail.subarray(footer.headerOffset - begin, footer.headerOffset - begin + footer.headerLength));
-    }
-    return this.bytes(path, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
-  }
-
-  /** Read bytes of a commit. @param {import("./header.js").Place} place @param {number} begin @param {number} end @param {Reading} [reading] */
-  read(place, begin, end, reading) {
-    return this.bytes(place.path, place.base + begin, place.base + end, reading);
-  }
-
-  /** @param {string} path @param {number} begin @param {number} end @param {Reading} [reading] */
-  async bytes(path, begin, end, reading) {
-    const known = await this.ends.kept.get(path)?.value;
-    if (known && begin >= known.begin && end <= known.begin + known.bytes.length) {
-      return known.bytes.subarray(begin - known.begin, end - known.begin);
-    }
-    const bytes = await this.source.range(path, begin, end, reading);
-    if (!bytes) throw new CorruptionError(`${path}: the file is missing. If a vacuum has deleted it since this commit was opened, open the repository again; else restore it from a backup`);
-    if (bytes.length !== end - begin) throw new CorruptionError(`${path}: it ends before byte ${end}`);
-    return bytes;
   }
 
   // --- history
@@ -365,12 +249,12 @@ export class Repository {
     let last = await this.head(branch);
     if (!last || limit <= 0) return;
     let floor = last.header.oldestKept;
-    if (last.header.branch !== branch.id) floor = (await this.newest(last.header.branch))?.header.oldestKept ?? floor;
+    if (last.header.branch !== branch.id) floor = (await this.commits.newest(last.header.branch))?.header.oldestKept ?? floor;
     yield last;
     /** @type {Map<string, Promise<Stored | undefined>>} commits that are being read */
     const ahead = new Map();
     for (let left = limit - 1; left > 0 && last.header.version > floor && last.header.parent !== NONE; ) {
-      for (const told of await this.carried(last)) {
+      for (const told of await this.commits.carried(last)) {
         if (left-- <= 0 || told.header.version < floor) return;
         yield (last = told);
       }
@@ -380,7 +264,7 @@ export class Repository {
       for (let below = version - 1; below >= lowest; below--) {
         const path = commitPath(fork ?? own, below);
         if (ahead.has(path)) continue;
-        const found = this.made(fork ?? own, below);
+        const found = this.commits.made(fork ?? own, below);
         found.catch(() => undefined); // whoever comes to it is told
         ahead.set(path, found);
       }
@@ -400,7 +284,7 @@ export class Repository {
 
   /** Return the oldest kept version of the branch that a commit lies in. Of a deleted branch, only that commit is kept. @param {import("./header.js").Header} header */
   async floor({ branch, version }) {
-    const newest = (await this.isLiving(branch)) ? await this.newest(branch) : undefined;
+    const newest = (await this.isLiving(branch)) ? await this.commits.newest(branch) : undefined;
     return newest?.header.oldestKept ?? version;
   }
 
@@ -413,31 +297,7 @@ export class Repository {
     return records.some((record) => record?.id === id);
   }
 
-  /** Return the newest of a branch's own commits. @param {string} id @param {number} [first] its first version, if it is known */
-  async newest(id, first) {
-    const known = await this.cachedHead(id);
-    if (known) return this.walkUp(known);
-    const names = await this.source.list(`commits/${id}`);
-    const versions = (names ?? []).filter((name) => /^\d{10,19}$/.test(name)).map(Number);
-    for (const version of versions.sort((one, other) => other - one)) {
-      const stored = await this.stored(id, version);
-      if (stored) return this.walkUp(stored);
-    }
-    const lowest = names || first === undefined ? undefined : await this.next(id, first);
-    return lowest && this.walkUp(lowest);
-  }
-
-  /** @param {Stored} stored */
-  async carried(stored) {
-    const section = stored.header.sections.find(({ kind }) => kind === SECTION_CARRIED);
-    return section ? carriedBy(await this.read(stored, section.offset, section.offset + section.length), stored) : [];
-  }
 }
 
 /** Tell whether a text may be the name of a branch or a tag. @param {string} name */
 const isName = (name) => /^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$/.test(name);
-
-/** Tell whether a commit has another as its parent. @param {Stored} above @param {Stored} below */
-function follows({ header }, below) {
-  return header.parent === below.header.id && (below.hash === undefined || header.parentHash === "" || header.parentHash === below.hash);
-}

@@ -86,7 +86,7 @@ export class Store {
     const { repository } = this;
     const stored = /** @type {import("./header.js").Stored} */ (this.stored);
     const lies = name.pack ?? { path: stored.path, base: stored.base };
-    const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.read(lies, begin, end);
+    const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.commits.read(lies, begin, end);
     const size = Math.ceil(name.length * 0.02) + 1024;
     return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, () => Run.open(read, lies, name, repository.blocks));
   }
@@ -116,7 +116,7 @@ export class Store {
   /** @param {Entry} entry @param {string} key @param {Reading} reading */
   async whole(entry, key, reading) {
     const { place, offset, length, checksum } = entry;
-    const bytes = await this.repository.read(place, offset, offset + length, reading);
+    const bytes = await this.repository.commits.read(place, offset, offset + length, reading);
     if (crc32c(bytes) !== checksum) {
       if (length && bytes.every((byte) => byte === 0)) throw erased(key);
       throw new CorruptionError(`${place.path}: the value of ${key} at byte ${offset} has a wrong checksum. Run \`txstore verify\`, or restore the file from a backup`);
@@ -134,7 +134,7 @@ export class Store {
       return bytes.subarray(begin, end);
     }
     const [begin, end] = borders(range, entry.length);
-    const bytes = await this.repository.read(entry.place, entry.offset + begin, entry.offset + end, reading);
+    const bytes = await this.repository.commits.read(entry.place, entry.offset + begin, entry.offset + end, reading);
     // Erased values are zeros, and so may others be: the checksum of the whole tells.
     return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
   }
