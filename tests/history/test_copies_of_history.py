@@ -27,6 +27,22 @@ def test_the_first_commit_is_missing(repo: txstore.Repository, tmp_path: Path) -
         txstore.Repository(copy).mapping()["0"]
 
 
+def test_the_first_commit_of_a_branch_is_missing(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Where it lies would otherwise look like a branch without commits of its own."""
+    with repo.begin() as transaction:
+        transaction["a"] = b"1"
+    repo.branches["dev"] = repo.head()
+    for number in range(3):
+        with repo.begin(branch="dev") as transaction:
+            transaction[f"{number}"] = b"1"
+    copy = shutil.copytree(repo.url, tmp_path / "copy.tx")
+    (directory,) = [each for each in (copy / "commits").iterdir() if each.name != "main"]
+    (directory / "0000000001").unlink()
+    assert txstore.Repository(copy).head() == repo.head()
+    with pytest.raises(CorruptionError, match="there is version 2, and a commit below it is missing"):
+        txstore.Repository(copy).head("dev")
+
+
 def test_the_first_commit_was_lost_with_the_power(repo: txstore.Repository, tmp_path: Path) -> None:
     """It was not synced, so the repository is as empty as one whose commits were all lost."""
     for number in range(2):

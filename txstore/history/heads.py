@@ -115,7 +115,7 @@ class FileHeads:
             raise CorruptionError(
                 names.oldest_kept_directory(branch), reason="it names a version that is above all commits"
             )
-        if found is None:
+        if found is None or found.header.branch != branch:
             self._check_none_lost(branch)
         elif found.header.group_commit is not None:
             found = self._whole(found)
@@ -173,12 +173,14 @@ class FileHeads:
 
     def _check_none_lost(self, branch: str) -> None:
         """Raise `CorruptionError` if there are commits, but no whole one, and no lost power explains that (I4)."""
+        fork = self._branches.fork(branch)
+        first = 0 if fork is None else fork.version + 1
         for version in sorted(self._files.versions(branch)):
             stored = self._files.read(branch, version)
             if stored is None:
                 continue
-            vouches = stored.header.synced and version > stored.header.pending
-            if vouches or branch in self._durable.copied:
+            vouches = stored.header.synced and version - stored.header.pending > first
+            if vouches or (version > first and branch in self._durable.copied):
                 reason = f"there is version {version}, and a commit below it is missing. If this is a copy, copy again"
                 raise CorruptionError(names.commits_directory(branch), reason=reason)
 

@@ -35,7 +35,7 @@ class DirectorySource {
 
   /** @param {string} path */
   list(path) {
-    return unlessMissing(() => readdir(`${this.url}/${path}`));
+    return unlessMissing(() => readdir(`${this.url}/${path}`)).then((names) => names ?? []);
   }
 }
 
