@@ -26,7 +26,7 @@ ELSEWHERE = {
     "docs/how-to/xarray.md": "tests/interchange/test_xarray.py",
 }
 #: For reading: pictures, layouts, what is printed.
-READ = {"text", "json", "bash", "c"}
+READ = {"text", "json", "bash", "c", "js"}
 
 
 def named(page: Path) -> str:
