@@ -9,6 +9,7 @@ import argparse
 import filecmp
 import json
 import os
+import pickle
 import platform
 import random
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import filelock
 import fsspec
 
 import txstore
@@ -28,8 +30,11 @@ from tests.vectors import expected
 from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows
 from txstore.format import commitfile, encoding, names, records
+from txstore.history import object_head_caches
 from txstore.storage.local import LocalStorage
 from txstore.storage.remote import RemoteStorage
+from txstore.transactions import own_part
+from txstore.transactions.participants import shared
 
 HERE = Path(__file__).parent
 REPOSITORIES = HERE / "repositories"
@@ -66,6 +71,9 @@ def fixed(seed: str) -> Iterator[None]:
         mock.patch.object(LocalStorage, "place", return_value=2),
         mock.patch.object(LocalStorage, "boot", return_value=1),
         mock.patch.object(RemoteStorage, "place", return_value=2),
+        # Head caches of object stores are written at once: a thread would write one or another, as it comes to run.
+        mock.patch.object(object_head_caches, "HEAD_CACHE_PERIOD", 0),
+        mock.patch.object(object_head_caches._HeadCacheWriter, "start", object_head_caches._HeadCacheWriter._run),
     ):
         yield
 
@@ -126,6 +134,29 @@ def several_commits(path: Path) -> None:
     with repo.begin("third", properties={"run": 7, "who": "ß"}) as transaction:
         transaction["c"] = b"again"
         transaction["größe/ñ"] = b"key"
+
+
+@vector("A transaction of three processes: the packs of participants, one key that two of them have written")
+def participants(path: Path) -> None:
+    def about(writer: Any, **more: Any) -> Any:  # without the owner word of its locks, which is random
+        with mock.patch.object(os, "getpid", return_value=7):
+            return shared.append_about(writer)
+
+    repo = txstore.Repository(path)
+    commit(repo, "first", a=b"0", gone=b"1")
+    with mock.patch.object(own_part, "append_about", about), repo.transaction("together") as store:
+        store["a"] = b"parent"
+        for number in (1, 2):
+            child = os.fork()
+            if not child:
+                with mock.patch.object(os, "getpid", return_value=number):
+                    pickle.loads(pickle.dumps(store))[f"of{number}"] = b"child %d" % number
+                    store["both"] = b"%d" % number
+                    store["large"] = bytes([number]) * 20_000
+                os._exit(0)
+            if os.waitpid(child, 0)[1]:
+                raise RuntimeError(f"child {number} failed")
+        del store["gone"]
 
 
 @vector("Values of 1,023 to 70,000 bytes: from 1,024 on they begin at multiples of 64")
@@ -527,7 +558,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
+    # One run at a time, as `foreign` has a file of a fixed name.
+    with filelock.FileLock("/tmp/txstore-vectors.lock"), tempfile.TemporaryDirectory() as folder:
         for name in VECTORS:
             write(name, Path(folder))
         if given.check:
