@@ -98,9 +98,9 @@ export class Commits {
     return decidedBy(bytes, section.offset, stored);
   }
 
-  /** As `stored`, of a version at or below a head: a group commit may have decided it, and its own file may not exist yet. @param {string} branch @param {number} version */
-  async made(branch, version) {
-    const stored = await this.stored(branch, version);
+  /** As `stored`, of a version at or below a head: a group commit may have decided it, and its own file may not exist yet. @param {string} branch @param {number} version @param {number} [tail] bytes to read at first */
+  async made(branch, version, tail) {
+    const stored = await this.stored(branch, version, tail);
     for (let below = version - 1; !stored && below >= Math.max(0, version - MAX_GROUP); below--) {
       const leader = await this.stored(branch, below);
       if (leader) return (await this.decided(leader)).find(({ header }) => header.version === version);
@@ -108,10 +108,10 @@ export class Commits {
     return stored;
   }
 
-  /** Return the commit in a version of a branch's own; undefined if there is none. @param {string} branch @param {number} version @returns {Promise<Stored | undefined>} */
-  async stored(branch, version) {
+  /** Return the commit in a version of a branch's own; undefined if there is none. @param {string} branch @param {number} version @param {number} [tail] bytes to read at first @returns {Promise<Stored | undefined>} */
+  async stored(branch, version, tail = TAIL) {
     const path = commitPath(branch, version);
-    const end = await this.source.tail(path, TAIL);
+    const end = await this.source.tail(path, tail);
     if (!end) return undefined;
     return this.decode(branch, version, end.bytes, end.size);
   }

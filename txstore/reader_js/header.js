@@ -20,6 +20,7 @@ export const SECTION_GROUP_COMMIT = 3;
  * A run as a header lists it.
  * @typedef {object} RunName
  * @property {Place | null} pack null: the file of the commit
+ * @property {number} seq of the commit that has made it, which its own entries do not repeat; 0: they name theirs
  * @property {number} offset @property {number} length @property {number} entries
  */
 
@@ -31,6 +32,7 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {string} branch the id of its branch
  * @property {string} author @property {string} message
  * @property {Record<string, unknown>} properties
+ * @property {number[]} statistics keys set, keys deleted, prefixes deleted, bytes of the values set, arrays touched
  * @property {Section[]} sections @property {RunName[]} runs
  * @property {string | undefined} fork the id of its parent's branch, if that is another
  * @property {{ id: string, version: number, branch: string } | undefined} merged the other parent
@@ -112,7 +114,7 @@ function headerOf(reader) {
   const header = {
     repository: reader.id(), id: reader.id(), parent: reader.id(), parentHash: reader.id(),
     version: reader.u64(), seq: reader.u64(), oldestKept: reader.u64(), time: timeOf(reader),
-    branch: "", author: "", message: "", properties: {}, sections: [], runs: [],
+    branch: "", author: "", message: "", properties: {}, statistics: [], sections: [], runs: [],
     fork: undefined, merged: undefined, group: undefined,
   };
   if (header.seq <= header.version || header.oldestKept > header.version) reader.fail("its header has impossible numbers");
@@ -142,7 +144,9 @@ function field(header, type, reader) {
   else if (type === 2) header.author = reader.text(left);
   else if (type === 3) header.message = reader.text(left);
   else if (type === 4) header.properties = reader.json(left);
-  else if (type === 6) {
+  else if (type === 5) {
+    while (reader.left && header.statistics.length < 5) header.statistics.push(reader.varint());
+  } else if (type === 6) {
     while (reader.left) {
       header.sections.push({ kind: reader.varint(), offset: reader.varint(), length: reader.varint() });
     }
@@ -174,8 +178,7 @@ function runsOf(reader) {
   while (reader.left) {
     const length = reader.varint();
     const pack = length ? packOf(new Reader(reader.take(length), reader.path)) : null;
-    reader.varint(); // seq of its commit
-    const run = { pack, offset: reader.varint(), length: reader.varint(), entries: reader.varint() };
+    const run = { pack, seq: reader.varint(), offset: reader.varint(), length: reader.varint(), entries: reader.varint() };
     reader.varint(); // highest seq
     places.add(`${pack?.path} ${run.offset}`);
     runs.push(run);

@@ -34,6 +34,8 @@ const MAIN = { id: "main", name: "main", fork: undefined, lineage: [] };
 const NONE = "0".repeat(32);
 /** Commits that are read at once for a log. */
 const AT_ONCE = 8;
+/** Enough of a commit file's end for most headers. */
+const HEADER_TAIL = 1024;
 const MAX_SMALL = 4 << 20;
 
 /** Open a repository over a source. @param {Source} source @param {Options} options @param {Reading} reading */
@@ -173,18 +175,25 @@ export class Repository {
     return record?.name === name ? record : undefined;
   }
 
-  /** @param {string} name */
-  async tagged(name) {
+  /** Return what a tag names. @param {string} name @returns {Promise<{ id: string, version: number, branch: string } | undefined>} */
+  async tag(name) {
     const path = `tags/${name}`;
     const bytes = isName(name) ? await this.source.whole(path, { isMutable: true }) : undefined;
     if (!bytes) return undefined;
     const reader = checked(bytes, path);
     reader.magic("TXSTTAG1");
     const [version, id] = [reader.u64(), reader.id()];
-    const branch = branchOf(reader, reader.left);
+    return { id, version, branch: branchOf(reader, reader.left) };
+  }
+
+  /** @param {string} name */
+  async tagged(name) {
+    const tag = await this.tag(name);
+    if (!tag) return undefined;
+    const { id, version, branch } = tag;
     const stored = await this.commits.stored(branch, version);
     if (stored?.header.id !== id) {
-      throw new CorruptionError(`${path}: the commit ${id} that it names is gone. Restore the repository from a backup`);
+      throw new CorruptionError(`tags/${name}: the commit ${id} that it names is gone. Restore the repository from a backup`);
     }
     return stored;
   }
@@ -193,7 +202,11 @@ export class Repository {
 
   /** @param {string | number} at */
   async storeAt(at) {
-    const stored = await this.find(at);
+    return this.storeOf(await this.find(at));
+  }
+
+  /** @param {Stored | undefined} stored */
+  storeOf(stored) {
     return new Store(this, stored, stored ? this.commitOf(stored) : undefined);
   }
 
@@ -246,10 +259,18 @@ export class Repository {
 
   /** Yield the commits of a branch, the newest first, down to the oldest that is kept. @param {Branch} branch @param {number} [limit] @returns {AsyncGenerator<Stored>} */
   async *walk(branch, limit = Infinity) {
-    let last = await this.head(branch);
-    if (!last || limit <= 0) return;
-    let floor = last.header.oldestKept;
-    if (last.header.branch !== branch.id) floor = (await this.commits.newest(last.header.branch))?.header.oldestKept ?? floor;
+    const head = await this.head(branch);
+    if (head && limit > 0) yield* this.below(head, limit, head.header.branch === branch.id ? head.header.oldestKept : undefined);
+  }
+
+  /**
+   * Yield a commit and its ancestors by the first parent, the newest first, down to the oldest that is kept.
+   * @param {Stored} newest @param {number} [limit] @param {number} [oldestKept] of its branch, if that is known
+   * @returns {AsyncGenerator<Stored>}
+   */
+  async *below(newest, limit = Infinity, oldestKept) {
+    let last = newest;
+    let floor = oldestKept ?? (await this.commits.newest(last.header.branch))?.header.oldestKept ?? last.header.oldestKept;
     yield last;
     /** @type {Map<string, Promise<Stored | undefined>>} commits that are being read */
     const ahead = new Map();
@@ -264,7 +285,7 @@ export class Repository {
       for (let below = version - 1; below >= lowest; below--) {
         const path = commitPath(fork ?? own, below);
         if (ahead.has(path)) continue;
-        const found = this.commits.made(fork ?? own, below);
+        const found = this.commits.made(fork ?? own, below, HEADER_TAIL);
         found.catch(() => undefined); // whoever comes to it is told
         ahead.set(path, found);
       }

@@ -22,7 +22,7 @@ const LEAST = 8192;
 /**
  * An entry: what a run says of a key.
  * @typedef {object} Entry
- * @property {Uint8Array} key @property {number} kind
+ * @property {Uint8Array} key @property {number} kind @property {number} seq which commit has set it, counted from 1 along its history; 0: the one that has made the run
  * @property {Place} place where the value lies @property {number} offset @property {number} length @property {number} checksum
  */
 
@@ -78,16 +78,17 @@ export class Run {
 
   /**
    * Yield the entries whose keys begin so, in order.
-   * @param {Uint8Array} prefix
+   * @param {Uint8Array} prefix @param {Uint8Array} [start] the first key to look at
    * @returns {AsyncGenerator<Entry>}
    */
-  async *below(prefix) {
-    for (let block = Math.max(0, this.index.blockOf(prefix)); block < this.index.count; block++) {
+  async *below(prefix, start = prefix) {
+    for (let block = Math.max(0, this.index.blockOf(start)); block < this.index.count; block++) {
       const first = this.index.firstKey(block);
       if (compare(first, prefix) > 0 && !startsWith(first, prefix)) return;
       for (const entry of await this.block(block)) {
-        if (startsWith(entry.key, prefix)) yield entry;
-        else if (compare(entry.key, prefix) > 0) return;
+        if (compare(entry.key, start) < 0) continue;
+        if (!startsWith(entry.key, prefix)) return;
+        yield entry;
       }
     }
   }
@@ -240,19 +241,18 @@ function entriesOf(bytes, index, block) {
     key.set(reader.take(unshared), shared);
     if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
     const kind = reader.u8();
-    reader.varint(); // seq
-    entries.push(refOf(reader, key, kind, index));
+    entries.push(refOf(reader, key, kind, reader.varint(), index));
   }
   return entries;
 }
 
-/** @param {Reader} reader @param {Uint8Array} key @param {number} kind @param {Index} index @returns {Entry} */
-function refOf(reader, key, kind, index) {
-  if (kind === TOMBSTONE) return { key, kind, place: index.lies, offset: 0, length: 0, checksum: 0 };
+/** @param {Reader} reader @param {Uint8Array} key @param {number} kind @param {number} seq @param {Index} index @returns {Entry} */
+function refOf(reader, key, kind, seq, index) {
+  if (kind === TOMBSTONE) return { key, kind, seq, place: index.lies, offset: 0, length: 0, checksum: 0 };
   if (kind !== VALUE && kind !== FOREIGN && kind !== ERASED) throw newer(reader.path, `a ref of kind ${kind}`);
   const place = index.packs[reader.varint()];
   if (!place) reader.fail("an entry names a pack that its run does not");
-  return { key, kind, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
+  return { key, kind, seq, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
 }
 
 /** Tell whether a text may be a key. @param {string} key */

@@ -43,9 +43,19 @@ export class Store {
    * @returns {AsyncGenerator<string>}
    */
   async *keys(prefix = "", reading = {}) {
-    const wanted = encode(prefix.replace(/^\//, ""));
-    const runs = await Promise.all((this.stored?.header.runs ?? []).map((name) => this.run(name)));
-    const sources = runs.map((run) => run.below(wanted));
+    for await (const [key] of this.entries(prefix, prefix, reading)) yield key;
+  }
+
+  /**
+   * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them.
+   * @param {string} prefix @param {string} start @param {Reading} [reading]
+   * @returns {AsyncGenerator<[string, Entry]>}
+   */
+  async *entries(prefix, start, reading = {}) {
+    const [wanted, first] = [prefix, start].map((each) => encode(each.replace(/^\//, "")));
+    const names = this.stored?.header.runs ?? [];
+    const runs = await Promise.all(names.map((name) => this.run(name)));
+    const sources = runs.map((run) => run.below(wanted, first));
     /** @type {(Entry | undefined)[]} the next entry of each run */
     const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
     const decoder = new TextDecoder("utf-8", { fatal: true });
@@ -64,7 +74,7 @@ export class Store {
         if (entry && compare(entry.key, key) === 0) next[run] = (await sources[run].next()).value ?? undefined;
       }
       const isHidden = runs.slice(0, newest).some((run) => run.hides(text));
-      if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) yield text;
+      if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) yield [text, least.seq ? least : { ...least, seq: names[newest].seq }];
     }
   }
 
