@@ -1,4 +1,4 @@
-"""`txstore verify`, `backup` and `protect`."""
+"""`txstore verify`, `check-format`, `backup` and `protect`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,31 @@ def _print(report: Report, repair: bool) -> None:
     for path in report.strays:
         tell(f"NOTE  {path}: not a file of the repository; it does no harm and is left alone")
     tell(str(report))
+
+
+@reporting_errors
+def check_format(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """Compare every file with the format document, for authors of other readers and writers.
+
+    No process should commit meanwhile.
+    """
+    from txstore.history.opening import Access, open_commits, open_storage
+    from txstore.maintenance.check_format import check_format as departures
+
+    storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
+    commits = open_commits(storage)
+    if not commits.identity.exists():
+        raise RepositoryNotFoundError(storage.url)
+    with showing(True, "check-format") as progress:
+        found = departures(commits, progress)
+    if as_json:
+        print_json({"ok": not found, "departures": [asdict(each) for each in found]})
+    else:
+        for each in found:
+            tell(str(each))
+        tell("the files are as the document says" if not found else f"{len(found):,} departures from the document")
+    if found:
+        raise typer.Exit(1)
 
 
 @reporting_errors

@@ -1,0 +1,112 @@
+"""`txstore check-format`: what is as the document says passes, and each departure is found where it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import txstore
+from tests.cli.test_cli import run
+from tests.vectors.make import REPOSITORIES
+from txstore.format import names, packfile
+from txstore.format.commitfile import FOOTER_SIZE, Footer
+from txstore.format.encoding import crc32c
+from txstore.format.packfile import Frame, Predecessor
+from txstore.history.opening import Access, open_commits, open_storage
+from txstore.maintenance import check_format
+
+#: Of these vectors, what departs.
+DEPARTING = {
+    "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
+    "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
+    "damaged-trailer": "commits/main/0000000000", "damaged-value": "commits/main/0000000002",
+    "missing-commit": "commits/main/0000000000", "missing-pack": "packs/8b/8b2df175ac8862af1d9e6aa8a1ed8e58",
+    "orphan": "commits/main/0000000002", "unknown-required": "commits/main/0000000000",
+}  # fmt: skip
+#: Of these, `format.json` says that nothing is to be read.
+REFUSED = {"damaged-format-json", "newer-format-json", "unknown-in-format-json"}
+
+
+def departures(path: Path) -> list[check_format.Departure]:
+    return check_format.check_format(open_commits(open_storage(str(path), Access({}))))
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in REPOSITORIES.glob("*.json")} - REFUSED))
+def test_vectors(name: str, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(REPOSITORIES / f"{name}.tx", tmp_path / "data.tx"))
+    found = {each.path for each in departures(path)}
+    assert DEPARTING[name] in found if name in DEPARTING else not found, found
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_vectors_that_are_refused(name: str, tmp_path: Path) -> None:
+    path = shutil.copytree(REPOSITORIES / f"{name}.tx", tmp_path / "data.tx")
+    assert run("check-format", path).exit_code == 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "data.tx"
+    repo = txstore.Repository(path)
+    with repo.begin("first", properties={"run": 7}) as transaction:
+        transaction["a"] = b"1"
+        transaction["b"] = b"2"
+    repo.branches["Trial"] = repo.head()
+    return path
+
+
+def test_the_command_says_where(path: Path) -> None:
+    assert "as the document says" in run("check-format", path).stdout
+    (path / "branches" / "trial").rename(path / "branches" / "other")
+    done = run("check-format", path)
+    assert done.exit_code == 1
+    assert "branches/other: this is the record of branch 'Trial'" in done.stdout
+    told = json.loads(run("check-format", path, "--json").stdout)
+    assert not told["ok"]
+    assert [each["section"] for each in told["departures"]] == ["Files"]
+
+
+def test_a_header_in_another_form(path: Path) -> None:
+    """Its JSON is the same object, in other bytes."""
+    file = path / names.commit_path("main", 0)
+    content = file.read_bytes()
+    footer = Footer.decode(content[-FOOTER_SIZE:])
+    header = content[footer.header_offset : -FOOTER_SIZE].replace(b'{"run": 7}', b'{"run" :7}')
+    footer = replace(footer, header_checksum=crc32c(header))
+    file.write_bytes(content[: footer.header_offset] + header + footer.encode())
+    assert [(each.path, each.offset) for each in departures(path) if "another form" in each.reason] == [
+        (names.commit_path("main", 0), footer.header_offset)
+    ]
+
+
+def frame(kind: int, **changed: object) -> Frame:
+    made = Frame(kind, packfile.SEEN_NOTHING, 0, b"a", 97, 97, 0, 0, 104)
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (frame(20), "in no registry"),
+        (frame(packfile.FRAME_TOMBSTONE | packfile.FRAME_ERASED), "marked as erased"),
+        (frame(packfile.FRAME_TOMBSTONE, length=1), "has a value"),
+        (frame(packfile.FRAME_SEAL), "has a key"),
+        (frame(packfile.FRAME_VALUE, key=b"a//b"), "is no key"),
+        (frame(packfile.FRAME_PREFIX), "does not end in a slash"),
+        (frame(packfile.FRAME_MERGED, seen=Predecessor(0, 1)), "had seen something"),
+        (frame(packfile.FRAME_RUN, key=b"", checksum=1), "has a checksum"),
+    ],
+)
+def test_frames_that_the_document_excludes(made: Frame, reason: str) -> None:
+    found = list(check_format.reasons(made))
+    assert len(found) == 1
+    assert reason in found[0]
+
+
+def test_frames_that_it_allows() -> None:
+    for kind in (packfile.FRAME_VALUE, packfile.FRAME_TOMBSTONE, packfile.FRAME_MERGED, packfile.FRAME_READ):
+        assert not list(check_format.reasons(frame(kind)))
