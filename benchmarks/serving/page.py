@@ -1,4 +1,5 @@
-"""The page in Chromium: how long until there is something to see, and what is sent until then.
+"""The page in Chromium: how long until there is something to see, and what is sent until then; from a server of ours,
+and from one that knows nothing but files.
 
 `make bench-page`; the exit status is 1 on a miss. Each round is a browser that has never been there: nothing is in its
 cache. The server is a process of its own.
@@ -7,11 +8,13 @@ cache. The server is a process of its own.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +29,14 @@ from rich.table import Table
 
 import txstore
 from benchmarks.harness import Row
+from txstore.serving.page_files import put_page
 
 ARRAYS, CHUNKS, COMMITS = 1_000, 1_000, 10_000
 SIDE, CHUNK = 4_096, 64
 _BULK = 20  # commits that write most of the chunks
 _BRANCHES = ("main", "calibration", "trial")
 _PATIENCE = 120_000
+DELAY = 0.03  # seconds before each answer of a server that knows nothing but files
 _CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -126,6 +131,34 @@ def served(path: Path) -> Iterator[str]:
             process.terminate()
 
 
+@contextmanager
+def served_as_files(directory: Path) -> Iterator[str]:
+    """Serve a directory with ranges and without lists, each answer after a delay."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.staticfiles import StaticFiles
+
+    files = StaticFiles(directory=directory)
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(DELAY)
+        await files(scope, receive, send)
+
+    config = uvicorn.Config(
+        Starlette(routes=[Mount("/", late)]), host="127.0.0.1", port=0, log_level="error", access_log=False
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise SystemExit("the server of files did not start")
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
 @dataclass
 class Look:
     seconds: float
@@ -179,7 +212,8 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
     side = SIDE // 2 if quick else SIDE
     build_long(scratch / "long.tx", *sizes)
     build_square(scratch / "square.tx", side)
-    history, tree, overview, every = [], [], [], []
+    history, tree, overview, every, files = [], [], [], [], []
+    put_page(scratch / "long.tx")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=_CHROMIUM)
         for _ in range(rounds):
@@ -191,6 +225,11 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
                 visitor = Visitor(browser)
                 visitor.count_bytes()
                 tree.append(visitor.open(f"{address}#/tree/main/", ".members tbody tr"))
+                visitor.close()
+            with served_as_files(scratch) as address:
+                visitor = Visitor(browser)
+                visitor.count_bytes()
+                files.append(visitor.open(f"{address}/long.tx/index.html", ".row[role=option]"))
                 visitor.close()
             with served(scratch / "square.tx") as address:
                 visitor = Visitor(browser)
@@ -205,6 +244,14 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
         _row("bytes of the first view", "the same, code and data", "KB", 300, [each.sent / 1000 for each in history]),
         _row("first view of the data", f"tree of {long}", "s", 1.0, [each.seconds for each in tree]),
         _row("bytes of it", "the same, code and data", "KB", 300, [each.sent / 1000 for each in tree]),
+        _row(
+            "first view from files",
+            f"history of {long}; {DELAY * 1e3:.0f} ms away",
+            "s",
+            1.5,
+            [each.seconds for each in files],
+        ),
+        _row("bytes of it", "the same, code and data", "KB", 500, [each.sent / 1000 for each in files]),
         _row("preview", f"{square}: a picture", "s", 2.0, [each.seconds for each in overview]),
         _row("preview, every value", f"{square}: read in the browser", "s", 60.0, [each.seconds for each in every]),
         _row("requests at once", "the same", "", 32, [float(max(each.at_once, 0)) for each in overview + every], max),

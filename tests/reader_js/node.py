@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
@@ -96,14 +98,18 @@ def _value(snapshot: Mapping[str, Any], key: str) -> Any:
 
 @contextmanager
 def served(directory: Path, *, delay: float = 0.0) -> Iterator[str]:
-    """Serve a directory with ranges and without lists, as buckets and most servers do, each answer after a delay."""
+    """Serve a directory with ranges and without lists, as buckets and most servers do, each answer after a delay.
+
+    Pages of other hosts may read it.
+    """
     files = StaticFiles(directory=directory)
 
     async def late(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(delay)
         await files(scope, receive, send)
 
-    app = Starlette(routes=[Mount("/", late)])
+    allowed = Middleware(CORSMiddleware, allow_origins=["*"], allow_headers=["Range"], expose_headers=["Content-Range"])
+    app = Starlette(routes=[Mount("/", late)], middleware=[allowed])
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

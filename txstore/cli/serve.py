@@ -1,4 +1,4 @@
-"""`txstore serve`: shows a repository in the browser, and serves it as plain Zarr over HTTP."""
+"""`txstore serve` and `page`: show a repository in the browser, from a server or from its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from txstore.cli.options import (
     PathArgument,
     SourceOption,
     StorageOption,
+    ToOption,
     open_repository,
+    options_of,
 )
 from txstore.cli.output import (
     log_printer,
@@ -84,6 +86,32 @@ def serve(
 
             webbrowser.open(until_the_end.enter_context(redirecting_to(entrance.address)).as_uri())
         server.serve_here()
+
+
+@reporting_errors
+def page(
+    path: PathArgument,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DESTINATION",
+            help="Put the page there, and not beside the repository. It then shows what ?repository=URL names.",
+            show_default=False,
+        ),
+    ] = None,
+    to_options: ToOption = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a page beside a repository that shows it in the browser without a server: from a bucket, say."""
+    from txstore.serving.page_files import put_page  # late: no other command needs it
+
+    open_repository(path, storage_options)  # raises if there is none
+    if to is None:
+        written = put_page(path, options=options_of(storage_options, "--storage-options"))
+    else:
+        written = put_page(to, options=options_of(to_options, "--to-options"), repository="")
+    print_outcome({"url": written}, f"{written}: open it by the address that its host gives it", as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-// The page's requests to its server. All addresses are relative, so the application may be mounted below any prefix.
+// The page's questions, to its server. All addresses are relative, so the application may be mounted below any prefix.
+// Where no server runs, `without_server/` answers them from the files of a repository.
 
 const NAMES_KEPT = 200;
 
@@ -45,10 +46,17 @@ function query(parameters) {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
+/** Where the repository lies whose files this page reads by itself; null: a server answers. */
+export const files = (() => {
+  const given = new URLSearchParams(location.search).get("repository");
+  const beside = document.querySelector('meta[name="txstore-repository"]')?.content;
+  return beside === undefined ? null : new URL(given ?? beside, document.baseURI).href.replace(/\/+$/, "");
+})();
+
 const at = (ref) => encodeURIComponent(ref);
 const below = (ref, path) => `${at(ref)}/${encodePath(path)}`;
 
-export const api = {
+const served = {
   repository: (signal) => ask("api/repository", signal),
   commits: (parameters, signal) => ask(`api/commits${query(parameters)}`, signal),
   commit: (ref, signal) => ask(`api/commit/${at(ref)}`, signal),
@@ -63,6 +71,14 @@ export const api = {
   locks: (signal) => ask("api/locks", signal),
   preview: (ref, path, selection, signal) => answered(`api/preview/${below(ref, path)}${query({ selection })}`, signal),
 };
+
+export const api = files === null ? served : new Proxy({}, {
+  // Loaded late: what answers imports from here.
+  get: (_, question) => async (...parameters) => (await answering())[question](...parameters),
+});
+
+let loaded = null;
+const answering = () => (loaded ??= import("./without_server/answers.js").then((found) => found.answers(files)));
 
 /** Commits by id: a commit never changes, so each is asked for once. */
 const commits = new Map();
@@ -79,6 +95,10 @@ export async function commitOf(id, signal) {
 
 /** Follow the repository. Calls `on` for commits, for "heads" that have moved, and for "live" or "lost". */
 export function follow(on) {
+  if (files !== null) {
+    on("files");
+    return null;
+  }
   const events = new EventSource(address("api/events"));
   events.addEventListener("open", () => on("live"));
   events.addEventListener("error", () => on("lost"));

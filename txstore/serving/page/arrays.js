@@ -1,6 +1,7 @@
-// Reads arrays: chunk by chunk through zarrita, from plain Zarr over HTTP; or as a small picture from the server.
+// Reads arrays: chunk by chunk through zarrita, from plain Zarr over HTTP or from the files of the repository; or as a
+// small picture from the server.
 
-import { api, zarrAddress } from "./api.js";
+import { api, files, zarrAddress } from "./api.js";
 import { EVERYTHING, part } from "./words.js";
 
 export const AT_ONCE = 32; // requests
@@ -40,40 +41,58 @@ class Below {
     this.#whole = new Map();
   }
 
-  constructor(base) {
-    this.base = base;
+  /** @param read takes a key and a range: undefined, {offset, length} or {suffixLength}; returns the bytes, or undefined */
+  constructor(read) {
+    this.read = read;
   }
 
-  get = (key, options) => this.#fetch(key, options, {});
+  get = (key, options) => this.#fetch(key, options);
 
   getRange = async (key, range, options) => {
     const { offset, length, suffixLength } = range;
     if (this.#whole) {
-      if (!this.#whole.has(key)) this.#whole.set(key, this.#fetch(key, { signal: options?.signal }, {}));
+      if (!this.#whole.has(key)) this.#whole.set(key, this.#fetch(key, { signal: options?.signal }));
       const shard = await this.#whole.get(key);
       if (shard && options && suffixLength === undefined) options.found = true;
       return shard?.slice(suffixLength === undefined ? offset : -suffixLength, suffixLength === undefined ? offset + length : undefined);
     }
-    return this.#fetch(key, options, { Range: suffixLength === undefined ? `bytes=${offset}-${offset + length - 1}` : `bytes=-${suffixLength}` });
+    return this.#fetch(key, options, range);
   };
 
-  async #fetch(key, options, headers) {
+  async #fetch(key, options, range) {
     options?.signal?.throwIfAborted();
     await slot();
     try {
-      const response = await fetch(this.base + key.slice(1), { signal: options?.signal, headers, credentials: "same-origin" });
-      if (response.status === 404) return undefined;
-      if (!response.ok) throw new Error(`the server answered ${response.status} for ${key}`);
-      const length = Number(response.headers.get("Content-Length"));
-      if (this.bytes + length > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
-      const value = new Uint8Array(await response.arrayBuffer());
+      if (this.bytes > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
+      const value = await this.read(key, range, options?.signal);
+      if (!value) return undefined;
       this.bytes += value.length;
-      if (options && !headers.Range?.startsWith("bytes=-")) options.found = true;
+      if (options && range?.suffixLength === undefined) options.found = true;
       return value;
     } finally {
       release();
     }
   }
+}
+
+/** Reads the keys below an address, over HTTP. */
+function overHttp(base) {
+  return async (key, range, signal) => {
+    const headers = range && { Range: range.suffixLength === undefined ? `bytes=${range.offset}-${range.offset + range.length - 1}` : `bytes=-${range.suffixLength}` };
+    const response = await fetch(base + key.slice(1), { signal, headers, credentials: "same-origin" });
+    if (response.status === 404) return undefined;
+    if (!response.ok) throw new Error(`the server answered ${response.status} for ${key}`);
+    const length = Number(response.headers.get("Content-Length"));
+    if (length > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
+    return new Uint8Array(await response.arrayBuffer());
+  };
+}
+
+/** Reads the keys below a path of a commit, from the files of the repository. */
+async function fromFiles(commit, path) {
+  const store = await api.store(commit);
+  const below = path ? `${path}/` : "";
+  return (key, range, signal) => (range ? store.getRange(below + key.slice(1), range, { signal }) : store.get(below + key.slice(1), { signal }));
 }
 
 let zarrita = null;
@@ -82,7 +101,7 @@ let zarrita = null;
 export async function openArray(commit, node, signal) {
   zarrita ??= Promise.all([import("./vendor/zarrita.js"), import("./codecs.js")]);
   const [{ open, root }] = await zarrita;
-  const store = new Below(zarrAddress(commit, node.path));
+  const store = new Below(files === null ? overHttp(zarrAddress(commit, node.path)) : await fromFiles(commit, node.path));
   const array = await (node.zarr_format === 2 ? open.v2 : open.v3)(root(store), { kind: "array", signal });
   return { array, store };
 }
@@ -222,7 +241,8 @@ export async function readThere(commit, node, selection, signal) {
 /** Read a selection in the way that suits it: `{values, ...}`, with `why` where the server had to help. */
 export async function read(commit, node, selection, { signal, progress, everything = false }) {
   const { chunks, bytes } = cost(node, selection);
-  if (!everything && (chunks > MANY_CHUNKS || bytes > MANY_BYTES)) {
+  const isLarge = chunks > MANY_CHUNKS || bytes > MANY_BYTES;
+  if (!everything && isLarge && (files === null || !canReadAll(node, selection))) {
     const found = await readThere(commit, node, selection, signal);
     return { ...found, why: "large" };
   }

@@ -37,6 +37,7 @@ export async function show(view, parts, query) {
           h("option", { value: "" }, "all branches"),
           repository.branches.map(({ name }) => h("option", { value: name, selected: name === filter.from }, name)))),
       path, total),
+    repository.lists === false ? notice("The host of these files lists no names, so only the branch main is shown. Data and Compare take the names of others.") : null,
     h("div", { class: "two" }, h("div", { class: "card log-card" }, list), detail),
     line(`${pythonRepository()}.log(${[filter.from && filter.from !== "main" ? quoted(filter.from) : "", filter.path ? `path=${quoted(filter.path)}` : ""].filter(Boolean).join(", ")})`),
   );

@@ -106,6 +106,11 @@ async function refresh() {
 
 function told(kind, event) {
   const live = document.getElementById("live");
+  if (kind === "files") {
+    live.textContent = "from files";
+    live.title = "Read from the files of the repository, without a server: load the page again to see new commits.";
+    return;
+  }
   live.classList.toggle("on", kind !== "lost");
   live.textContent = kind === "lost" ? "offline" : "live";
   live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";

@@ -1,6 +1,6 @@
 // One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
-import { api, zarrAddress } from "./api.js";
+import { api, files, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
 import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
@@ -106,10 +106,12 @@ function drawDetails(into, context) {
       ? h("div", { class: "card pad" }, h("h2", {}, "Constraints"),
           table(["Name", "What every commit has to keep"], constraints.map(({ name, ...value }) => [name, h("pre", {}, json(value))])))
       : null,
-    h("div", { class: "card pad" }, h("h2", {}, "Open in"),
-      line(address, "Zarr"),
-      isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
-      notice("These pages are on other hosts. Nothing is sent there until you follow a link, and they must be able to reach this server.")));
+    files === null
+      ? h("div", { class: "card pad" }, h("h2", {}, "Open in"),
+          line(address, "Zarr"),
+          isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
+          notice("These pages are on other hosts. Nothing is sent there until you follow a link, and they must be able to reach this server."))
+      : null);
 }
 
 /** Numbers that are not finite are strings in the documents of Zarr. */
