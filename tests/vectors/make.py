@@ -24,6 +24,7 @@ from unittest import mock
 
 import filelock
 import fsspec
+import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which `fixed` gives
 
 import txstore
 from tests.vectors import expected
