@@ -99,7 +99,7 @@ help:
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
 	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
-	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP'
+	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP, in Node and Chromium'
 	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'
 	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
 	@echo 'make hostile     two users in one group, one of them hostile at every path'
