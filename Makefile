@@ -37,6 +37,8 @@ TENSORFLOW := .venv/$(ZARR2_TAG)-tensorflow
 PLAIN := .venv/$(TAG)-plain
 LOWEST := .venv/$(ZARR2_TAG)-lowest
 CLIENTS := .venv/$(TAG)-clients
+CLIENT_GROUPS := $(sort $(patsubst tests/clients/%/requirements.in,%,$(wildcard tests/clients/*/requirements.in)))
+ENGINES := .venv/$(TAG)-engines
 ZARR_SUITE := .venv/$(TAG)-zarr-suite
 DOCS := .venv/$(ZARR2_TAG)-docs
 
@@ -66,7 +68,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest environment-clients test test-full test-all test-zarr2 test-lowest test-clients test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js
+.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js
 .DEFAULT_GOAL := help
 
 help:
@@ -74,16 +76,21 @@ help:
 	@echo 'make test-full   every test, with the C and without: half an hour'
 	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
 	@echo 'make test-zarr2  the tests that need zarr 2'
-	@echo 'make test-lowest the lowest versions that pyproject.toml allows; make test-clients: anndata and others over a store'
+	@echo 'make test-lowest the lowest versions that pyproject.toml allows'
+	@echo 'make clients     tools that are built on zarr, over a store and over LocalStore: one table; clients-GROUP, one of: $(CLIENT_GROUPS)'
+	@echo 'make clients-published  that table in the documents; clients-lock: the newest versions of these tools'
+	@echo 'make test-engines  Ray, Beam, cubed and Dask stage into one transaction, and workers are killed'
 	@echo 'make test-zarr-suite  zarr'"'"'s own tests, with each call in the caller'"'"'s thread'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
+	@echo 'make aio         txstore/aio/faces.py, after a change of Repository or TxStore'
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-keys  what ten million keys take of memory, and the first commit after them'
+	@echo 'make bench-rechunk  rechunk of 4 GiB beside plain zarr in the same passes, and its memory'
 	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
@@ -97,6 +104,7 @@ help:
 	@echo 'make bench-field TxStore beside the same stores, several processes on one array, some killed: lost, torn, refused'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
+	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
 	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
 	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP, in Node and Chromium'
@@ -147,7 +155,7 @@ $(TENSORFLOW)/stamp: $(SOURCES)
 $(LOWEST)/stamp: $(SOURCES)
 	$(call environment,$(LOWEST),$(OLDEST),uv pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
 	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --no-build-isolation \
-	  --resolution lowest-direct --editable '.[xarray,import,remote,serve]' 'dask>=2025.4'
+	  --resolution lowest-direct --editable '.[xarray,import,otel,remote,serve]' 'dask>=2025.4' 'opentelemetry-sdk>=1.30'
 	touch $@
 
 $(ZARR_SUITE)/stamp: $(SOURCES)
@@ -155,10 +163,19 @@ $(ZARR_SUITE)/stamp: $(SOURCES)
 	  tomlkit numpydoc universal-pathlib obstore fsspec rich typer --editable .)
 	touch $@
 
-# Libraries that write and read through a store of zarr's, and know nothing of this one.
-$(CLIENTS)/stamp: $(SOURCES)
-	$(call environment,$(CLIENTS),$(PYTHON),anndata annbatch dask universal_pathlib pytest pytest-asyncio pytest-timeout \
-	  --editable '.[xarray]')
+# Tools that write and read through a store of zarr's, and know nothing of this one: the versions that the lock file says.
+# (A stamp that only patterns name would be deleted when make ends.)
+.PRECIOUS: $(CLIENTS)-%/stamp
+$(CLIENTS)-%/stamp: tests/clients/%/requirements.lock $(SOURCES)
+	$(call environment,$(@D),$(PYTHON),uv)
+	$(@D)/bin/python -m uv pip install --quiet --python $(@D)/bin/python --no-build-isolation --no-deps \
+	  --requirement $< --editable .
+	touch $@
+
+# Engines that start worker processes, and repeat what these had to do when they die.
+$(ENGINES)/stamp: $(SOURCES)
+	$(call environment,$(ENGINES),$(PYTHON),apache-beam cubed dask distributed ray pytest pytest-asyncio pytest-timeout \
+	  --editable .)
 	touch $@
 
 # Readers that have no txstore: what they can do is what these packages can.
@@ -180,7 +197,9 @@ environment-docs: $(DOCS)/stamp
 
 environment-lowest: $(LOWEST)/stamp
 
-environment-clients: $(CLIENTS)/stamp
+environment-clients-%: $(CLIENTS)-%/stamp ;
+
+environment-engines: $(ENGINES)/stamp
 
 # The site. A warning is an error, a link inside that leads nowhere is a warning, and the notebooks of the gallery are run.
 # It is built from nothing, beside the last one: no page is believed that an interrupted or failed build has left.
@@ -213,7 +232,8 @@ test-zarr2: $(ZARR2)/stamp
 
 # Whether the lower bounds of pyproject.toml are true: two to three minutes.
 LOWEST_TESTS := $(addprefix tests/,codecs format history/test_snapshot.py history/test_branches.py store transactions/test_transactions.py \
-  interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_xarray.py serving/test_plain_zarr.py)
+  interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_writing_by_url.py interchange/test_xarray.py \
+  serving/test_plain_zarr.py test_telemetry.py)
 test-lowest: $(LOWEST)/stamp
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)
 
@@ -231,8 +251,34 @@ test-zarr-suite: $(ZARR_SUITE)/stamp
 	    $(PYTEST_ARGS)) >$(SUITE)/$$run.log 2>&1; \
 	done; $(ZARR_SUITE)/bin/python -m tests.zarr_suite.compare $(SUITE)/plain.xml $(SUITE)/ours.xml
 
-test-clients: $(CLIENTS)/stamp
-	$(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients $(PYTEST_ARGS)
+# The tools of one group: tests/clients/GROUP.
+clients-%: $(CLIENTS)-%/stamp
+	$(CLIENTS)-$*/bin/python -m pytest --disable-plugin-autoload -p pytest_asyncio.plugin -p pytest_timeout \
+	  --confcutdir=tests/clients tests/clients/$* $(PYTEST_ARGS)
+
+# All groups, one after the other since they are timed, and one table, which says what has failed.
+clients: $(TEST)/stamp
+	rm -rf build/clients
+	-$(MAKE) --no-print-directory --keep-going --jobs 1 $(addprefix clients-,$(CLIENT_GROUPS))
+	$(TEST)/bin/python -m tests.clients.table $(CLIENT_GROUPS)
+
+# What the last run has found, as a table in the documents.
+clients-published: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.clients.table --publish $(CLIENT_GROUPS)
+
+# The newest versions that go together, of what requirements.in of each group names.
+clients-lock: $(LOWEST)/stamp
+	set -e; for group in $(CLIENT_GROUPS); do \
+	  $(LOWEST)/bin/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version $(TAG) \
+	    --output-file tests/clients/$$group/requirements.lock pyproject.toml tests/clients/$$group/requirements.in; \
+	done
+
+# One a line: for scripts.
+client-groups:
+	@printf '%s\n' $(CLIENT_GROUPS)
+
+test-engines: $(ENGINES)/stamp
+	$(ENGINES)/bin/python -m pytest --confcutdir=tests/engines tests/engines $(PYTEST_ARGS)
 
 test-torch: $(TORCH)/stamp
 	$(TORCH)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
@@ -256,6 +302,10 @@ format: $(TEST)/stamp
 	$(TEST)/bin/ruff check --fix .
 	$(TEST)/bin/ruff format .
 
+# Checked in: editors and type checkers see it. tests/aio/test_made.py fails if it is not what this makes.
+aio: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.aio.make
+
 demo: $(DEMO)/stamp
 	$(DEMO)/bin/txstore demo
 
@@ -265,6 +315,10 @@ bench: $(BENCH)/stamp
 # Ten million keys on a local disk: memory, and the first commit after.
 bench-keys: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only keys
+
+# Rechunk of 4 GiB, which takes 20 GB of the disk and some minutes; RECHUNK_BYTES=268435456 takes a part of both.
+bench-rechunk: $(BENCH)/stamp
+	$(BENCH)/bin/python -m benchmarks --only rechunk
 
 # Of history alone: branches, diffs, merges.
 bench-history: $(BENCH)/stamp
@@ -374,6 +428,11 @@ bench-reader-js: $(TEST)/stamp
 read-js: $(TEST)/stamp
 	TXSTORE_MODEL_EXAMPLES=167 TXSTORE_FLIPS=20000 $(TEST)/bin/python -m pytest -m 'long or not long' \
 	  tests/reader_js $(PYTEST_ARGS)
+
+# Four processes write one table by label and by position: is each commit what a model makes of it?
+LABEL_HISTORIES ?= 5000
+labels: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.labels.histories --histories $(LABEL_HISTORIES)
 
 # Random histories of branches that pull from one another: is anything other than git makes of them? Takes git 2.39.
 MERGE_SEEDS ?= 5000

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.harness import Row, Setting
 from benchmarks.history import branches as history
 from benchmarks.history import merges, references
-from benchmarks.local import arrays, commits, keys, large, locks, maintenance, verify
+from benchmarks.local import arrays, checkouts, commits, keys, labels, large, locks, maintenance, rechunking, verify
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
 from benchmarks.processes import following, group, readers
@@ -33,10 +33,12 @@ PICTURE = RESULTS.with_name("benchmark-processes.png")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 BENCHMARKS = {
     **arrays.BENCHMARKS,
+    **checkouts.BENCHMARKS,
     **commits.BENCHMARKS,
     **distance.BENCHMARKS,
     **large.BENCHMARKS,
     **keys.BENCHMARKS,
+    **labels.BENCHMARKS,
     **following.BENCHMARKS,
     **group.BENCHMARKS,
     **history.BENCHMARKS,
@@ -46,6 +48,7 @@ BENCHMARKS = {
     **merges.BENCHMARKS,
     **processes.BENCHMARKS,
     **readers.BENCHMARKS,
+    **rechunking.BENCHMARKS,
     **references.BENCHMARKS,
     **remote.BENCHMARKS,
     **verify.BENCHMARKS,

@@ -14,6 +14,7 @@ from txstore.merging.merge_conflicts import Conflict
 
 EXAMPLES = [
     errors.ConflictError(["a/c/0"], reason="because", base=1, head=2),
+    errors.LabelConflictError({"time": [1, 2]}, ["time"], shown="time 1, 2", base=1, head=2),
     errors.MergeConflictError([Conflict("a", "elements", "a/c/0", (slice(0, 2),))]),
     errors.NoCommonAncestorError("main@7", "dev@9"),
     errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
@@ -34,6 +35,7 @@ EXAMPLES = [
     errors.BackupErasureError("/backup.tx", ["erasure of a by ana"], 7),
     errors.BarePathError("/data.tx"),
     errors.SchemaError("/data.tx", ["there is no array at 'x'"]),
+    errors.CheckoutError("/out.zarr", "it holds something"),
     errors.CodecRefusedError("a", ["pickle"]),
     errors.SourceError("/old.zarr", "nothing is here"),
     errors.SourceChangedError("s3://bucket/x.nc", "9 bytes, version 1", "it is 9 bytes, version 2"),

@@ -7,6 +7,7 @@ from txstore.errors import (
     BackupErasureError,
     BackupError,
     BarePathError,
+    CheckoutError,
     ClockWarning,
     CodecRefusedError,
     CommitNotFoundError,
@@ -21,6 +22,7 @@ from txstore.errors import (
     ErasureTimeoutError,
     ExportError,
     KeyFormatError,
+    LabelConflictError,
     LockRegionError,
     LocksLostError,
     LocksUnavailableError,
@@ -46,9 +48,11 @@ from txstore.errors import (
 from txstore.interchange.bare_path import keep_repositories
 
 if TYPE_CHECKING:
-    from txstore import constraints, loaders
+    from txstore import aio, constraints, loaders
     from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
+    from txstore.interchange.virtual_datasets import write_virtual
+    from txstore.labels import Upserted, prepend, roll, upsert
     from txstore.repository import Repository
     from txstore.store import TxStore
     from txstore.synchronized_arrays import synchronized
@@ -65,6 +69,7 @@ __all__ = [
     "BackupErasureError",
     "BackupError",
     "BarePathError",
+    "CheckoutError",
     "ClockWarning",
     "CodecRefusedError",
     "Commit",
@@ -80,6 +85,7 @@ __all__ = [
     "ErasureTimeoutError",
     "ExportError",
     "KeyFormatError",
+    "LabelConflictError",
     "LockRegionError",
     "LockTimeoutError",
     "LocksLostError",
@@ -105,10 +111,16 @@ __all__ = [
     "UncommittedChangesWarning",
     "UnequalLengthsWarning",
     "UnsupportedFormatError",
+    "Upserted",
     "WrongFileTypeError",
+    "aio",
     "constraints",
     "loaders",
+    "prepend",
+    "roll",
     "synchronized",
+    "upsert",
+    "write_virtual",
 ]
 
 # Where the other public names are; "" is a module. Each is imported when it is asked for: zarr costs a program that
@@ -123,9 +135,15 @@ _LATE = {
     "Snapshot": "history.snapshot",
     "Transaction": "transactions.transaction",
     "TxStore": "store",
+    "Upserted": "labels",
+    "aio": "",
     "constraints": "",
     "loaders": "",
+    "prepend": "labels",
+    "roll": "labels",
     "synchronized": "synchronized_arrays",
+    "upsert": "labels",
+    "write_virtual": "interchange.virtual_datasets",
 }
 
 

@@ -5,8 +5,21 @@ from txstore.format.constraints import (
     Constraint,
     EqualLength,
     Fixed,
+    Frozen,
     OnlyGrows,
     RequiredAttributes,
+    Sorted,
+    Unique,
 )
 
-__all__ = ["Complete", "Constraint", "EqualLength", "Fixed", "OnlyGrows", "RequiredAttributes"]
+__all__ = [
+    "Complete",
+    "Constraint",
+    "EqualLength",
+    "Fixed",
+    "Frozen",
+    "OnlyGrows",
+    "RequiredAttributes",
+    "Sorted",
+    "Unique",
+]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import wraps
@@ -134,6 +134,32 @@ class ConflictError(TxStoreError):
         self.head = head
         self.conflicts = tuple(conflicts)
         super().__init__(f"{reason}: {shown_keys(self.keys)}. {advice}")
+
+
+class LabelConflictError(ConflictError):
+    """Another commit changed rows with the same labels since the upsert began: decide which values are right.
+
+    `labels` has the labels by the name of their dimension. Call `upsert` again to lay your values on top of the other
+    commit's, or use `existing="keep"` to leave them.
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, Sequence[object]],
+        keys: Sequence[str],
+        *,
+        shown: str,
+        base: object = None,
+        head: object = None,
+    ) -> None:
+        self.labels = dict(labels)
+        super().__init__(
+            keys,
+            reason=f"another commit has changed the same labels since this upsert began ({shown})",
+            advice="Call it again to write your values over the other commit's; existing='keep' leaves those",
+            base=base,
+            head=head,
+        )
 
 
 #: Explains conflicts that exist only because a vacuum expired commits.
@@ -425,6 +451,15 @@ class PublishError(TxStoreError):
         self.url = url
         self.reason = reason
         super().__init__(f"{url}: no plain copy can be kept here: {reason}")
+
+
+class CheckoutError(TxStoreError):
+    """A directory can't be checked out to, or committed: the message says what to do. No file was changed."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: {reason}")
 
 
 class CodecRefusedError(TxStoreError, ValueError):

@@ -72,6 +72,11 @@ def new_rlock() -> threading.RLock:  # type: ignore[valid-type, unused-ignore]
     return lock
 
 
+def this_thread() -> tuple[int, int]:
+    """Return what names this thread among those of all processes of this machine."""
+    return os.getpid(), threading.get_ident()
+
+
 def watch(thing: Forked) -> None:
     """Call `thing.after_fork_in_child` in each forked child, as long as `thing` lives."""
     _forked.add(thing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
@@ -11,6 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
+from txstore import observing
 from txstore.codecs.chunk_cache import ChunkCache, parse_size
 from txstore.commit import MAIN, Commit, Stored
 from txstore.commit_queue.tickets import Turns
@@ -26,7 +28,7 @@ from txstore.errors import (
     TxStoreError,
     keeps_nothing,
 )
-from txstore.format.constraints import Constraint
+from txstore.format.constraints import Constraint, Frozen
 from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
 from txstore.format.tree import tree_lines
@@ -40,6 +42,7 @@ from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
 from txstore.history.log import Log, changing
 from txstore.history.opening import CHUNK_CACHE_SIZE, Access
+from txstore.history.operations import LoggedOperation, read_operations, recorded
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
@@ -63,12 +66,18 @@ from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
+    from xarray import Dataset
+
     from txstore.comparing.blame import Blame
+    from txstore.interchange.checkout import Checkout
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
+    from txstore.labels import Upserted
     from txstore.serving.notebook import Shown
     from txstore.store import TxStore
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -77,6 +86,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 _LEAST_RETRIES = 10
 #: Number of commits that a notebook shows for a repository.
 _SHOWN_COMMITS = 5
+
+
+def _made(commit: Commit | None) -> dict[str, str]:
+    """Return what the record of an operation says of the commit that the operation made."""
+    return {} if commit is None else {"commit": commit.id}
 
 
 class Repository:
@@ -402,12 +416,14 @@ class Repository:
                         if turns is not None:
                             turns.about_to_commit()
                     return result
-                except (ConflictError, SnapshotExpiredError):
-                    now = time.monotonic()
+                except (ConflictError, SnapshotExpiredError) as error:
+                    now, reason = time.monotonic(), type(error).__name__
                     is_late = made >= _LEAST_RETRIES and now - began > timeout
                     if is_late if retries is None else made >= retries:
                         raise
                 made += 1
+                _log.info("%s: commit retried on the new head, retry %d: %s", self.url, made, reason)
+                observing.count("commit.retries", 1, reason=reason)
                 if turns is not None and turns.lost():
                     continue
                 # If one attempt takes long, as on an object store, a short pause would not separate the committers.
@@ -428,6 +444,166 @@ class Repository:
             return self.transaction(**arguments)
         head = turns.next(until)
         return self._transaction(**arguments, turn=(self.engine.snapshots.newest(turns.branch, head), turns.id))
+
+    @keeps_nothing
+    def upsert(
+        self,
+        ds: Dataset,
+        dim: str | Sequence[str] = "time",
+        group: str = "",
+        *,
+        existing: Literal["update", "keep", "raise"] = "update",
+        missing: Literal["append", "insert", "raise"] = "append",
+        message: str | None = None,
+        branch: str = MAIN,
+        properties: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+    ) -> Upserted:
+        """Write an xarray dataset by the labels of its coordinates, in one commit. See docs/how-to/write-by-label.md.
+
+        Rows whose label is stored are changed, element by element. The others are added, to every variable with the
+        dimension. The result counts both. If all values are there already, there is no commit: a job may run twice.
+
+        Upserts of different labels by several processes all survive, wherever their rows are by then: if another
+        process has committed first, this repeats the upsert on the new head, until `timeout` seconds have passed. Data
+        of Dask are computed and written piece by piece, in parallel; a repetition computes them again.
+
+        Parameters
+        ----------
+        ds : xarray.Dataset
+            Its labels may be in any order: numbers, dates (of numpy or cftime), durations or text. Values are stored
+            in the units, scale and dtype of the stored arrays. Variables without the dimensions must be equal to the
+            stored ones.
+        dim : str or sequence of str
+            The dimensions whose labels say where the data belong. Along several, the dataset is a block.
+        group : str
+            The group of the variables. If there is nothing yet, the upsert writes the first rows.
+        existing : {"update", "keep", "raise"}
+            What to do with rows whose label is stored.
+        missing : {"append", "insert", "raise"}
+            What to do with the others: put them at the end, in the order of `ds`, or where the order of the labels has
+            them. The rows behind then move: whole chunks by reference, the rest is written again.
+
+        Raises
+        ------
+        LabelConflictError
+            Another process has changed the same labels since this call began. It names them.
+        ValueError, TypeError
+            Labels are repeated, missing (NaN or NaT), or can't be stored exactly; or the variables are not those of
+            the group.
+        ConflictError
+            Others committed first until the time was up.
+
+        Examples
+        --------
+        >>> import tempfile, txstore, xarray as xr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> repo.upsert(xr.Dataset({"t": ("x", [1.0, 3.0])}, {"x": [10, 30]}), dim="x")
+        Upserted(updated=0, inserted=2)
+        >>> repo.upsert(xr.Dataset({"t": ("x", [9.0, 2.0])}, {"x": [30, 20]}), dim="x", missing="insert")
+        Upserted(updated=1, inserted=1)
+        >>> xr.open_dataset(repo, engine="txstore").t.values
+        array([1., 2., 9.])
+        """
+        from txstore.labels.repeating import upsert_into  # late: it needs xarray
+
+        return upsert_into(
+            self, ds, dim=dim, group=group, existing=existing, missing=missing, message=message, branch=branch,
+            properties=properties, timeout=timeout,
+        )  # fmt: skip
+
+    @keeps_nothing
+    def rechunk(
+        self,
+        path: str,
+        *,
+        chunks: int | Sequence[int] | None = None,
+        shards: int | Sequence[int] | None = None,
+        compressors: Any = "keep",
+        max_memory: int | str = 1 << 28,
+        workers: int | None = None,
+        name: str | None = None,
+        branch: str = MAIN,
+        message: str | None = None,
+        timeout: float = 60.0,
+        progress: Wanted = None,
+    ) -> Commit | None:
+        """Give an array other chunks, shards or compressors in one commit, while others read and write it.
+
+        Everything else stays: values, dtype, fill value, attributes, names of dimensions. Chunks that are not stored
+        stay so. Snapshots, and older commits, have the old chunks. What others commit to the array meanwhile is taken
+        over, element by element, with its shape and attributes. Transactions that began before this commit and have
+        written to the array raise `ConflictError` or `StaleArrayError`: `repo.run` tries again. See
+        docs/how-to/rechunk.md.
+
+        The copy is made on a branch `rechunk-NAME`, which is deleted at the end. If this is interrupted, the same call
+        continues it; deleting the branch drops what was copied. A vacuum keeps it as long as the branch is there.
+
+        Parameters
+        ----------
+        path : str
+            The path of the array.
+        chunks : int, sequence of int or None
+            The lengths of a chunk in elements, one for each axis. With shards, those of the chunks in a shard. None: as
+            they are; then the shards are, too, unless they are given.
+        shards : int, sequence of int or None
+            The lengths of a shard, multiples of those of a chunk. None: no shards.
+        compressors : optional
+            What `zarr.create_array` takes: a codec or a list of them, "auto", or None for no compression. By default
+            as they are.
+        max_memory : int or str
+            Bytes, or a text such as "256 MiB", that the copy takes of memory, about. It also decides how often old
+            chunks are read: with little memory, or very different chunks, the array is copied in two passes, with a
+            grid between the two. A call that continues another one keeps its pieces.
+        workers : int, optional
+            The number of pieces that are copied at once; all of them have to fit in `max_memory`. By default 2.
+        name : str, optional
+            A name for this job, by default after the path.
+        branch : str
+            The branch to commit to.
+        timeout : float
+            Seconds for which the last commit is tried again while others commit first. On a local disk it has its turn.
+            Elsewhere writers that never pause can be faster each time: `ConflictError`, and the same call continues.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes of elements, of both passes if there are two; True shows a bar.
+
+        Returns
+        -------
+        Commit or None
+            None if the array has these chunks, shards and compressors already.
+
+        Raises
+        ------
+        ValueError
+            The array can't have such chunks, or `max_memory` is not enough for one chunk.
+        NodeNotFoundError
+            There is no array at the path, or no longer.
+        ConflictError
+            Another commit gave the array another structure meanwhile.
+        TransactionStateError
+            Another process does the same, or the branch is of another job.
+        ConstraintError
+            A constraint forbids it.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     z = zarr.create_array(store, name="x", data=np.arange(12), chunks=(4,))
+        >>> repo.rechunk("x", chunks=6).message
+        'rechunk x to 6'
+        >>> zarr.open_array(repo.snapshot(), path="x", mode="r").chunks
+        (6,)
+        """
+        self._existing()
+        from txstore.rechunk import rechunk  # late: it needs zarr 3
+
+        with showing(progress, "rechunk") as told:
+            return rechunk(
+                self, path, chunks=chunks, shards=shards, compressors=compressors, max_memory=parse_size(max_memory),
+                workers=workers, name=name, branch=branch, message=message, timeout=timeout, progress=told,
+            )  # fmt: skip
 
     # --- reading
 
@@ -456,12 +632,40 @@ class Repository:
 
     # --- history
 
-    def log(self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None) -> Log:
+    @overload
+    def log(
+        self,
+        branch: str = MAIN,
+        *,
+        limit: int | None = None,
+        path: str | None = None,
+        operations: Literal[False] = False,
+    ) -> Log: ...
+
+    @overload
+    def log(self, *, limit: int | None = None, operations: Literal[True]) -> list[LoggedOperation]: ...
+
+    @overload
+    def log(
+        self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None, operations: bool
+    ) -> Log | list[LoggedOperation]: ...
+
+    def log(
+        self, branch: str = MAIN, *, limit: int | None = None, path: str | None = None, operations: bool = False
+    ) -> Log | list[LoggedOperation]:
         """Return the commits of a branch, newest first: a sequence that reads commits only as far as you iterate.
 
         With `path`, it has only commits that changed something at or below the path.
+
+        With `operations`, return what was done beside commits instead, newest first: maintenance, and branches and tags
+        that were created, renamed or deleted, on all branches. A vacuum keeps the newest 1,000 records. See
+        docs/how-to/maintenance.md.
         """
         commits = self._existing()
+        if operations:
+            if branch != MAIN or path is not None:
+                raise ValueError("operations=True lists those of the whole repository: leave out branch and path")
+            return read_operations(commits.storage, limit)
         wanted = limit if path is None else None
         line = commits.chain.ancestors(commits.head(self.engine.branch(branch)), wanted=wanted, as_told=path is None)
         return Log(line if path is None else changing(line, self.engine.snapshots, path), limit)
@@ -905,14 +1109,37 @@ class Repository:
         """
         return Constraints(self._declared, self._declare)
 
+    def freeze(self, reason: str, *, branch: str | None = None) -> None:
+        """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
+
+        On each branch it is a commit that declares the constraint `Frozen(reason)` under the name "frozen". A branch
+        that begins with a frozen commit is frozen, too; one that begins with an earlier commit is not. `optimize`,
+        `vacuum`, `backup` and `verify` go on; `erase` is refused. A branch or a tag can still be deleted.
+
+        Parameters
+        ----------
+        reason : str
+            For instance "published as doi:10.5281/zenodo.1234".
+        branch : str, optional
+            The only branch to freeze; by default all branches.
+        """
+        for each in self.branches if branch is None else [branch]:
+            self._declare("frozen", Frozen(reason), each)
+
+    def unfreeze(self, *, branch: str | None = None) -> None:
+        """Let commits change data again: on each frozen branch, or on one branch, a commit drops the constraint."""
+        for each in self.branches if branch is None else [branch]:
+            if "frozen" in self.engine.newest(self.engine.branch(each)).constraints:
+                self._declare("frozen", None, each)
+
     def _declared(self) -> Mapping[str, Constraint]:
         self._existing()
         return self.engine.newest().constraints
 
-    def _declare(self, name: str, constraint: Constraint | None) -> None:
+    def _declare(self, name: str, constraint: Constraint | None, branch: str = MAIN) -> None:
         self._existing()
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
-        with self.engine.begin(message=message) as transaction:
+        with self.engine.begin(branch=self.engine.branch(branch), message=message) as transaction:
             # The message alone, which is not the caller's, makes no commit.
             transaction.ending.needs_change = True
             transaction.constraints.declare(name, constraint)
@@ -1257,6 +1484,93 @@ class Repository:
                 storage_options=storage_options, progress=told,
             )  # fmt: skip
 
+    def checkout(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        at: At | None = None,
+        branch: str = MAIN,
+        tag: str | None = None,
+        path: str = "",
+        progress: Wanted = None,
+    ) -> Checkout:
+        """Write one commit to a local directory as plain Zarr, for programs that change a directory and take no store.
+
+        `commit_directory` then commits what they have changed. A directory that was checked out before is brought to
+        the given commit: only files that differ are written. If this is interrupted, run it again. The metadata of
+        groups is not consolidated. A file beside the directory, `.NAME.txstore-checkout`, says what was checked out:
+        move it with the directory. A vacuum does not keep the commit; a tag does.
+
+        Parameters
+        ----------
+        directory : str or PathLike
+            A new or an empty directory, or one that was checked out before.
+        at, branch, tag
+            As in `snapshot`. `commit_directory` commits to `branch`.
+        path : str
+            The array or group to check out; by default everything.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with bytes; True shows a bar.
+
+        Raises
+        ------
+        CheckoutError
+            The directory has other files, or changes that are in no commit.
+        """
+        self._existing()
+        from txstore.interchange.checkout import checkout
+
+        with showing(progress, "checkout") as told:
+            return checkout(self, directory, at=at, branch=branch, tag=tag, path=path, progress=told)
+
+    def commit_directory(
+        self,
+        directory: str | os.PathLike[str],
+        message: str | None = None,
+        *,
+        branch: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        progress: Wanted = None,
+    ) -> Commit | None:
+        """Commit what was changed in a directory since `checkout`: all of it in one commit, or nothing.
+
+        It reads only files whose length, times or inode have changed. What others have committed since the checkout is
+        merged with the changes as `transaction(on_conflict="merge")` merges it, and written to the directory, which
+        then has the new commit. If this is interrupted, run it again: the changes are never committed twice. Let the
+        programs that write to the directory end first.
+
+        Parameters
+        ----------
+        directory : str or PathLike
+            A directory that `checkout` has written.
+        message : str, optional
+            By default, the message names the directory.
+        branch : str, optional
+            Commit to this branch, which has the commit that was checked out; by default to the branch of the checkout.
+        properties : dict, optional
+            A JSON object that TxStore stores with the commit.
+        progress : callable or bool, optional
+            `progress(done, total)` is called with the bytes that are written to the directory; True shows a bar.
+
+        Returns
+        -------
+        Commit or None
+            None if no file has changed.
+
+        Raises
+        ------
+        CheckoutError
+            Nothing was checked out here, a file is a link, or the branch lacks the commit that was checked out.
+        ConflictError
+            Another commit changed the same elements or attributes. Neither the directory nor the repository was
+            changed: commit to a branch that begins with the commit that was checked out, and `merge` it.
+        """
+        self._existing()
+        from txstore.interchange.checkout import commit_directory
+
+        with showing(progress, "checkout") as told:
+            return commit_directory(self, directory, message, branch=branch, properties=properties, progress=told)
+
     # --- maintenance
 
     @keeps_nothing
@@ -1269,12 +1583,13 @@ class Repository:
         `progress(done, total)` is called with bytes; True shows a bar. Returns the commit, or None if there was nothing
         to do.
         """
-        self._existing()
-        with showing(progress, "optimize") as told:
-            made = optimize(
-                self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), durable=self._durable,
-                progress=told,
-            )  # fmt: skip
+        commits, of_branch = self._existing(), self.engine.branch(branch)
+        with (
+            showing(progress, "optimize") as told,
+            recorded(commits.storage, "optimize", {"branch": branch}) as result,
+        ):
+            made = optimize(commits, self.engine.snapshots, branch=of_branch, durable=self._durable, progress=told)
+            result.update(_made(None if made is None else made.commit))
         return None if made is None else made.commit
 
     @keeps_nothing
@@ -1304,11 +1619,20 @@ class Repository:
         branch : str
             The branch whose commits expire. All commits of other branches are kept.
         """
-        self._existing()
-        return vacuum(
-            self.engine.commits, self.engine.snapshots, branch=self.engine.branch(branch), keep=keep,
-            older_than=older_than, dry_run=dry_run,
-        )  # fmt: skip
+        commits = self._existing()
+        of_branch = self.engine.branch(branch)
+        do = partial(
+            vacuum, commits, self.engine.snapshots, branch=of_branch, keep=keep, older_than=older_than, dry_run=dry_run
+        )
+        if dry_run:
+            return do()
+        about: dict[str, Any] = {"branch": branch}
+        about |= {} if keep is None else {"keep": keep}
+        about |= {} if older_than is None else {"older_than": str(older_than)}
+        with recorded(commits.storage, "vacuum", about) as result:
+            report = do()
+            result.update(report.as_dict())
+        return report
 
     @keeps_nothing
     def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
@@ -1354,8 +1678,7 @@ class Repository:
         ...     print(error.key)
         patient-7/zarr.json
         """
-        self._existing()
-        meant = check_paths(paths)
+        commits, meant = self._existing(), check_paths(paths)
 
         def delete(head: Snapshot, branch: str) -> None:
             message = f"delete {', '.join(meant)}, to be erased"
@@ -1364,7 +1687,11 @@ class Repository:
                     mapping.delete_dir(path)
 
         try:
-            return erase(self.engine.commits, self.engine.snapshots, meant, delete, timeout=timeout)
+            with recorded(commits.storage, "erase", {"paths": list(meant)}) as result:
+                report = erase(commits, self.engine.snapshots, meant, delete, timeout=timeout)
+                result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
+                result.update(_made(report.commit))
+            return report
         finally:
             self.chunk_cache.clear()  # it may hold what was erased
 

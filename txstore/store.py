@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from txstore.commit import MAIN, Commit
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.engine import Engine, Position
-from txstore.errors import CommitUnknownError, TxStoreError
+from txstore.errors import CommitUnknownError, TransactionStateError, TxStoreError
 from txstore.format.consolidated import may_be_consolidated
 from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
@@ -21,6 +21,7 @@ from txstore.format.tree import tree_lines
 from txstore.history.declared_constraints import Constraints
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
+from txstore.labels import window
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.session import Session
 from txstore.sessions.session_transaction import Joining
@@ -30,6 +31,8 @@ from txstore.zarr_interface import ZarrInterface
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from numpy.typing import ArrayLike
 
     from txstore.format.constraints import Constraint
     from txstore.history.snapshot import Snapshot
@@ -45,6 +48,8 @@ _MEMBERS = 10_000
 
 #: Sessions that a pickle can rejoin, by token.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+#: Sessions whose transaction `TxStore.share` has given a URL, by the transaction's id.
+_shared: weakref.WeakValueDictionary[bytes, Session] = weakref.WeakValueDictionary()
 
 _entering = processes.new_lock()  # if two threads enter blocks of one store, the second block is inside the first
 
@@ -176,6 +181,25 @@ class TxStore(ZarrInterface):
         return cls._of(engine, position, session, read_only=False)
 
     @classmethod
+    def joining(cls, engine: Engine, transaction: str) -> Self:
+        """Return a store that stages into the transaction of a URL of `share`, for bridges. `transaction` is its id.
+
+        Raises `TransactionStateError` if it has ended, and `RepositoryNotFoundError`.
+        """
+        shared_id = bytes.fromhex(transaction)
+        session = _shared.get(shared_id)
+        if session is None:
+            joined = engine.join(shared_id, engine.commits.identity.id)
+            joining = Joining(shared_id, engine.commits.identity.id, {})
+            position = Position.of(engine, joined.base, MAIN)
+            session = Session(engine, position, joining=joining, isolation=joined.isolation)
+        elif session.current.ended is not None or session.transaction.shared_id != shared_id:
+            raise TransactionStateError(
+                "the transaction of this URL has ended: take store.share() of the present one", state="ended"
+            )
+        return cls._of(session.engine, session.current.position, session, read_only=False)
+
+    @classmethod
     def at(cls, engine: Engine, snapshot: Snapshot) -> Self:
         """Return a read-only store at a snapshot."""
         branch = MAIN if snapshot.stored is None else snapshot.stored.header.branch
@@ -223,6 +247,28 @@ class TxStore(ZarrInterface):
         nodes = compare(transaction.key_changes(), base, transaction)
         return Diff(base.commit, None, nodes, opened(base), opened(None), is_staged=True)
 
+    def share(self) -> str:
+        """Return a URL for tools that take a string: what they write there, in any process, is in this transaction.
+
+        The URL is valid until the transaction ends, where the repository can be reached. The tool's process takes part
+        as one that has unpickled the store: `docs/how-to/processes.md`. Creates the repository if there is none.
+
+        Raises `TransactionStateError` if the transaction has ended.
+
+        Examples
+        --------
+        >>> import tempfile, txstore
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction("by a tool") as store:
+        ...     url = store.share()  # txstore:///tmp/.../data.tx?shared=...
+        """
+        session = self._writer().session
+        joining = session.share(creating=True)
+        if joining is None:
+            raise TransactionStateError(session.current.ended or "this transaction has ended", state="ended")
+        _shared[joining.transaction] = session
+        return f"{self}?shared={joining.transaction.hex()}"
+
     # --- copies by reference
 
     def move(self, source: str, destination: str) -> None:
@@ -268,6 +314,58 @@ class TxStore(ZarrInterface):
         exists neither at the commit nor now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
         """
         self._writer().restore(path, self._snapshot_at(at))
+
+    def shift(self, path: str, offsets: Mapping[int, int], *, fill: Any = None) -> None:
+        """Move the elements of an array along axes: `{axis: number of places}`, negative ones to the beginning.
+
+        The shape stays: elements that would leave it are dropped, and places that become free have the fill value, or
+        `fill`. Whole chunks move by reference where an offset is a multiple of their length; along an axis where it is
+        not, all chunks are read and written again. A concurrent commit to the array conflicts.
+
+        Raises
+        ------
+        TransactionStateError
+            The transaction has changed the array already; or it has a name, or several processes stage into it.
+        ValueError
+            There is no such axis.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     z = zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+        >>> with repo.transaction() as store:
+        ...     store.shift("x", {0: -2}, fill=-1)
+        >>> zarr.open_array(repo.snapshot(), path="x", mode="r")[:]
+        array([ 2,  3,  4,  5, -1, -1])
+        """
+        window.shift(self, path, offsets, fill)
+
+    def copy_keys(self, keys: Mapping[str, str], *, below: str) -> None:
+        """Replace all keys below a path by values of the base commit, by reference: `{key: key of the base}`.
+
+        This reads and copies no value. It is for programs that rearrange the chunks of an array; `shift` calls it.
+        Other transactions see a deletion: a concurrent write below the path conflicts.
+
+        Raises
+        ------
+        TransactionStateError
+            The transaction has changed something below the path already; or it has a name, or several processes stage
+            into it.
+        """
+        self._writer().copy_keys(keys, below)
+
+    def rely_on(self, keys: Iterable[str]) -> None:
+        """Count keys as read: the commit conflicts if another commit has changed one of them since the base.
+
+        A transaction with `isolation="serializable"` counts every key that it reads.
+        """
+        self._writer().rely_on(keys)
+
+    def at_base(self) -> TxStore:
+        """Return a read-only store at the commit that the staged changes are based on. It shows none of them."""
+        return self.at(self._engine, self._position.snapshot())
 
     def _snapshot_at(self, at: At) -> Snapshot:
         engine = self._engine
@@ -454,6 +552,10 @@ class TxStore(ZarrInterface):
     ) -> None:
         """Stage a foreign value, which stays in a file outside the repository. See `Transaction.set_reference`."""
         self._writer().set_reference(key, url, offset, length, size=size, version=version)
+
+    def set_references(self, keys: Sequence[str], urls: Sequence[str], offsets: ArrayLike, lengths: ArrayLike) -> None:
+        """Stage many foreign values at once. See `Transaction.set_references`."""
+        self._writer().set_references(keys, urls, offsets, lengths)
 
     # --- dict syntax
 

@@ -14,6 +14,7 @@ from xarray.backends.zarr import ZarrBackendEntrypoint
 from txstore.commit import MAIN
 from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, is_repository, locate
+from txstore.history.url_parameters import split_parameters
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
 from txstore.storage.foreign_files import Given
@@ -159,11 +160,24 @@ def _snapshot(
     def opened() -> tuple[Any, str]:
         if isinstance(given, Repository):
             return given.snapshot(at, branch=branch, tag=tag), ""
-        url, inside = locate(given, Access(dict(storage_options or {})))
+        url, reads = _reads_of(os.fspath(given), branch, at, tag)
+        url, inside = locate(url, Access(dict(storage_options or {})))
         repository = Repository(url, create=False, storage_options=storage_options, sources=sources)
-        return repository.snapshot(at, branch=branch, tag=tag), inside
+        return repository.snapshot(reads[1], branch=reads[0], tag=reads[2]), inside
 
     return concealed(opened, [given], storage_options or {})
+
+
+def _reads_of(url: str, branch: str, at: At | None, tag: str | None) -> tuple[str, tuple[str, At | None, str | None]]:
+    """Return a URL without its parameters, and the branch, commit and tag to read. Raises `ValueError`."""
+    if not url.startswith((PRINTED, CHAINED)):
+        return url, (branch, at, tag)
+    url, parameters = split_parameters(url)
+    if parameters.writes:
+        raise ValueError(f"?{parameters}: engine='txstore' reads commits; xr.open_zarr(url) reads what is staged")
+    if str(parameters) and (branch, at, tag) != (MAIN, None, None):
+        raise ValueError(f"?{parameters}: give branch, at and tag in the URL, or all of them as arguments")
+    return url, parameters.reads if str(parameters) else (branch, at, tag)
 
 
 def _below(inside: str, group: str | None) -> str | None:
@@ -182,4 +196,6 @@ def _named_by_commit(dataset: Dataset, store: TxStore) -> Dataset:
             variables[name] = named
         else:
             variables[name] = variable
-    return dataset._replace(variables)
+    replaced = dataset._replace(variables)
+    replaced.set_close(dataset._close)  # xarray.open_mfdataset calls it
+    return replaced

@@ -121,6 +121,11 @@ class ZarrInterface(Store, ChunkStore):
         self._is_open = True
         self._writer().delete(key)
 
+    def delete_dir_sync(self, prefix: str) -> None:
+        """Stage the deletion of everything below a path."""
+        self._is_open = True
+        self._writer().delete_dir(prefix)
+
     # --- the API for TxStore's codec pipeline
 
     @property
@@ -225,7 +230,7 @@ class ZarrInterface(Store, ChunkStore):
         await self._do(self.delete_sync, key)
 
     async def delete_dir(self, prefix: str) -> None:
-        await self._do(self._writer().delete_dir, prefix)
+        await self._do(self.delete_dir_sync, prefix)
 
     async def is_empty(self, prefix: str) -> bool:
         return not await self._do(lambda: self.mapping.has_keys_below(prefix))

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import txstore
 import txstore.cli.demo
 from txstore.cli.main import app
-from txstore.constraints import OnlyGrows
+from txstore.constraints import OnlyGrows, Sorted
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 
@@ -509,9 +509,13 @@ def test_constraints(filled: txstore.Repository) -> None:
         "grown": {"kind": "only grows", "path": "storm/position"},
     }
     assert run_json("constraints", filled.url, "--at", "v1") == {}
+    zarr.create_array(store := filled.transaction(), name="time", data=np.arange(4))
+    store.commit()
+    filled.constraints["upwards"] = Sorted("time")
     lines = run("constraints", filled.url).stdout.splitlines()
     assert [line.split() for line in lines[2:]] == [
         ["grown", "only", "grows", "path:", '"storm/position"'],
+        ["upwards", "sorted", "path:", '"time";', "descending:", "false;", "strict:", "true"],
     ]
 
 

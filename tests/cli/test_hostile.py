@@ -32,7 +32,7 @@ NAMES = "".join(sign for sign in STEERING if sign != "/")
 
 
 def commands() -> set[str]:
-    found = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    found = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}  # type: ignore[union-attr]
     for group in app.registered_groups:
         assert group.typer_instance is not None
         inner = group.typer_instance.registered_commands
@@ -95,6 +95,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "diff", [url, "v1"]
         yield "blame", [url, NAMES]
         yield "cp", [url, NAMES, f"{NAMES}{suffix}copy"]
+        yield "rechunk", [url, f"{NAMES}{suffix}copy", "--chunks", "1", "--message", STEERING]
         yield "mv", [url, f"{NAMES}{suffix}copy", f"{NAMES}{suffix}moved"]
         yield "restore", [url, f"{NAMES}{suffix}moved", "--at", "v1"]
         yield "merge", [url, "theirs", "--dry-run"]
@@ -117,6 +118,10 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "export", [url, out / "export"]
         yield "publish", [url, out / "copy"]
         yield "references", [url, out / "x.json", "--tag", "v1"]
+        yield "checkout", [url, out / "checked-out"]
+        yield "commit-directory", [url, out / "checked-out", "--message", STEERING]
+        yield "page", [url, "--to", out / "page"]
+        yield "check-format", [url]
         yield "import", [out / "export", url, "--path", f"imported{suffix}", "--message", STEERING]
         yield "optimize", [url]
         yield "vacuum", [url]

@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--at": (set(), "COMMIT"),
     "--branch": (set(), "BRANCH"),
     "--chunks": (set(), "DIMENSION=N,..."),
+    "--compressor": (set(), "NAME:LEVEL"),
     "--concat": (set(), "DIMENSION"),
     "--create-tag": (set(), None),
     "--directory": (set(), "PATH"),
@@ -44,6 +45,7 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--keep": (set(), "N"),
     "--keys": (set(), None),
     "--limit": ({"-n"}, "N"),
+    "--max-memory": (set(), "BYTES"),
     "--message": ({"-m"}, "TEXT"),
     "--name": (set(), "NAME"),
     "--no-consolidated": (set(), None),
@@ -53,12 +55,14 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--no-verify": (set(), None),
     "--older-than": (set(), "AGE"),
     "--open": (set(), None),
+    "--operations": (set(), None),
     "--path": (set(), "NODE"),
     "--picture": (set(), "PATH"),
     "--port": (set(), "N"),
     "--repair": (set(), None),
     "--resolve": (set(), "NODE=SIDE"),
     "--seconds": (set(), "SECONDS"),
+    "--shards": (set(), "N,..."),
     "--source": (set(), "PREFIX[=JSON]"),
     "--storage-options": (set(), "JSON"),
     "--tag": (set(), "TAG"),
@@ -70,7 +74,10 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--yes": ({"-y"}, None),
 }
 #: What is not as in the table, and why.
-EXCEPTIONS = {("demo", "--keep"): "PATH"}  # of a repository, not of commits
+EXCEPTIONS = {
+    ("demo", "--keep"): "PATH",  # of a repository, not of commits
+    ("rechunk", "--chunks"): "N,...",  # of one array, for each axis
+}
 
 #: The arguments of every command, in their order.
 ARGUMENTS = {
@@ -81,7 +88,9 @@ ARGUMENTS = {
     "branch list": ["PATH"],
     "branch rename": ["PATH", "BRANCH", "NAME"],
     "check-format": ["PATH"],
+    "checkout": ["PATH", "DIRECTORY"],
     "cherry-pick": ["PATH", "COMMIT"],
+    "commit-directory": ["PATH", "DIRECTORY"],
     "constraints": ["PATH"],
     "cp": ["PATH", "NODE", "NEW"],
     "demo": [],
@@ -98,6 +107,7 @@ ARGUMENTS = {
     "page": ["PATH"],
     "protect": ["PATH"],
     "publish": ["PATH", "DESTINATION"],
+    "rechunk": ["PATH", "NODE"],
     "references": ["PATH", "DESTINATION"],
     "restore": ["PATH", "NODE"],
     "revert": ["PATH", "COMMIT"],
@@ -114,9 +124,9 @@ ARGUMENTS = {
     "verify": ["PATH"],
 }
 #: Those that make a commit of what they are told: they take a message, and the branch to commit to.
-COMMITTING = {"cherry-pick", "cp", "import", "merge", "mv", "restore", "revert"}
+COMMITTING = {"cherry-pick", "commit-directory", "cp", "import", "merge", "mv", "rechunk", "restore", "revert"}
 #: Those that look at one commit, and at the newest by default.
-LOOKING = {"blame", "constraints", "export", "ls"}
+LOOKING = {"blame", "checkout", "constraints", "export", "ls"}
 #: Those that ask before they do what can't be undone.
 ASKING = {"erase", "tx rollback"}
 
@@ -240,7 +250,7 @@ def test_a_commit_that_is_not_there(filled: txstore.Repository) -> None:
 #: How each command is called, but for the repository: as its arguments stand in the table.
 VALUES = {
     "DESTINATION": "copy.json", "NODE": "a0", "BRANCH": "dev", "COMMIT": "1", "NEW": "b", "NAME": "x", "TAG": "v1",
-    "SOURCE": "old.zarr",
+    "SOURCE": "old.zarr", "DIRECTORY": "work.zarr",
 }  # fmt: skip
 NEEDED = {"references": ["--tag", "v1"], "restore": ["--at", "1"], "erase": ["--yes"], "tx rollback": ["--yes"]}
 

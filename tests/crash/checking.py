@@ -118,7 +118,10 @@ def _compare(repo: txstore.Repository, world: World, found: Found, *, every: boo
         assert dict(repo.mapping()) == world.state(found.ids), "the head holds something else"
     for _, _, name in world.untagged:
         assert name not in repo.tags, f"the tag {name} is back"
+    done = repo.log(operations=True) if world.tags else []
+    recorded = [operation.arguments["tag"] for operation in done if operation.operation == "create tag"]
     for tag in world.tags:
+        assert tag.what in recorded, f"nothing tells who made the tag {tag.what}"
         assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"
         state = world.state(found.ids[: found.slot_of(tag.commit) + 1])
         assert dict(repo.mapping(tag=tag.what)) == state, f"the tag {tag.what} holds something else"

@@ -71,6 +71,11 @@ OMITTED = [
     Omitted(f"{_SYNC}.new < write once < write tag", "tags"),
     Omitted(f"{_NAMES} tags < write once < write tag", "tags"),
     Omitted(f"{_NAMES} tags < delete tag", "vacuumed around"),
+    # Records of operations.
+    Omitted(f"{_SYNC}.new < record operation", "tags"),
+    Omitted(f"{_NAMES} operations < record operation", "tags"),
+    Omitted("sync operations/* < sync copy", "copying"),
+    Omitted(f"{_NAMES} operations < sync copy", "copying"),
     # Branches.
     Omitted(f"{_SYNC}.new < write once < write branch", "branches"),
     Omitted(f"{_NAMES} . < write branch", "branches"),

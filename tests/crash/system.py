@@ -453,7 +453,7 @@ def _class_of(path: str) -> str:
         return "the parent"
     path = path.removeprefix(URL).removeprefix("/") or "."
     path = re.sub(r"\b[0-9a-f]{2}(?=/|$)|\b[0-9a-f]{16,}", "*", re.sub(r"\b\d{10}\b", "N", path))
-    return re.sub(r"(?<=\*\.)[1-9]\d*$", "n", re.sub(r"^tags/.*", "tags/*", path))
+    return re.sub(r"(?<=\*\.)[1-9]\d*$", "n", re.sub(r"^(tags|operations)/.*", r"\1/*", path))
 
 
 SYSTEM = System()

@@ -109,7 +109,9 @@ def test_the_product_does_the_same_on_a_real_disk(tmp_path: Path) -> None:
 
 def _plain(name: str, size: int | None) -> tuple[str, int | None]:
     """Without what is drawn at random, and what this machine's name and user make of a file's size."""
-    return re.sub("[0-9a-f]{32}", "*", name), 0 if name.endswith((names.COMMIT_LOCK, names.STAGING_LOCK)) else size
+    return re.sub("[0-9a-f]{32}|[0-9]{18}-[0-9a-f]{16}", "*", name), 0 if name.endswith(
+        (names.COMMIT_LOCK, names.STAGING_LOCK)
+    ) else size
 
 
 def test_locks_are_granted_as_the_system_does(tmp_path: Path) -> None:

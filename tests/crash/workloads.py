@@ -19,6 +19,7 @@ from tests.crash.world import TORN, Made, Promise, World, some
 from txstore.format import names
 from txstore.format.regions import Region
 from txstore.maintenance import retention
+from txstore.maintenance.vacuum import VacuumReport
 from txstore.transactions.transaction import Transaction
 
 
@@ -613,8 +614,9 @@ def vacuumed_around(world: World) -> None:
 def retained(world: World) -> None:
     """Every second commit gives up those that are out of date."""
 
-    def vacuum(*arguments: object, **named: object) -> None:
+    def vacuum(*arguments: object, **named: object) -> VacuumReport:
         world.vacuum(repo, keep=2)
+        return VacuumReport(0, 0, 0, 0)
 
     repo = world.open(retention=2)
     with mock.patch.object(retention, "STEP", 2), mock.patch.object(retention, "vacuum", vacuum):

@@ -191,7 +191,11 @@ def _constraints(_: Forged, pack: Pack, random: Random) -> None:
             {"kind": "equal length", "paths": random.choice((["x", "y"], json_value(random)))},
             {"kind": "fixed", "path": "x", "values": {"dtype": json_value(random), "codecs": json_value(random)}},
             {"kind": "attributes", "path": "x", "values": {"a": json_value(random)}},
-            {"kind": random.choice(("only grows", "complete")), "path": random.choice(("x", json_value(random)))},
+            {
+                "kind": random.choice(("only grows", "complete", "unique")),
+                "path": random.choice(("x", json_value(random))),
+            },
+            {"kind": "sorted", "path": "x", "descending": json_value(random), "strict": random.choice((True, False))},
             {"kind": json_value(random), "path": json_value(random)},
             json_value(random),
         ))

@@ -17,7 +17,17 @@ from typing import Any
 from tests.fuzz.mutations import mutated, mutated_json
 from txstore._native import header as native_header
 from txstore._native import index, index_fallback
-from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
+from txstore.constraints import (
+    Complete,
+    Constraint,
+    EqualLength,
+    Fixed,
+    Frozen,
+    OnlyGrows,
+    RequiredAttributes,
+    Sorted,
+    Unique,
+)
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, names, packfile
 from txstore.format.carried import carry, decode_carried
@@ -101,6 +111,9 @@ _CONSTRAINTS = tuple(
         RequiredAttributes("x", {"units": ["m", None]}),
         OnlyGrows("x"),
         Complete("g/y"),
+        Unique("time"),
+        Sorted("time", descending=True),
+        Frozen("published", "g/z"),
     )
 )
 

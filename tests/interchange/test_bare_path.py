@@ -206,3 +206,20 @@ def test_the_methods_are_as_zarr_has_them():
     assert importlib.util.find_spec("zarr.storage") is sys.modules["zarr.storage"].__spec__
     assert LocalStore.delete_dir.__qualname__ == "LocalStore.delete_dir"
     assert LocalStore.clear.__doc__ == LocalStore.clear.__wrapped__.__doc__
+
+
+def test_a_url_makes_no_directory_of_its_name(repo, tmp_path, monkeypatch):
+    """As ome-zarr's `parse_url` would, which knows the URLs of S3 and HTTP only."""
+    monkeypatch.chdir(tmp_path)
+    before = tree(Path(filled(repo).url).parent)
+    for url in (f"txstore::{repo.url}", f"txstore://{repo.url}/x", Path(f"txstore://{repo.url}")):
+        for make in (
+            LocalStore,
+            lambda root: LocalStore(root=root, read_only=True),
+            lambda root: zarr.open(Path(root)),
+        ):
+            with pytest.raises(ValueError, match=r"takes it for a directory. Pass it a store"):
+                make(url)
+    assert tree(tmp_path) == before
+    plain = LocalStore(root="txstore", read_only=True)
+    assert plain.with_read_only(True) == plain

@@ -92,11 +92,18 @@ def test_files_and_directories(filled: txstore.Repository) -> None:
     fs, root = fsspec.url_to_fs(URL.format(filled.url))
     assert fs.ls(root, detail=False) == ["group", "zarr.json"]
     assert fs.ls("group/position", detail=False) == ["group/position/c", "group/position/zarr.json"]
+    assert fs.ls("/", detail=False) == ["/group", "/zarr.json"]  # as zarr before 3.4 asks
+    assert fs.ls("/group", detail=False) == ["/group/position", "/group/zarr.json"]
+    assert fs.ls("/group")[0] == {"name": "/group/position", "size": 0, "type": "directory"}
+    assert fs.ls("/zarr.json", detail=False) == ["/zarr.json"]
     assert fs.info("group/position")["type"] == "directory"
     assert fs.find("group") == sorted(filled.mapping().keys_below("group"))
     assert fs.glob("group/*/c/*") == [f"group/position/c/{i}" for i in range(3)]
+    # Names begin as the path does that they are asked with: universal_pathlib cuts it off.
+    assert fs.ls("/group/position", detail=False) == ["/group/position/c", "/group/position/zarr.json"]
+    assert fs.glob("/group/*/c/0") == ["/group/position/c/0"]
     document = filled.mapping()["zarr.json"]
-    assert fs.cat("zarr.json") == document
+    assert fs.cat("zarr.json") == fs.cat("/zarr.json") == document
     assert fs.cat_file("zarr.json", 2, 5) == document[2:5]
     assert fs.cat_file("zarr.json", -3) == document[-3:]
     assert fs.cat_ranges(["zarr.json", "zarr.json"], [0, 1], [2, 3]) == [document[:2], document[1:3]]
@@ -167,6 +174,8 @@ def test_options_go_to_the_file_system_they_belong_to(monkeypatch: pytest.Monkey
     monkeypatch.setattr("txstore.fsspec_filesystem.Repository", Noted)
     fsspec.url_to_fs("txstore::s3://bucket/deep/data.tx", at=0, s3={"anon": True})
     fsspec.url_to_fs("txstore::sftp://somebody@host:2222/srv/data.tx", sftp={"password": "secret"})
+    with pytest.raises(txstore.CommitNotFoundError, match="branch 'dev'"):  # fsspec takes the query off this URL
+        fsspec.url_to_fs("txstore::sftp://somebody@host:2222/srv/data.tx?branch=dev", sftp={"password": "secret"})
     assert given == {
         "s3://bucket/deep/data.tx": {"anon": True},
         "sftp://host:2222/srv/data.tx": {"username": "somebody", "password": "secret"},

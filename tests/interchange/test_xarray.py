@@ -91,6 +91,19 @@ def test_what_was_opened_can_be_worked_with(filled: txstore.Repository) -> None:
     xr.testing.assert_identical(xr.concat([opened, opened], "time").isel(time=slice(4)), expected)
 
 
+def test_many_are_opened_as_one_and_closed(
+    filled: txstore.Repository, open_repo: Callable[..., txstore.Repository]
+) -> None:
+    """It was a TypeError when such a data set was closed."""
+    other = open_repo("other.tx")
+    with other.transaction() as store:
+        dataset(4, 2).to_zarr(store)
+    with xr.open_mfdataset([filled.url, other.url], engine=Engine) as opened:
+        xr.testing.assert_identical(opened.compute(), dataset(0, 6))
+    with xr.open_datatree(filled.url, engine=Engine) as tree:
+        xr.testing.assert_identical(tree.to_dataset().compute(), dataset(0, 4))
+
+
 def test_groups(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         dataset(0, 4).to_zarr(store, group="a/b")
@@ -157,9 +170,9 @@ def test_what_is_no_store_says_what_to_pass(filled: txstore.Repository, tmp_path
     assert not hasattr(filled, "misspelled")
     assert "supports_consolidated_metadata" not in dir(filled)
     fsspec.register_implementation("txstore", TxStoreFileSystem)
-    with pytest.raises(txstore.RepositoryNotFoundError, match="only reads: write to a store"):
+    with pytest.raises(txstore.RepositoryNotFoundError, match="a URL makes none: write to a store"):
         dataset(0, 4).to_zarr(f"txstore::{tmp_path}/none.tx")
-    with pytest.raises(PermissionError, match="is for reading: write to a store"):
+    with pytest.raises(PermissionError, match="is for reading, unless the URL says who commits: write to a store"):
         dataset(0, 4).to_zarr(f"txstore::{filled.url}", mode="a")
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import txstore
 from txstore.storage.objects.interface import ObjectStore
 
-#: Not data: a guard and two small files of fixed names, head caches, and what is only there while somebody works.
-_NOT_COUNTED = ("locks", ".staging")
+#: Not data: a guard and two small files of fixed names, head caches, the log of operations, and what is only there
+#: while somebody works.
+_NOT_COUNTED = ("locks", ".staging", "operations")
 
 
 def put(repo: txstore.Repository, values: Mapping[str, bytes | None], message: str = "put") -> txstore.Commit:

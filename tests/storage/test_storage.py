@@ -348,6 +348,27 @@ def test_the_lock_excludes_processes(storage, holder, end):
     thread.join()
 
 
+def test_a_thread_may_take_the_lock_again(storage):
+    entered = threading.Event()
+
+    def enter():
+        with storage.lock("locks/commit"):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with storage.lock("locks/commit"):
+        with storage.lock("locks/commit", queues=True) as queue:
+            assert queue is None
+        with storage.lock("locks/other"):
+            pass
+        thread.start()
+        assert not entered.wait(0.2)  # it is not free after the inner blocks
+    assert entered.wait(60)
+    thread.join()
+    with storage.lock("locks/commit"):
+        pass
+
+
 def test_the_lock_is_released_by_an_exception(storage):
     with pytest.raises(RuntimeError), storage.lock("locks/commit"):
         raise RuntimeError

@@ -80,6 +80,13 @@ def test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_
     assert list(repo.snapshot()) == ["b"]
 
 
+def test_a_block_sends_its_transaction_also_where_there_is_no_repository(repo: txstore.Repository) -> None:
+    """As cubed does, which lets a worker create the array."""
+    with repo.transaction() as store:
+        assert in_another_process(first_write, store) == "unpickled and staged, TransactionStateError"
+    assert list(repo.snapshot()) == ["b"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("staged", [True, False])
 def test_another_process_writes_into_the_same_transaction(repo: txstore.Repository, staged: bool) -> None:

@@ -108,8 +108,8 @@ def both(*steps: Step) -> Step:
     return step
 
 
-def commit(repo: txstore.Repository, *steps: Step) -> None:
-    with repo.transaction() as store:
+def commit(repo: txstore.Repository, *steps: Step, branch: str = "main") -> None:
+    with repo.transaction(branch=branch) as store:
         both(*steps)(store)
 
 

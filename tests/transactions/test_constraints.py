@@ -31,7 +31,7 @@ from tests.transactions.arrays import (
     values,
 )
 from txstore import ConflictError, ConstraintError, TransactionStateError
-from txstore.constraints import Complete, Constraint, EqualLength, Fixed, OnlyGrows, RequiredAttributes
+from txstore.constraints import Complete, Constraint, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.format import commitfile, documents
 from txstore.history.publisher import Publisher
@@ -188,6 +188,79 @@ def test_it_has_to_be_so_when_it_is_declared(repo, case):
         repo.constraints["it"] = case.constraint
     assert case.broken[0] in [violation.where for violation in caught.value.violations]
     assert not repo.constraints
+
+
+#: What a frozen part refuses, and what it does not; the group `g` has the array `x`, and `y` lies beside it.
+FROZEN = {
+    "a value": (put(0, 5, path="g/x"), "g/x/c/0"),
+    "an attribute": (attributes(path="g/x", a=1), "g/x/zarr.json"),
+    "an array more": (create("g/z"), "g/z/c/0"),
+    "an array less": (delete("g/x"), "g"),
+    "the group goes": (delete("g"), "g"),
+    "all goes": (clear(""), "g"),
+    "moved away": (lambda store: store.move("g/x", "x"), "g"),
+    "moved into it": (lambda store: store.move("y", "g/y"), "g"),
+    "the value that is there": (put(0, 1, path="g/x"), None),
+    "beside it": (both(put(0, 5, path="y"), create("h")), None),
+}
+
+
+@pytest.mark.parametrize("what", FROZEN)
+@pytest.mark.parametrize("others", ["nobody", "somebody"])
+def test_what_is_frozen(repo, what, others):
+    step, where = FROZEN[what]
+    with repo.transaction() as store:
+        zarr.open_group(store)
+        both(full("g/x"), create("y"))(store)
+        store.constraints["g"] = Frozen("published", "g")
+    before = repo.head()
+    store = repo.transaction("a step")
+    step(store)
+    if others == "somebody" and what != "all goes":  # which is a conflict
+        commit(repo, create("theirs"))
+        before = repo.head()
+    if where is None:
+        store.commit()
+        return
+    with pytest.raises(txstore.ConstraintError, match="it is frozen: published") as caught:
+        store.commit()
+    assert [(name, found) for name, found, _ in caught.value.violations] == [("g", where)]
+    assert repo.head() == before
+    store.rollback()
+
+
+def test_a_frozen_repository(repo, tmp_path):
+    for n in range(8):
+        commit(repo, create(f"x{n}"))
+    repo.branches["dev"] = 5
+    commit(repo, create("y"))
+    repo.freeze("doi:10.5281/zenodo.1234")
+    repo.freeze("doi:10.5281/zenodo.1234")  # again is no commit
+    assert [repo.log(branch)[0].message for branch in ("main", "dev")] == ["constraint 'frozen' declared"] * 2
+    assert [repo.log(branch)[1].message for branch in ("main", "dev")] != ["constraint 'frozen' declared"] * 2
+    repo.branches["later"], repo.branches["earlier"] = repo.head(), repo.head().version - 1
+    for branch in ("main", "dev", "later"):
+        with pytest.raises(txstore.ConstraintError, match=r"doi:10\.5281"):
+            commit(repo, create("z"), branch=branch)
+    commit(repo, create("z"), branch="earlier")
+    with pytest.raises(txstore.ConstraintError):
+        repo.merge("earlier")
+    with pytest.raises(txstore.ConstraintError):
+        repo.revert(repo.head().version - 1)
+    with pytest.raises(txstore.ConstraintError):
+        repo.erase("y")
+    assert "y" in dict(zarr.open_group(repo.snapshot(), mode="r").members())
+    repo.optimize()
+    repo.vacuum()
+    repo.backup(tmp_path / "copy.tx")
+    repo.tags["v1"] = -1
+    repo.unfreeze(branch="dev")
+    commit(repo, create("z"), branch="dev")
+    repo.unfreeze()
+    commit(repo, create("z"))
+    for wrong in ("", None, 7):
+        with pytest.raises(TypeError, match="say why"):
+            repo.freeze(wrong)
 
 
 @pytest.mark.parametrize("chunk", ["x.0", "x/0", "x/0.0"])

@@ -53,7 +53,7 @@ def take(staged: StagedKeys, steps: list[tuple[str, str, int, Any]]) -> None:
         elif what == "read":
             staged.was_read_again(key)
         elif what == "many":
-            staged.add_values([(key, SEEN_NOTHING, [sequence * 8, 7, sequence, sequence])])
+            staged.add_values(packfile.FRAME_VALUE, [(key, SEEN_NOTHING, [sequence * 8, 7, sequence, sequence])])
         else:
             is_empty = what == "tombstone"
             place = (0, 0, 0) if is_empty else (sequence * 8, 7, sequence)

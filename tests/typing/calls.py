@@ -9,6 +9,7 @@ from typing import assert_type
 import numpy as np
 
 import txstore
+from txstore import aio
 
 
 def names(repo: txstore.Repository) -> None:
@@ -25,6 +26,32 @@ def names(repo: txstore.Repository) -> None:
     assert_type(repo.tags["v1"], txstore.Commit)
     assert_type(repo.branches["dev"], txstore.Commit)
     del repo.tags["v1"], repo.branches["dev"]
+
+
+async def with_asyncio(dry_run: bool) -> None:
+    repo = await aio.open("data.tx")
+    assert_type(repo, aio.AsyncRepository)
+    async with repo.transaction("one", lock={"x": txstore.APPEND}) as tx:
+        assert_type(tx, aio.AsyncTransaction)
+        assert_type(tx.store, txstore.TxStore)
+        assert_type(await tx.commit(), txstore.Commit | None)
+    assert_type(await repo.transaction(), aio.AsyncTransaction)
+    assert_type(await repo.log(limit=2), list[txstore.Commit])
+    async for commit in repo.follow(since=-1):
+        assert_type(commit, txstore.Commit)
+    assert_type(await repo.branches["dev"], txstore.Commit)
+    await repo.tags.set("v1", await repo.head())
+    assert_type(await repo.merge("dev"), txstore.Commit)
+    print((await repo.merge("dev", dry_run=True)).conflicts)
+    either = await repo.merge("dev", dry_run=dry_run)
+    if isinstance(either, txstore.Commit):
+        print(either.version)
+
+    async def fn(store: txstore.TxStore) -> int:
+        return len(store)
+
+    assert_type(await repo.run(fn), int)
+    assert_type(await aio.call(len, "abc"), int)
 
 
 def merging(repo: txstore.Repository, dry_run: bool) -> None:

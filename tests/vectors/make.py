@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,9 +29,9 @@ import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which 
 import txstore
 from tests.vectors import expected
 from txstore.commit_queue import group_commits
-from txstore.constraints import OnlyGrows
+from txstore.constraints import OnlyGrows, Sorted, Unique
 from txstore.format import commitfile, encoding, names, records
-from txstore.history import object_head_caches
+from txstore.history import object_head_caches, operations
 from txstore.storage.local import LocalStorage
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions import own_part
@@ -68,6 +68,8 @@ def fixed(seed: str) -> Iterator[None]:
         mock.patch.object(os, "urandom", numbers.randbytes),
         mock.patch.object(time, "time_ns", time_ns),
         mock.patch.object(platform, "node", return_value="lab"),
+        # Their names are random, and no reader needs them.
+        mock.patch.object(operations, "recorded", return_value=nullcontext({})),
         mock.patch("getpass.getuser", return_value="ana"),
         mock.patch.object(LocalStorage, "place", return_value=2),
         mock.patch.object(LocalStorage, "boot", return_value=1),
@@ -263,6 +265,17 @@ def constraints(path: Path) -> None:
     array(repo)
     repo.constraints["grows"] = OnlyGrows("a")
     commit(repo, "after", a__c__0=b"abcd")
+
+
+@vector("Constraints of labels, which need a writer that decodes chunks, and nothing of a reader")
+def constraints_of_labels(path: Path) -> None:
+    repo = txstore.Repository(path)
+    with repo.begin("labels") as transaction:
+        transaction["a/zarr.json"] = document(4, 4)
+        transaction["a/c/0"] = bytes([1, 2, 3, 4])
+    repo.constraints["once"] = Unique("a")
+    repo.constraints["upwards"] = Sorted("a", strict=False)
+    commit(repo, "after", a__c__0=bytes([1, 2, 3, 9]))
 
 
 @vector("Commits that were made without a sync: an optional feature")

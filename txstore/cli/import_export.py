@@ -1,4 +1,4 @@
-"""`txstore import` and `export`: copy other formats into a repository, and a commit out of it as plain Zarr."""
+"""`txstore import` and `export`, `checkout` and `commit-directory`: copies into a repository, and out of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from txstore.cli.options import (
     AtOption,
     BranchOption,
     DestinationArgument,
+    DirectoryArgument,
     JsonOption,
     MessageOption,
     NoVerifyOption,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     app.command("import")(import_)
     app.command()(export)
+    app.command()(checkout)
+    app.command("commit-directory")(commit_directory)
 
 
 @reporting_errors
@@ -163,6 +166,57 @@ def export(
         tell(f"nothing to do: an earlier export of {done.commit} to {public_place(destination)} is complete")
     else:
         tell(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {public_place(destination)}")
+
+
+@reporting_errors
+def checkout(
+    path: PathArgument,
+    directory: DirectoryArgument,
+    at: AtOption = None,
+    group: Annotated[
+        str,
+        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
+    ] = "",
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    source: SourceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one commit to a directory, for programs that change it; `commit-directory` commits their changes.
+
+    A directory that was checked out before is brought to the commit.
+    """
+    repo = open_repository(path, storage_options, source=source)
+    commit = None if at is None else find_commit(repo, at, branch)
+    done = repo.checkout(directory, at=commit, branch=branch, path=group, progress=True)
+    if as_json:
+        print_json(
+            {"commit": commit_as_dict(done.commit), "files": done.files, "bytes": done.bytes, "written": done.written}
+        )
+    else:
+        tell(f"{directory} has {done.commit}: {done.files:,} files, of which {done.written:,} were changed")
+
+
+@reporting_errors
+def commit_directory(
+    path: PathArgument,
+    directory: DirectoryArgument,
+    message: MessageOption = None,
+    branch: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="Branch to commit to.", show_default="that of the checkout")
+    ] = None,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit what was changed in a directory since `checkout`, all of it or nothing. Reads only changed files."""
+    repo = open_repository(path, storage_options)
+    made = repo.commit_directory(directory, message, branch=branch, progress=True)
+    if as_json:
+        print_json({"commit": None if made is None else commit_as_dict(made)})
+    elif made is None:
+        tell(f"nothing to do: no file in {directory} has changed")
+    else:
+        tell(f"committed {directory} as {made}")
 
 
 def _dimension(text: str) -> str | int:

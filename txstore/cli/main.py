@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from txstore.commit import Commit
     from txstore.format.constraints import Constraint
     from txstore.format.mapping import Hierarchy
+    from txstore.history.operations import LoggedOperation
     from txstore.repository import Repository
 
 app = typer.Typer(
@@ -148,11 +149,27 @@ def log(
     ] = None,
     branch: BranchOption = MAIN,
     graph: Annotated[bool, typer.Option("--graph", help="Draw all branches and where they started.")] = False,
+    operations: Annotated[
+        bool,
+        typer.Option(
+            "--operations",
+            help="List what was done beside commits instead: maintenance, and changes of branches and tags.",
+        ),
+    ] = False,
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the commits, newest first, with the branches whose head they are, and their tags."""
     repo = open_repository(path, storage_options)
+    if operations:
+        if graph or node is not None or branch != MAIN:
+            raise ValueError("--operations lists those of the whole repository: leave out --graph, --path and --branch")
+        found = repo.log(operations=True, limit=limit)
+        if as_json:
+            print_json([each.as_dict() for each in found])
+        else:
+            print_table(["time", "by?", "operation", "on~", "result~"], map(_operation_row, found))
+        return
     if graph:
         lines = [repo.log(each, path=node) for each in dict.fromkeys([branch, *repo.branches])]
         commits = branches.newest_first(lines)[:limit]
@@ -319,6 +336,13 @@ def _commit_row(commit: Commit, called: Mapping[str, list[str]], branch: str) ->
 
 def _commit_line(commit: Commit, called: Mapping[str, list[str]]) -> str:
     return f"{commit} {commit.id[:12]} {local_time(commit.time)} {_titled(commit, called)}"
+
+
+def _operation_row(operation: LoggedOperation) -> tuple[str, ...]:
+    about = (
+        ", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in operation.arguments.values()
+    )
+    return (local_time(operation.time), operation.by, operation.operation, " ".join(about), operation.outcome)
 
 
 def _titled(commit: Commit, called: Mapping[str, list[str]]) -> str:

@@ -1,9 +1,9 @@
-"""`mv`, `cp`, `restore`: move, copy and restore arrays and groups by reference, each in one commit."""
+"""`mv`, `cp`, `restore`: move, copy and restore arrays and groups by reference. `rechunk`. Each makes one commit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,7 +107,94 @@ def _commit(
         print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {commit.message}", as_json=as_json)
 
 
+@reporting_errors
+def rechunk(
+    path: PathArgument,
+    node: NodeArgument,
+    chunks: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Lengths of a chunk, in elements: 64,64.", show_default="as they are"),
+    ] = None,
+    shards: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Lengths of a shard: of whole chunks.", show_default="none")
+    ] = None,
+    compressor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME:LEVEL", help="Such as zstd:5, gzip, blosc or none.", show_default="as it is"),
+    ] = None,
+    max_memory: Annotated[str, typer.Option(metavar="BYTES", help="Memory to use, about.")] = "256MiB",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Pieces to copy at once.", show_default="2")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of this job. After an interruption, the same command continues.",
+            show_default="after NODE",
+        ),
+    ] = None,
+    message: MessageOption = None,
+    branch: TargetOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an array other chunks, shards or a compressor in one commit, while others read and write it.
+
+    The copy is made on a branch. If it is interrupted, run it again; to drop what was copied, delete that branch.
+    """
+    repo = open_repository(path, storage_options)
+    if chunks is None and shards is None and compressor is None:
+        raise ValueError("say what is to change: --chunks, --shards or --compressor")
+    options: dict[str, Any] = {} if compressor is None else {"compressors": _compressor(repo, node, branch, compressor)}
+    made = repo.rechunk(
+        node,
+        chunks=None if chunks is None else _lengths("--chunks", chunks),
+        shards=None if shards is None else _lengths("--shards", shards),
+        max_memory=max_memory,
+        workers=workers,
+        name=name,
+        branch=branch,
+        message=message,
+        progress=True,
+        **options,
+    )
+    if made is None:
+        print_outcome(None, f"nothing to do: {node} is in this form already", as_json=as_json)
+    else:
+        print_outcome(commit_as_dict(made), f"{made} {made.id[:12]} {made.message}", as_json=as_json)
+
+
+def _lengths(option: str, text: str) -> tuple[int, ...]:
+    """Raises `typer.BadParameter`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{option} takes a length for each axis, such as 64,64, not {text!r}")
+    return tuple(map(int, parts))
+
+
+def _compressor(repo: Repository, node: str, branch: str, text: str) -> Any:
+    """Return a compressor for the format of an array. Raises `typer.BadParameter`."""
+    import numcodecs
+    import zarr
+
+    array = zarr.open_array(repo.snapshot(branch=branch), path=node, mode="r")
+    name, _, level = text.partition(":")
+    known = {
+        "zstd": ("level", zarr.codecs.ZstdCodec, numcodecs.Zstd),
+        "gzip": ("level", zarr.codecs.GzipCodec, numcodecs.GZip),
+        "blosc": ("clevel", zarr.codecs.BloscCodec, numcodecs.Blosc),
+    }
+    if text == "none":
+        return None
+    if name not in known or not (not level or level.isdecimal()):
+        raise typer.BadParameter(f"--compressor takes {', '.join(known)} or none, and a level, as zstd:5, not {text!r}")
+    called, codec, codec_2 = known[name]
+    return (codec if array.metadata.zarr_format == 3 else codec_2)(**({called: int(level)} if level else {}))
+
+
 def register(app: typer.Typer) -> None:
     app.command()(mv)
+    app.command()(rechunk)
     app.command()(cp)
     app.command()(restore)

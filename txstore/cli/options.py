@@ -55,6 +55,10 @@ TransactionArgument = Annotated[
         metavar="NAME", help="Name of the transaction.", show_default=False, autocompletion=complete_transaction
     ),
 ]
+DirectoryArgument = Annotated[
+    str, typer.Argument(metavar="DIRECTORY", help="A local directory outside the repository.", show_default=False)
+]
+
 DestinationArgument = Annotated[
     str,
     typer.Argument(metavar="DESTINATION", help="A directory or URL outside the repository.", show_default=False),

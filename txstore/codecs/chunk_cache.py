@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from txstore import processes
+from txstore import observing, processes
 from txstore.format.display import readable_size
 
 AnyArray = np.ndarray[Any, Any]
@@ -74,7 +74,9 @@ class ChunkCache:
             else:
                 self.hits += 1
                 self._chunks.move_to_end(key)
-            return found
+        if observing.observer is not None:
+            observing.observer.count("cache.lookups", 1, cache="chunks", hit=found is not None)
+        return found
 
     def put(self, key: Key, chunk: AnyArray) -> None:
         """Add a chunk, which stays as it is from now on."""

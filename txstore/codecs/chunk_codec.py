@@ -29,8 +29,8 @@ class NotMergeableError(Exception):
     """TxStore can't decode and re-encode the chunks of an array. Internal: the caller reports a conflict."""
 
 
-class ChunkCodec:
-    """Decodes and encodes one chunk; what is stored under one key, so a shard is one.
+class ChunkDecoder:
+    """Decodes one chunk; what is stored under one key, so a shard is one.
 
     Raises `NotMergeableError` for what can't be decoded, or not without doing what only the user may ask for.
     """
@@ -46,10 +46,7 @@ class ChunkCodec:
         except Exception as error:  # whatever zarr, or a library of codecs, makes of a document
             raise NotMergeableError(f"zarr can't code its chunks: {error!r}") from error
         self.shape: tuple[int, ...] = self._spec.shape
-        dtype = self.dtype
-        if dtype.hasobject or dtype.kind not in _FIXED_SIZE:
-            raise NotMergeableError(f"elements of {dtype} can't be compared bit by bit")
-        self.size = math.prod(self.shape) * dtype.itemsize
+        self.size = math.prod(self.shape) * self.dtype.itemsize
         if self.size > MAX_CHUNK:
             raise NotMergeableError(f"a chunk of {self.shape} elements is larger than {MAX_CHUNK} bytes")
 
@@ -74,9 +71,18 @@ class ChunkCodec:
         except Exception as error:  # whatever a library of codecs raises
             raise NotMergeableError(f"its codecs fail: {error!r}") from error
         dtype = self.dtype
-        if found.shape != self.shape or found.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+        if found.shape != self.shape or native(found.dtype) != native(dtype):
             raise NotMergeableError(f"a chunk has {found.shape} elements of {found.dtype}")
         return found.astype(dtype, copy=False)  # zarr 3.1 leaves them in the byte order that they are stored in
+
+
+class ChunkCodec(ChunkDecoder):
+    """Decodes and encodes one chunk, whose elements have a fixed size."""
+
+    def __init__(self, document: str, content: bytes, chunk: str) -> None:
+        super().__init__(document, content, chunk)
+        if self.dtype.hasobject or self.dtype.kind not in _FIXED_SIZE:
+            raise NotMergeableError(f"elements of {self.dtype} can't be compared bit by bit")
 
     def decode_all(self, encoded: Sequence[Buffer | None]) -> npt.NDArray[Any]:
         """Return many chunks of this shape, one behind the other along a new first axis."""
@@ -112,6 +118,11 @@ class ChunkCodec:
         if not self._part.is_lossless and bits(self.decode(content)) != bits(chunk):
             raise NotMergeableError("its codecs lose something")
         return content
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def bits(chunk: npt.NDArray[Any]) -> bytes:

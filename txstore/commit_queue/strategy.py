@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from txstore.observing import carried
 from txstore.storage.request_threads import executor
 
 #: Number of committers in one process that look for the head at the same time, each during its uploads.
@@ -55,7 +56,7 @@ class AtVersion:
     def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
         # These threads are separate from those for single requests: a look may wait for such requests.
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            return executor("look for the head", _LOOKS).submit(look)
+            return executor("look for the head", _LOOKS).submit(carried(look))
         return None
 
     def may_join(self, is_simple: Callable[[], bool]) -> bool:

@@ -23,6 +23,7 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import BranchListing, Look
 from txstore.errors import TxStoreError
 from txstore.format import names
+from txstore.observing import carried
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import executor
 
@@ -214,7 +215,7 @@ class Ticket:
 
     def _ask_for(self, request: Callable[..., None], paths: list[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            self._asked_for = _threads().submit(request, self._objects, paths, self._asked_for)
+            self._asked_for = _threads().submit(carried(request), self._objects, paths, self._asked_for)
 
 
 class Ahead:
@@ -408,7 +409,7 @@ class Turns:
             self._ticket.give_back()
         elif self._ticket.place is not None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-                self._looked = _threads().submit(self._versions.see, self.branch)
+                self._looked = _threads().submit(carried(self._versions.see), self.branch)
 
     def lost(self) -> bool:
         """Join the queue after a conflict of the transaction. Return False if that is not possible."""

@@ -50,6 +50,12 @@ def mark_for(key: str, content: bytes) -> bytes:
     return _encoded({**document, _BLOCK: None})
 
 
+def with_mark(key: str, content: bytes) -> bytes:
+    """Return a value at a key that `may_be_consolidated` with the mark that a client has consolidated the metadata."""
+    document = decoded(content) if not is_consolidated(key) else None
+    return _encoded({**document, _BLOCK: None}) if isinstance(document, dict) else content
+
+
 def is_marked(key: str, content: bytes) -> bool:
     """Tell whether what is stored at a key says that a client has consolidated the metadata of the group."""
     if is_consolidated(key):

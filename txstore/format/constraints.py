@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -20,7 +20,11 @@ from txstore.format.keys import directory_prefix, is_document
 from txstore.format.mapping import Hierarchy
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from txstore.format.commitfile import CommitName
     from txstore.format.grids import Grid
+    from txstore.format.labels import Changed, Labels
 
 #: What is wrong, and where: a path or key, and the reason.
 Faults = Iterator[tuple[str, str]]
@@ -52,11 +56,37 @@ class Outcome(Protocol):
     def deleted_below(self, path: str) -> Iterator[str]:
         """Yield the keys below a path that are deleted one by one, missing ones, too."""
 
+    def changed_below(self, path: str) -> Iterator[str]:
+        """Yield the keys below a path that are set, by value or by reference, or deleted one by one."""
+
+    def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
+        """Return what a chunk will hold, decoded; one that is not stored is all fill value.
+
+        Raises `UnreadableLabelsError` if it can't be decoded.
+        """
+
+    def identify(self, keys: Sequence[str]) -> Sequence[Hashable | None]:
+        """Return for each key what names its value among all that are ever stored; None if there will be none."""
+
+    def fetch(self, keys: Sequence[str]) -> None:
+        """Get ready to return the elements of many chunks."""
+
+    def head(self) -> tuple[bytes, CommitName] | None:
+        """Return the id of the repository and the name of the head; None before the first commit."""
+
+    def changed_since(self, commit: CommitName, path: str) -> Sequence[str] | None:
+        """Return the keys below a path that commits after another, up to the head, have set or deleted.
+
+        None if that can't be told: the other may be no ancestor of the head.
+        """
+
 
 class Constraint(ABC):
     """A condition that has to hold at every commit."""
 
     kind: ClassVar[str]
+    #: Whether a check may read much. What it depends on lies at or below `path` then.
+    may_take_long: ClassVar[bool] = False
 
     @abstractmethod
     def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
@@ -320,16 +350,16 @@ class Complete(_OfArray):
     """
 
     kind = "complete"
+    may_take_long = True
 
     def is_touched(self, outcome: Outcome) -> bool:
         deleted = next(outcome.deleted_below(self.path), None)
         return deleted is not None or outcome.rewrites(self.path) or outcome.clears_below(self.path)
 
     def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
-        try:
-            grid = array.grid()
-        except (ImportError, ValueError, TypeError, KeyError, AttributeError) as error:
-            yield self.path, f"its document can't be understood: {error!r}"
+        grid = _grid_of(array)
+        if isinstance(grid, str):
+            yield self.path, grid
             return
         missing: set[str] = set()
         for key in grid.keys(grid.everything()) if is_new else self._concerned(outcome, array, grid):
@@ -349,6 +379,143 @@ class Complete(_OfArray):
         chunks = set(grid.keys(index for index in indices if index is not None))
         in_grid = (key for key in deleted if key in chunks and not array.node.drops(below(array.key, key)))
         return chain(in_grid, grid.keys(grid.outside(before.node.shape)))
+
+
+@dataclass(frozen=True)
+class _OfLabels(_OfArray):
+    """What has to be so of the elements of an array of one dimension. A chunk that is not stored is all fill value."""
+
+    may_take_long = True
+
+    @abstractmethod
+    def fault_in(self, labels: Labels, changed: Changed) -> str | None:
+        """Return what is wrong, if these chunks have changed since nothing was."""
+
+    def is_touched(self, outcome: Outcome) -> bool:
+        changed = next(outcome.changed_below(self.path), None)
+        return changed is not None or outcome.rewrites(self.path) or outcome.clears_below(self.path)
+
+    def faults_of(self, array: Described, outcome: Outcome, *, is_new: bool) -> Faults:
+        from txstore.format.labels import Labels, UnreadableLabelsError  # late: it imports numpy
+
+        grid = _grid_of(array)
+        if isinstance(grid, str):
+            yield self.path, grid
+        elif len(grid.shape) != 1:
+            yield self.path, f"it has {len(grid.shape)} dimensions: labels have one"
+        else:
+            labels = Labels(array, grid, outcome)
+            changed = labels.everything
+            if not (is_new or outcome.clears_below(self.path) or outcome.restructures(self.path)):
+                before = outcome.before(self.path)
+                length = 0 if before is None else before.node.shape[0]
+                changed = labels.changed(outcome.changed_below(self.path), length)
+            try:
+                fault = self.fault_in(labels, changed)
+            except UnreadableLabelsError as error:
+                fault = f"its labels can't be compared, since {error}"
+            if fault is not None:
+                yield self.path, fault
+
+
+@dataclass(frozen=True)
+class Unique(_OfLabels):
+    """The array exists, has one dimension, and no two of its elements are equal. None is NaN or NaT.
+
+    Elements are numbers, dates or text. A chunk that is not stored is all fill value.
+
+    Parameters
+    ----------
+    path : str
+    """
+
+    kind = "unique"
+
+    def fault_in(self, labels: Labels, changed: Changed) -> str | None:
+        from txstore.format.labels import repeats  # late: it imports numpy
+
+        return repeats(labels, changed)
+
+
+@dataclass(frozen=True)
+class Sorted(_OfLabels):
+    """The array exists, has one dimension, and its elements ascend. None is NaN or NaT.
+
+    Elements are numbers, dates or text, which is compared by code points. A chunk that is not stored is all fill value.
+
+    Parameters
+    ----------
+    path : str
+    descending : bool
+        They descend instead.
+    strict : bool
+        No two of them are equal.
+    """
+
+    kind = "sorted"
+    descending: bool = False
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.descending, bool) or not isinstance(self.strict, bool):
+            raise TypeError(f"descending and strict are True or False, not {self.descending!r} and {self.strict!r}")
+
+    def fault_in(self, labels: Labels, changed: Changed) -> str | None:
+        from txstore.format.labels import disorder  # late: it imports numpy
+
+        return disorder(labels, changed, descending=self.descending, strict=self.strict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "descending": self.descending, "strict": self.strict}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(fields["path"], fields["descending"], fields["strict"])
+
+
+@dataclass(frozen=True)
+class Frozen(Constraint):
+    """Nothing at or below the path is changed any more.
+
+    Parameters
+    ----------
+    reason : str
+        What an error tells those who try.
+    path : str
+        An array or group. "" is the whole hierarchy.
+    """
+
+    kind = "frozen"
+    reason: str
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason:
+            raise TypeError(f"say why it is frozen, in a string, not {self.reason!r}")
+        object.__setattr__(self, "path", _path(self.path))
+
+    def faults(self, outcome: Outcome, *, is_new: bool) -> Faults:
+        if is_new:  # what is changed last may come in the same commit
+            return
+        where = next(outcome.changed_below(self.path), None)
+        if where is not None or outcome.clears_below(self.path):
+            yield where or self.path, f"it is frozen: {self.reason}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "reason": self.reason}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(fields["reason"], fields["path"])
+
+
+def _grid_of(array: Described) -> Grid | str:
+    """Return the grid of an array, or why there is none."""
+    try:
+        return array.grid()
+    except (ImportError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"its document can't be understood: {error!r}"
 
 
 def _not_an_array(found: Described | None) -> str:
@@ -383,5 +550,5 @@ def _shown(value: Any) -> str:
 
 
 KINDS: Mapping[str, type[Constraint]] = {
-    cls.kind: cls for cls in (EqualLength, Fixed, RequiredAttributes, OnlyGrows, Complete)
+    cls.kind: cls for cls in (EqualLength, Fixed, RequiredAttributes, OnlyGrows, Complete, Unique, Sorted, Frozen)
 }

@@ -33,7 +33,7 @@ class DocumentChange(Enum):
     ATTRIBUTES = "attributes"  # or the creation of a group
     GROWTH = "growth"
     SHRINK = "shrink"
-    STRUCTURE = "structure"
+    STRUCTURE = "structure: chunks, codecs, dtype or existence"
 
     def or_worse(self, other: DocumentChange) -> DocumentChange:
         order = list(DocumentChange)

@@ -19,6 +19,8 @@ TAGS = "tags"
 BRANCHES = "branches"
 #: Records of what was erased; the directory is made with the first one.
 ERASED = "erased"
+#: Records of what was done beside commits; the directory is made with the first one.
+OPERATIONS = "operations"
 #: The id of the first branch, which is also its name. Those of others are 32 hexadecimal digits.
 MAIN = "main"
 DIRECTORIES = (STAGING, "commits", "commits/main", "oldest_kept", "oldest_kept/main", "heads", PACKS, TAGS, LOCKS)
@@ -27,7 +29,16 @@ QUARANTINE = "quarantine"
 OLDEST_KEPT = "oldest_kept"
 #: The files and directories at the top of a repository.
 TOP = frozenset(
-    {GUARD, FORMAT, QUARANTINE, OLDEST_KEPT, BRANCHES, ERASED, *(name.partition("/")[0] for name in DIRECTORIES)}
+    {
+        GUARD,
+        FORMAT,
+        QUARANTINE,
+        OLDEST_KEPT,
+        BRANCHES,
+        ERASED,
+        OPERATIONS,
+        *(name.partition("/")[0] for name in DIRECTORIES),
+    }
 )
 
 NEW = ".new"
@@ -41,6 +52,7 @@ _STOP = "stop-"
 _ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 _NEW_FILE = re.compile(r"[0-9a-f]{16}\.new")
+_OPERATION = re.compile(r"[0-9]{18}-[0-9a-f]{16}")
 _ORPHAN = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{8})?")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _LOCK_FILE = re.compile(r"chunks|(member|stripe)-[0-9]{2,4}")
@@ -293,6 +305,15 @@ def erasure_path(erasure: str) -> str:
     return f"{ERASED}/{erasure}"
 
 
+def operation_path(operation: str) -> str:
+    return f"{OPERATIONS}/{operation}"
+
+
+def is_operation(operation: str) -> bool:
+    """Tell whether this is the id of a recorded operation. Ids sort by the time when the operations began."""
+    return _OPERATION.fullmatch(operation) is not None
+
+
 def belongs(path: str) -> bool:
     """Tell whether a file or directory of a repository can have this path. Nothing else is ever deleted."""
     top, _, rest = path.partition("/")
@@ -309,6 +330,8 @@ def belongs(path: str) -> bool:
         return is_branch_file(rest)
     if top == ERASED:
         return _ID.fullmatch(rest) is not None
+    if top == OPERATIONS:
+        return is_operation(rest)
     if top == STAGING:
         return _is_staged(rest)
     if top == LOCKS:

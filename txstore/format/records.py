@@ -286,6 +286,38 @@ class ErasureRecord:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """The record of an operation that is not in the log of commits: what, on what, by whom, when, and its result."""
+
+    id: str
+    operation: str
+    arguments: Mapping[str, Any]
+    by: str
+    time: int  # when it began, microseconds since 1970 UTC
+    finished: int | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None  # why it failed
+
+    def encode(self) -> bytes:
+        members = {
+            "id": self.id, "operation": self.operation, "arguments": dict(self.arguments), "by": self.by,
+            "time": self.time, "finished": self.finished, "result": dict(self.result), "error": self.error,
+        }  # fmt: skip
+        return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> OperationRecord:
+        members = json_object(data)
+        checksum = members.pop("checksum", None)
+        if checksum != _json_checksum(members):
+            raise MalformedError("the record of an operation has a wrong checksum")
+        for name, is_fit in _FIT_FOR_AN_OPERATION.items():
+            if name not in members or not is_fit(members[name]):
+                raise MalformedError(f"the record of an operation has no {name} that makes sense")
+        return cls(**{name: members[name] for name in _FIT_FOR_AN_OPERATION})
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
@@ -341,6 +373,18 @@ _FIT_FOR_AN_ERASURE: Mapping[str, Callable[[Any], bool]] = {
     "finished": lambda time: time is None or _is_time(time),
     "values": _is_number,
     "bytes": _is_number,
+}
+
+
+_FIT_FOR_AN_OPERATION: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda operation: isinstance(operation, str) and names.is_operation(operation),
+    "operation": lambda operation: isinstance(operation, str),
+    "arguments": lambda arguments: isinstance(arguments, dict),
+    "by": lambda by: isinstance(by, str),
+    "time": _is_time,
+    "finished": lambda time: time is None or _is_time(time),
+    "result": lambda result: isinstance(result, dict),
+    "error": lambda error: error is None or isinstance(error, str),
 }
 
 

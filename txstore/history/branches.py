@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 from txstore.format import names
+from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
@@ -46,8 +47,10 @@ class Branches(MutableMapping[str, Commit]):
             raise CommitNotFoundError(f"branch {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the branch
+        about = {"branch": name, "at": str(stored.commit), "commit": stored.commit.id}
         try:
-            self._create(name, stored)
+            with operations.recorded(self._commits.storage, "create branch", about, keeps_failed=False):
+                self._create(name, stored)
         finally:
             del pinned
 
@@ -83,7 +86,11 @@ class Branches(MutableMapping[str, Commit]):
         for record in recorded(self._commits.storage):
             if record.branch == branch and record.name is not None:
                 raise ValueError(f"transaction {record.name!r} is open on branch {name!r}: commit it, or roll it back")
-        with self._commits.storage.lock(names.COMMIT_LOCK):  # no process commits to it meanwhile
+        about = {"branch": name, "id": branch}  # not its head: to look for it may complete a group commit
+        with (
+            operations.recorded(self._commits.storage, "delete branch", about, keeps_failed=False),
+            self._commits.storage.lock(names.COMMIT_LOCK),  # no process commits to it meanwhile
+        ):
             self._commits.branches.delete(name)
         self._commits.compaction_outputs.forget(branch)
 
@@ -100,7 +107,11 @@ class Branches(MutableMapping[str, Commit]):
     def _rename(self, name: str, new: str) -> None:
         commits = self._commits
         commits.tags.check_free(new)
-        with commits.storage.lock(names.COMMIT_LOCK):
+        about = {"branch": name, "to": new}
+        with (
+            operations.recorded(commits.storage, "rename branch", about, keeps_failed=False),
+            commits.storage.lock(names.COMMIT_LOCK),
+        ):
             commits.branches.rename(name, new)
             try:
                 commits.tags.check_free(new)

@@ -162,6 +162,21 @@ def commits_of(commits: Commits, head: Stored, seqs: Sequence[int]) -> dict[int,
     return found
 
 
+def keys_changed_since(snapshot: Snapshot, seq: int, path: str) -> list[str] | None:
+    """Return the keys below a path that commits after a seq have set or deleted one by one.
+
+    None if that can't be told from the newest runs alone: a prefix was deleted there, or old tombstones are gone.
+    """
+    prefix, recent = directory_prefix(path), snapshot.runs_since(seq)
+    if _forgotten(snapshot) > seq:
+        return None
+    if any(each.startswith(prefix) or prefix.startswith(each) for each in recent.new_prefixes(seq)):
+        return None
+    stop = after_prefix(prefix)
+    found = recent.changed_keys(prefix.encode(), None if stop is None else stop.encode(), seq)
+    return [key for encoded in found if (key := decode_key(encoded)) is not None]
+
+
 def ref_of(snapshot: Snapshot, key: str) -> Ref | None:
     """Return the ref of a live key, in a form that can be compared with refs of other snapshots."""
     return _ref(snapshot.runs, snapshot.lookup(key))

@@ -156,7 +156,9 @@ class SyncedFiles:
     def _sync_all(self) -> None:
         of_commits = map(names.commits_directory, self._files.branch_directories())
         of_branches = [names.BRANCHES] if self._branches.files() else []
-        for directory in [*paths_in(self._storage, names.PACKS), names.TAGS, *of_branches, *of_commits]:
+        of_records = [each for each in (names.ERASED, names.OPERATIONS) if paths_in(self._storage, each)]
+        of_packs = paths_in(self._storage, names.PACKS)
+        for directory in [*of_packs, names.TAGS, *of_branches, *of_commits, *of_records]:
             with contextlib.suppress(WrongFileTypeError):  # no directory, so no file of ours is in it
                 for path in paths_in(self._storage, directory):
                     with contextlib.suppress(FileNotFoundError):  # a vacuum has just deleted it

@@ -10,7 +10,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from operator import index
 from typing import NamedTuple, SupportsIndex
@@ -39,12 +39,17 @@ def follow(
     branch: str = MAIN,
     since: At | None = None,
     timeout: float | None = None,
+    *,
+    is_given_up: Callable[[], bool] = bool,
 ) -> Generator[Commit, None, None]:
-    """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`."""
+    """Yield every commit after `since`, in order, and wait for the next: `Repository.follow`.
+
+    It ends within a second when `is_given_up()` is true: another thread can't close a generator that waits.
+    """
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait without limit")
     # Find the start here, not at the first next(): the follower has to yield every commit from now on.
-    return _follow(commits, branch, _beginning(commits, branch, since), timeout)
+    return _follow(commits, branch, _beginning(commits, branch, since), timeout, is_given_up)
 
 
 def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | None:
@@ -76,14 +81,14 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | N
 
 
 def _follow(
-    commits: Commits, branch: str, last: _Followed | None, timeout: float | None
+    commits: Commits, branch: str, last: _Followed | None, timeout: float | None, is_given_up: Callable[[], bool]
 ) -> Generator[Commit, None, None]:
     with closing(_Bell(commits, branch)) as bell:
         while True:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             while (found := _next(commits, branch, last)) is None:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or is_given_up():
                     return
                 bell.wait(left)
             last = _place(found)

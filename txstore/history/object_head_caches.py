@@ -24,6 +24,7 @@ from txstore.format import encoding, names
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commit_files import CommitFiles
 from txstore.history.identity import Identity
+from txstore.observing import carried
 from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.remote import RemoteStorage
@@ -110,7 +111,7 @@ class ObjectHeadCaches:
         """Fetch the head cache early, so that the first look for the head waits for one request only."""
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
             content = executor("single request", REQUESTS).submit(
-                self._storage.objects.get, names.head_cache_path(MAIN)
+                carried(self._storage.objects.get), names.head_cache_path(MAIN)
             )
             self._expected = _Expected(content, time.monotonic(), os.getpid())
 

@@ -38,6 +38,7 @@ from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
 from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
+from txstore.history.url_parameters import split_parameters
 from txstore.history.versions import RenameUnderLock
 from txstore.history.whole_groups import WholeGroups
 from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
@@ -79,12 +80,17 @@ PRINTED, CHAINED = "txstore://", "txstore::"
 def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, str]:
     """Return the URL of a repository, and the path inside it. The path is empty unless the URL begins with `txstore:`.
 
-    Raises `ValueError` for a malformed URL.
+    Raises `ValueError` for a malformed URL, and for one with parameters: `split_parameters` takes them off.
     """
     address = os.fspath(url)
     check_slashes(address)
     if not address.startswith((PRINTED, CHAINED)):
         return address, ""
+    _, parameters = split_parameters(address)
+    if given := str(parameters):
+        raise ValueError(
+            f"?{given}: take this off the URL, and pass it as arguments. Only tools that take a URL take it so"
+        )
     whole = repository = address.removeprefix(PRINTED).removeprefix(CHAINED).rstrip("/")
     inside: list[str] = []
     while not is_repository(repository, access):

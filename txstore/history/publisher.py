@@ -7,6 +7,7 @@ soon as the parent is known, under the commit lock.
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import struct
 import time
@@ -17,6 +18,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from txstore import observing
 from txstore.commit import Stored
 from txstore.errors import (
     ClockWarning,
@@ -38,6 +40,8 @@ from txstore.steps import step
 from txstore.storage.commit_lock import WARN_AFTER, this_user
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.sync_queue import SyncQueue
+
+_log = logging.getLogger(__name__)
 
 #: The publisher syncs a longer commit (in bytes) before it takes the commit lock, so that no committer waits for its
 #: data.
@@ -270,6 +274,8 @@ class Publisher:
                 except VersionTakenError:
                     if queue is not None:
                         raise LostPlaceError from None
+                    _log.debug("%s: another commit has version %d", self.storage.url, stored.header.version)
+                    observing.count("commit.retries", 1, reason="VersionTakenError")
                     lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
                     if self.writer.set_aside():
                         raise LostPlaceError from None

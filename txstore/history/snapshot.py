@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Never
 
+from txstore import observing
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
@@ -24,7 +25,7 @@ from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
-from txstore.segments.runs import NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
+from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
 
@@ -170,7 +171,10 @@ class Snapshot(Hierarchy):
             value = self.runs.value(key, encode_key(key))
         except (ErasedError, CorruptionError) as error:
             raise self._told(error, key) from error
-        return self.sources.read(value) if isinstance(value, ForeignRange) else value
+        view = self.sources.read(value) if isinstance(value, ForeignRange) else value
+        if observing.observer is not None and view is not None:
+            observing.observer.count("io.read", view.nbytes)
+        return view
 
     def view_of(self, key: str, found: Found) -> memoryview:
         """Return the value in a pack that `lookup` has found."""
@@ -199,12 +203,18 @@ class Snapshot(Hierarchy):
 
         The caller compares the checksums, and calls `get_view` for values that do not match.
         """
-        return self.runs.locate(keys)
+        located = self.runs.locate(keys)
+        if observing.observer is not None:
+            _count(located)
+        return located
 
     async def await_located(self, keys: Sequence[str]) -> Located | None:
         """Do as `locate`, but without a thread: only for a few small values. None if a thread is needed."""
         runs: Runs | None = self.__dict__.get("runs")  # if they are open
-        return None if runs is None else await runs.await_located(keys)
+        located = None if runs is None else await runs.await_located(keys)
+        if observing.observer is not None and located is not None:
+            _count(located)
+        return located
 
     def is_foreign(self, key: str) -> bool:
         """Tell whether a value is foreign: a read of it takes as long as its own storage needs."""
@@ -220,6 +230,12 @@ class Snapshot(Hierarchy):
 
     def get_part(self, key: str, part: slice) -> memoryview | None:
         """Return a part of a value. This does not compare the checksum, which covers the whole value."""
+        view = self._part(key, part)
+        if observing.observer is not None and view is not None:
+            observing.observer.count("io.read", view.nbytes)
+        return view
+
+    def _part(self, key: str, part: slice) -> memoryview | None:
         found = self._look_for(key)
         if found is None:
             return None
@@ -512,3 +528,9 @@ class _PacksAhead:
 
 def _id(stored: Stored | None) -> bytes | None:
     return None if stored is None else stored.header.id
+
+
+def _count(located: Located) -> None:
+    """Tell the observer how many bytes are read from where they lie."""
+    is_read = (located.table[:, 0] >= 0) | (located.table[:, 0] == LATER)
+    observing.count("io.read", int(located.table[is_read, 2].sum()))

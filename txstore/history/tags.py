@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator, MutableMapping
 
 from txstore.commit import Commit, Stored
-from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError, TxStoreError
 from txstore.format import names
 from txstore.format.keys import check_name
 from txstore.format.records import Tag
+from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.find import NO_COMMIT, At, find_commit, find_tagged
 from txstore.history.log import html_of_named
@@ -36,8 +37,10 @@ class Tags(MutableMapping[str, Commit]):
             raise CommitNotFoundError(f"tag {name!r}", advice=NO_COMMIT)
         stored = find_commit(self._commits, commit)
         pinned = self._snapshots.of(stored)  # I10: a vacuum sees the pin or the tag
+        about = {"tag": name, "at": str(stored.commit), "commit": stored.commit.id}
         try:
-            self._write(name, stored)
+            with operations.recorded(self._commits.storage, "create tag", about, keeps_failed=False):
+                self._write(name, stored)
         except FileExistsError:
             raise ValueError(f"tag {name!r} exists; a tag is never moved: choose another name") from None
         finally:
@@ -69,8 +72,13 @@ class Tags(MutableMapping[str, Commit]):
 
     def __delitem__(self, name: str) -> None:
         """Delete a tag, durably. Its commit stays until a vacuum expires it."""
+        commits, about = self._commits, {"tag": name}
+        with contextlib.suppress(TxStoreError, OSError):  # a tag may be deleted because it is damaged
+            tag = commits.tags.read(name)
+            about |= {"at": commits.branches.label(tag.branch, tag.version), "commit": tag.commit_id.hex()}
         try:
-            self._commits.tags.delete(name)
+            with operations.recorded(commits.storage, "delete tag", about, keeps_failed=False):
+                commits.tags.delete(name)
         except CommitNotFoundError as error:
             raise KeyError(name) from error
 

@@ -92,6 +92,25 @@ def _change(stores: ModuleType) -> None:
         for method in methods if kind is not None else ():
             setattr(kind, method, _looking_first(getattr(kind, method), name))
 
+    local = getattr(stores, "LocalStore", None)
+    if local is not None:
+        local.__init__ = _not_by_url(local.__init__)
+
+
+def _not_by_url(set_up: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that refuses a `txstore:` URL: a tool that opens no URL would make a directory of it."""
+
+    @wraps(set_up)
+    def of_a_directory(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+        if str(root).startswith("txstore:"):
+            raise ValueError(
+                f"{root} is a TxStore URL, and the tool that was given it takes it for a directory. Pass it a store: "
+                "repo.snapshot(), or that of `with repo.transaction() as store:`"
+            )
+        set_up(self, root, *args, **kwargs)
+
+    return of_a_directory
+
 
 def _looking_first(delete: Callable[..., Any], store: str) -> Callable[..., Any]:
     """Return a method that raises `BarePathError` where `delete` would delete a repository, or a part of one."""

@@ -11,13 +11,13 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 
-from txstore.errors import ExportError, PublishError
+from txstore.errors import CheckoutError, ExportError, PublishError
 from txstore.format.keys import ancestors
 from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore, open_objects
@@ -34,7 +34,7 @@ TEMPORARY = ".txstore-publishing"
 #: Attempts to create a directory that another thread deletes because it is empty.
 _ATTEMPTS = 100
 
-Refused: TypeAlias = type[PublishError] | type[ExportError]
+Refused: TypeAlias = type[PublishError] | type[ExportError] | type[CheckoutError]
 
 
 class Destination(Protocol):
@@ -116,6 +116,15 @@ def check_outside(target: Destination, repository: str) -> None:
         raise target.refused(target.url, f"it lies in the repository {repository}: choose a place outside")
 
 
+def check_tree(target: Destination, keys: Collection[str]) -> None:
+    """Raise `refused` for keys that can't be file names below a destination."""
+    for key in keys:
+        target.check_key(key)
+        parts = key.split("/")
+        if any("/".join(parts[:n]) in keys for n in range(1, len(parts))):
+            raise target.refused(target.url, f"above the key {key!r} is another: a file can't be a directory, too")
+
+
 def found_marker(target: Destination, name: str) -> bytes | None:
     """Return the content of a marker, None if the place is empty. Raises `refused` if it has other files."""
     content = target.read_marker(name)
@@ -170,7 +179,7 @@ class LocalDestination:
             raise self.refused(self.url, f"key {key!r} can't be the name of a file")
 
     @contextlib.contextmanager
-    def _directory(self, path: str, *, create: bool = False) -> Iterator[int]:
+    def directory(self, path: str, *, create: bool = False) -> Iterator[int]:
         """Open a directory by its path from the root. Raises `refused` if the path has a link."""
         descriptor = os.open(self.url, _DIRECTORY)
         try:
@@ -183,10 +192,12 @@ class LocalDestination:
             os.close(descriptor)
 
     def _open_below(self, descriptor: int, name: str, path: str, create: bool) -> int:
-        if create:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, self.at_most, dir_fd=descriptor)
         try:
+            if create:
+                with contextlib.suppress(FileNotFoundError):  # most exist
+                    return os.open(name, _DIRECTORY, dir_fd=descriptor)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, self.at_most, dir_fd=descriptor)
             return os.open(name, _DIRECTORY, dir_fd=descriptor)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
@@ -195,7 +206,7 @@ class LocalDestination:
                 raise NotADirectoryError(error.errno, error.strerror, os.path.join(self.url, path)) from None
             raise
 
-    def _is_link(self, path: str) -> PublishError | ExportError:
+    def _is_link(self, path: str) -> PublishError | ExportError | CheckoutError:
         return self.refused(self.url, f"{path!r} is a link, or below one, which is not followed here: delete it")
 
     @contextlib.contextmanager
@@ -203,21 +214,28 @@ class LocalDestination:
         """Open the directory of a file; yield its descriptor, and the file's name in it."""
         self.check_key(key)
         directory, _, name = key.rpartition("/")
-        with self._directory(directory, create=create) as descriptor:
+        with self.directory(directory, create=create) as descriptor:
             yield descriptor, name
 
     # --- reading
 
     def read(self, key: str) -> bytes | None:
-        found = self._read(key)
+        found = self.read_status(key)
         return None if found is None else found[0]
 
-    def _read(self, key: str) -> tuple[bytes, os.stat_result] | None:
+    def read_status(self, key: str) -> tuple[bytes, os.stat_result] | None:
         """Return a file and its status; None if it is missing or not a regular file, so not ours."""
         try:
             with self._above(key) as (directory, name):
-                descriptor = os.open(name, _FILE, dir_fd=directory)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return self.read_in(directory, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read_in(self, directory: int, name: str) -> tuple[bytes, os.stat_result] | None:
+        """As `read_status`, of a name in a directory that is open."""
+        try:
+            descriptor = os.open(name, _FILE, dir_fd=directory)
+        except (FileNotFoundError, IsADirectoryError):
             return None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe
@@ -233,20 +251,24 @@ class LocalDestination:
             os.close(descriptor)
 
     def list(self, path: str = "") -> Iterator[str]:
+        yield from (key for key, _ in self.statuses(path))
+
+    def statuses(self, path: str = "") -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the key and the status of each file below a path; of a link, that of the link itself."""
         if path:
             self.check_key(path)
         directories = [path]
         while directories:
             directory = directories.pop()
             try:
-                with self._directory(directory) as descriptor, os.scandir(descriptor) as entries:
-                    found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+                with self.directory(directory) as descriptor, os.scandir(descriptor) as entries:
+                    found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            for name, is_directory in found:
+            for name, status in found:
                 key = f"{directory}/{name}" if directory else name
-                if not is_directory:
-                    yield key
+                if not stat.S_ISDIR(status.st_mode):
+                    yield key, status
                 elif key != TEMPORARY:
                     directories.append(key)
 
@@ -268,10 +290,21 @@ class LocalDestination:
                 raise
         self._touched.add(key.rpartition("/")[0])
 
+    def replace_in(self, directory: int, name: str, content: Buffer) -> None:
+        """Create or replace a file in a directory that is open, in one step."""
+        temporary = f"{name[:64]}.{os.urandom(16).hex()}.partial"
+        try:
+            self._fill(directory, temporary, content, is_marker=False)
+            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=directory)
+            raise
+
     @contextlib.contextmanager
     def _made(self, path: str) -> Iterator[int]:
         os.makedirs(self.url, self.at_most, exist_ok=True)
-        with self._directory(path, create=True) as descriptor:
+        with self.directory(path, create=True) as descriptor:
             yield descriptor
 
     def _fill(self, directory: int, name: str, content: Buffer, is_marker: bool) -> None:
@@ -329,7 +362,7 @@ class LocalDestination:
             return
         directories = touched.union(*map(ancestors, touched))
         for directory in sorted(directories, key=len, reverse=True):
-            with contextlib.suppress(FileNotFoundError), self._directory(directory) as descriptor:
+            with contextlib.suppress(FileNotFoundError), self.directory(directory) as descriptor:
                 os.fsync(descriptor)
         if touched:
             _sync_directory(os.path.dirname(self.url))
@@ -376,11 +409,11 @@ class LocalDestination:
 
     def read_marker(self, key: str) -> bytes | None:
         try:
-            with self._directory("") as root:
+            with self.directory("") as root:
                 os.stat(key, dir_fd=root, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        found = self._read(key)
+        found = self.read_status(key)
         if found is None or self._owner(found[1]) != self._own_owner():
             reason = f"{key!r} in it is no file that only you could have written: choose a new place"
             raise self.refused(self.url, reason)

@@ -23,6 +23,7 @@ from txstore.interchange.destinations import (
     Destination,
     bits_of_copies,
     check_outside,
+    check_tree,
     found_marker,
     is_place,
     open_destination,
@@ -74,7 +75,9 @@ def export(
     sizes = {key.removeprefix(prefix): snapshot.size_of(key) or 0 for key in snapshot.keys_below(path)}
     if not sizes:
         raise ExportError(target.url, f"there is nothing at {path or '/'!r} in {commit}; look at the path")
-    _check_keys(target, sizes)
+    check_tree(target, sizes)
+    if MARKER in sizes:
+        raise ExportError(target.url, f"the key {MARKER!r} is the name of a file that export needs: delete it")
     check_outside(target, repo.url)
     made = consolidate(documents_of(snapshot, path)) if consolidated else {}
     sizes |= {key: len(content) for key, content in made.items()}
@@ -89,17 +92,6 @@ def export(
             copying.copy(keys)
         target.delete([MARKER])
     return Export(commit, len(sizes), copying.total, copying.written)
-
-
-def _check_keys(target: Destination, sizes: Mapping[str, int]) -> None:
-    """Raise `ExportError` for keys that can't be file names below the destination."""
-    for key in sizes:
-        target.check_key(key)
-        if key == MARKER:
-            raise ExportError(target.url, f"the key {key!r} is the name of a file that export needs: delete it")
-        parts = key.split("/")
-        if any("/".join(parts[:n]) in sizes for n in range(1, len(parts))):
-            raise ExportError(target.url, f"above the key {key!r} is another: a file can't be a directory, too")
 
 
 def _begin(target: Destination, told: Mapping[str, Any]) -> frozenset[str]:

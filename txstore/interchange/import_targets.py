@@ -71,7 +71,7 @@ def documents_at(store: TxStore, path: str, documents: Mapping[str, bytes], url:
                 url, f"{error}. What lies above is of format 3: import it into a repository of its own, as its root"
             ) from error
     own = {document_key(path, key): content for key, content in documents.items()}
-    return {**dict(_groups_above(store, path, zarr_format)), **own}
+    return {**dict(groups_above(store, path, zarr_format)), **own}
 
 
 def is_below_format_3(store: TxStore, path: str) -> bool:
@@ -84,7 +84,8 @@ def is_below_format_3(store: TxStore, path: str) -> bool:
     return False
 
 
-def _groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[str, bytes]]:
+def groups_above(store: TxStore, path: str, zarr_format: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the documents of the groups that a path lacks above it, by key. Raises `ValueError` as `documents_at`."""
     document, content = ("zarr.json", _GROUP_3) if zarr_format == 3 else (".zgroup", _GROUP_2)
     others = (".zgroup", ".zarray") if zarr_format == 3 else ("zarr.json", ".zarray")
     for above in ancestors(path):

@@ -15,10 +15,11 @@ from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
 from txstore.interchange.places import ROOT_DOCUMENTS, ForeignFile, Place
 from txstore.store import TxStore
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 #: Files left by a killed zarr, and by desktops.
-_DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
+DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
 
 #: Requests at a time; and the most values, and bytes in all, that are held for them.
 _THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
@@ -36,7 +37,7 @@ def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, Fore
     found = {
         key: file
         for key, file in files.items()
-        if not is_consolidated(key) and not _DEBRIS.fullmatch(key) and not is_excluded(key, exclude) and encode_key(key)
+        if not is_consolidated(key) and not DEBRIS.fullmatch(key) and not is_excluded(key, exclude) and encode_key(key)
     }
     place.check_inside(found)
     return found
@@ -87,17 +88,15 @@ def copy_hierarchy(
         advance(len(content))
 
 
-def in_parallel(
-    function: Callable[[str], T], keys: Iterable[str], size: Callable[[str], int]
-) -> Iterator[tuple[str, T]]:
+def in_parallel(function: Callable[[K], T], keys: Iterable[K], size: Callable[[K], int]) -> Iterator[tuple[K, T]]:
     """Yield each key with the result of a function for it, in order, a few at a time."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
         for batch in _batches(keys, size):
             yield from zip(batch, pool.map(function, batch), strict=True)
 
 
-def _batches(keys: Iterable[str], size: Callable[[str], int]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _batches(keys: Iterable[K], size: Callable[[K], int]) -> Iterator[list[K]]:
+    batch: list[K] = []
     held = 0
     for key in keys:
         if batch and (len(batch) == _AT_A_TIME or held + size(key) > _BYTES_AT_A_TIME):

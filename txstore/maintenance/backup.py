@@ -9,6 +9,7 @@ it pins what it copies.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure, read_records
 from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
+from txstore.history.operations import delete_old, read_operation
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import open_run
 from txstore.maintenance.copying import Copier
@@ -36,7 +38,9 @@ from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
 from txstore.segments.runs import names_of
-from txstore.storage.interface import Storage, paths_in
+from txstore.storage.interface import Storage, paths_in, write_over
+
+_log = logging.getLogger(__name__)
 
 #: Files written before they are synced: syncing them together costs little more than syncing one.
 _BATCH = 64
@@ -173,6 +177,7 @@ class _BackUp:
         self._write_branches(copies)
         for name, content in self._tags.items():
             self._copier.write_small(names.tag_path(name), content)
+        self._copy_operations()
         if is_new:
             about = RepositoryFormat.decode(self.source.read(names.FORMAT))
             self._copier.write_once(names.FORMAT, replace(about, versions=self.target.capabilities.versions).encode())
@@ -389,6 +394,23 @@ class _BackUp:
         """Tell whether another process has deleted a tag that this backup wanted to copy."""
         there = self.commits.tags.all()
         return any(name not in there or there[name].encode() != content for name, content in self._tags.items())
+
+    def _copy_operations(self) -> None:
+        """Copy the records of finished operations: from then on they stay as they are."""
+        there = set(self.target.list(names.OPERATIONS))
+        ours = sorted(paths_in(self.source, names.OPERATIONS))
+        for path in (path for path in ours if os.path.basename(path) not in there):
+            try:
+                record = read_operation(self.source, path)
+            except FileNotFoundError:
+                continue  # a vacuum has just deleted it
+            except CorruptionError as error:  # no reason to be without a backup
+                _log.warning("%s: the record of an operation is not copied: %s", self.source.url, error)
+                continue
+            if record.finished is not None:
+                self._copier.make_directory(names.OPERATIONS)
+                write_over(self.target, path, record.encode(), at_most=self._copier.at_most(path))
+        delete_old(self.target)
 
     def _write_branches(self, copies: Commits) -> None:
         """Write the records of the branches into the copy. A renamed branch loses its old name there, too."""

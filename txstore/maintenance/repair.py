@@ -21,6 +21,7 @@ from txstore.format import commitfile, encoding, names, packfile, records
 from txstore.format.commitfile import Footer, Header, RunName, Section
 from txstore.format.packfile import PackName
 from txstore.format.records import RepositoryFormat
+from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
 from txstore.maintenance import rebuild
@@ -51,14 +52,16 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
     before = verify(open_commits(storage), progress)
     if before.ok and not were_taken_twice(storage):
         return before
-    moved = _move_wrong_types_away(storage, before, progress)
-    for directory in names.DIRECTORIES:  # a power loss may have removed some, and some tools copy no empty ones
-        storage.make_directory(directory, durable=False)
-    with storage.lock(names.COMMIT_LOCK):  # no process commits meanwhile
-        repairer = _Repairer(storage)
-        repairs = repairer.run()
-    report = verify(open_commits(storage), progress)
-    report.faults += repairer.lost
+    with operations.recorded(storage, "repair", {}, keeps_failed=False) as result:
+        moved = _move_wrong_types_away(storage, before, progress)
+        for directory in names.DIRECTORIES:  # a power loss may have removed some, and some tools copy no empty ones
+            storage.make_directory(directory, durable=False)
+        with storage.lock(names.COMMIT_LOCK):  # no process commits meanwhile
+            repairer = _Repairer(storage)
+            repairs = repairer.run()
+        report = verify(open_commits(storage), progress)
+        report.faults += repairer.lost
+        result.update({"faults": len(before.faults), "repairs": len(moved + repairs), "left": len(report.faults)})
     left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
     report.repairs = moved + repairs
     report.repaired = [f for f in before.faults if (f.path, f.part, f.offset, f.key) not in left]
@@ -390,6 +393,8 @@ class _Repairer:
         for fault in faults:
             if fault.part == "orphan":
                 self._files.move_away(fault.path, "moved away: it is not part of the repository")
+            elif fault.part == "operation":
+                self._files.move_away(fault.path, "moved away: nothing else says what it recorded")
             elif fault.part == "tag":
                 with contextlib.suppress(OSError):
                     content = rebuild.tag(commits, self.storage.read(fault.path), list(heads.values()))

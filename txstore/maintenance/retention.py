@@ -14,6 +14,7 @@ from typing import Any
 
 from txstore.commit import Stored
 from txstore.errors import TxStoreError
+from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.optimize import below, optimize
@@ -80,10 +81,12 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
         # Half of it: the commits of a fold itself raise the oldest kept version by one or two more than the number of
         # commits between folds.
         if oldest_kept - header.oldest_kept >= STEP // 2 and _is_worth_it(commits, made, oldest_kept):
-            optimize(
-                commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, oldest_kept)
-            )
-            vacuum(commits, snapshots, branch=header.branch, **wanted)
+            told = {name: str(value) for name, value in wanted.items()}
+            with operations.recorded(commits.storage, "retention", {"branch": made.commit.branch, **told}) as result:
+                optimize(
+                    commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, oldest_kept)
+                )
+                result.update(vacuum(commits, snapshots, branch=header.branch, **wanted).as_dict())
     except (TxStoreError, OSError) as error:
         # The commit is made. The process that makes one 64 commits later tries again.
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors

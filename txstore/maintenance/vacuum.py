@@ -16,6 +16,7 @@ order.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.full_disk import Spare
 from txstore.history.open_transactions import recorded
+from txstore.history.operations import delete_old
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
@@ -46,6 +48,8 @@ from txstore.segments.packs import MissingPackError
 from txstore.steps import step
 from txstore.storage.interface import Storage, paths_in
 from txstore.transactions.participants.reclaim import reclaim_staging
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,6 +75,13 @@ class VacuumReport:
     bytes: int
     staged: int = 0
     dry_run: bool = False
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the numbers by their names."""
+        return {
+            "oldest_kept": self.oldest_kept, "expired": self.expired, "files": self.files, "bytes": self.bytes,
+            "staged": self.staged,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         would = "would be " if self.dry_run else ""
@@ -102,7 +113,9 @@ def vacuum(
         raise ValueError(f"keep={keep}: at least the newest commit is kept, so keep=1 is the least")
     vacuuming = _Vacuum(commits, snapshots, branch=branch, dry_run=dry_run)
     try:
-        return vacuuming.run(keep, None if older_than is None else _microseconds(older_than, commits.storage))
+        report = vacuuming.run(keep, None if older_than is None else _microseconds(older_than, commits.storage))
+        _log.info("%s: vacuum: %s", commits.storage.url, report)
+        return report
     except SyncFailedError as error:
         raise error.cause from None
 
@@ -169,6 +182,8 @@ class _Vacuum:
             self._sweep(oldest_kept)
         finally:
             self._spare.restore()
+        if not self.dry_run:
+            delete_old(self.storage)
         fork = self.commits.branches.fork(self.branch)
         first = oldest_kept_before if fork is None else max(oldest_kept_before, fork.version + 1)
         named = {(tag.branch, tag.version) for tag in self.commits.tags.all().values()}

@@ -112,6 +112,7 @@ class Verifier:
             files.check_tags,
             files.check_oldest_kept_versions,
             files.check_erasures,
+            files.check_operations,
             partial(history.check_branches, branches),
         ]
         deque(self._storage.dispatch.each(operator.call, checks), maxlen=0)

@@ -1,4 +1,6 @@
-"""Checks the names in a repository, and its small files: guard, tags, oldest kept versions, erasures, staging."""
+"""Checks the names in a repository, and its small files: guard, tags, oldest kept versions, erasures, operations,
+staging.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from txstore.format.records import Tag, TransactionRecord
 from txstore.history.commits import Commits
 from txstore.history.erasures import Erasure, as_erasure, read_record
 from txstore.history.find import find_tagged
+from txstore.history.operations import read_operation
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
 from txstore.storage.interface import paths_in
@@ -87,6 +90,17 @@ class SmallFilesCheck:
                 reason = f"the erasure of {shown} by {record.by} was interrupted: erase it again"
                 self._faults.add(Fault(path, reason, part="erasure"))
 
+    def check_operations(self) -> None:
+        deque(self._each(self._check_operation, sorted(paths_in(self._storage, names.OPERATIONS))), maxlen=0)
+
+    def _check_operation(self, path: str) -> None:
+        try:
+            read_operation(self._storage, path)
+        except FileNotFoundError:
+            return  # a vacuum has just deleted it
+        except (TxStoreError, OSError) as error:
+            self._faults.add_error(error, path, part="operation")
+
     def check_staging(self) -> None:
         staged: list[str] = []
         with contextlib.suppress(PermissionError):  # a user who may only read has no access
@@ -111,7 +125,7 @@ class SmallFilesCheck:
 
     def check_names(self) -> bool:
         """Report strays; return whether each directory is one, so that its files can be checked."""
-        directories = ["", *names.DIRECTORIES, names.BRANCHES, names.ERASED]
+        directories = ["", *names.DIRECTORIES, names.BRANCHES, names.ERASED, names.OPERATIONS]
         known, are_directories = set(directories), True
         while directories:
             listed, below = zip(directories, self._each(self._names_in, directories), strict=True), []

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from txstore import processes
-from txstore._native import chunks
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import Seen, frame_parts, lay_frame
-from txstore.segments.pack_writer import PackWriter, Staged, bytes_of
+from txstore.observing import carried
+from txstore.segments.pack_writer import Frames, PackWriter, Staged, bytes_of
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import executor, in_parallel
@@ -116,7 +116,7 @@ class ObjectWriter:
             self._own_file = PackWriter(self._storage, self.path, self.id, self._repository_id)
         return True
 
-    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
         return False  # of what is uploaded, a round trip is the cost, and not the call
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
@@ -382,7 +382,7 @@ class _PackUploads:
         """Upload a pack in the background, in the room that was taken for it."""
         length = pack.end
         try:
-            future = executor("upload", 2 * UPLOADS).submit(self._upload, pack, length)
+            future = executor("upload", 2 * UPLOADS).submit(carried(self._upload), pack, length)
         except BaseException:
             self.room.give_back(length)
             raise

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txstore import processes
-from txstore._native import chunks
 from txstore.errors import CorruptionError, is_full
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
@@ -49,6 +48,17 @@ class Staged(NamedTuple):
     sequence: int
 
 
+class Frames(Protocol):
+    """Frames to append, which are encoded a few at a time: a `chunks.Batch`, or a `FrameBatch`."""
+
+    @property
+    def bound(self) -> int: ...
+    def encode(
+        self, keys: tuple[bytes, ...], seen: Buffer, arena: memoryview, position: int, sequence: int, threads: int, /
+    ) -> tuple[int, int]: ...
+    def placed(self) -> bytes: ...
+
+
 class Writer(Protocol):
     """Appends framed values to what one participant of a transaction stages; see `PackWriter`. Safe in threads."""
 
@@ -67,7 +77,7 @@ class Writer(Protocol):
         """How many frames there are in that file."""
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged: ...
-    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
         """Append many frames at once, if this can; return whether it has."""
 
     def publish(self) -> None: ...
@@ -374,8 +384,8 @@ class PackWriter:
             file.write_directly(start, frame_parts(start, head, offset, view, end), end)
         return Staged(offset, length, checksum, sequence)
 
-    def append_chunks(self, batch: chunks.Batch, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
-        """Append the frames of many chunks, as a batch encodes them; see `chunks.Batch`. Raises `OSError`."""
+    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+        """Append many frames, as a batch encodes them. Raises `OSError`."""
         most = batch.bound + max(map(len, keys), default=0)
         arena = memoryview(bytearray(max(most, min(_ARENA, len(keys) * most))))
         while True:

@@ -27,6 +27,7 @@ from txstore.format import commitfile, names, packfile
 from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import PackName
+from txstore.observing import carried
 from txstore.segments.packs import Missing, MissingPackError, Packs, PackSource, check_head
 from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
 from txstore.storage.interface import GONE, Storage
@@ -393,7 +394,7 @@ class PackReader:
             fetch = self._planned(ranges) if ranges else None
         if fetch is not None:
             try:
-                executor("read ahead", AHEAD).submit(self._read_ahead, fetch)
+                executor("read ahead", AHEAD).submit(carried(self._read_ahead), fetch)
             except RuntimeError:  # the interpreter ends, and starts no more threads
                 self._read_ahead(fetch)
 

@@ -39,7 +39,7 @@ from txstore.serving.static_files import StaticFiles
 from txstore.serving.work import Work
 from txstore.storage.request_threads import executor
 
-_log = logging.getLogger("txstore.serving")
+_log = logging.getLogger(__name__)
 
 #: What stands before the name of a commit in the paths of plain Zarr.
 _AT = b"/at/"

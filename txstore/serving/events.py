@@ -16,7 +16,7 @@ from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, en
 from txstore.serving.repository_protocol import Served
 from txstore.storage.request_threads import in_thread
 
-_log = logging.getLogger("txstore.serving")
+_log = logging.getLogger(__name__)
 
 #: Seconds between two keep-alives.
 _HEARTBEAT = 15.0

@@ -21,7 +21,7 @@ from txstore.serving.entrance import Entrance
 from txstore.serving.repository_protocol import Served
 from txstore.serving.server import LONGEST_END, Server
 
-_log = logging.getLogger("txstore.serving")
+_log = logging.getLogger(__name__)
 
 #: Seconds before a worker is started in place of one that has died: it may die again at once.
 _PAUSE = 0.5

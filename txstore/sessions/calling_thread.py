@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import zarr.core.sync
 
+from txstore.sessions.gate import forget_left_blocks
 from txstore.sessions.zarr_operations import Operation, of_context
 from txstore.storage import request_threads
 
@@ -52,6 +53,7 @@ def install(stores: type) -> None:
         try:
             is_free = loop is None and timeout is None and asyncio._get_running_loop() is None
             if is_free and _is_of(coro, stores):
+                forget_left_blocks()
                 return run(coro)
         except BaseException:
             coro.close()  # after an interrupt it may not have begun

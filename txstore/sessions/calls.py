@@ -6,7 +6,7 @@ The store's methods for zarr call these. What array objects may rely on is check
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -22,6 +22,7 @@ from txstore.sessions.zarr_operations import Finish, of_context
 from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from typing_extensions import Buffer
 
 
@@ -200,6 +201,16 @@ class SessionCalls:
         transaction.set_reference(key, url, offset, length, size=size, version=version)
 
     @_write
+    def set_references(
+        self, keys: Sequence[str], urls: Sequence[str], offsets: npt.ArrayLike, lengths: npt.ArrayLike
+    ) -> None:
+        """Stage many references."""
+        transaction = self._transaction
+        for key in keys:
+            self._check_writable(key, transaction)
+        transaction.set_references(keys, urls, offsets, lengths)
+
+    @_write
     def delete(self, key: str) -> None:
         transaction = self._transaction
         self._check_writable(key, transaction)
@@ -223,6 +234,20 @@ class SessionCalls:
     @_write
     def copy(self, source: str, destination: str, at: Snapshot | None) -> None:
         self._transaction.nodes.copy(source, destination, at)
+
+    @_write
+    def rely_on(self, keys: Iterable[str]) -> None:
+        """Count keys as read, at any isolation."""
+        transaction = self._transaction
+        for key in keys:
+            transaction.rely_on_base(key)
+
+    @_write
+    def copy_keys(self, keys: Mapping[str, str], below: str) -> None:
+        """Replace everything below a path by values of the base, by reference."""
+        transaction = self._transaction
+        transaction.nodes.replace(below, keys)
+        self.session.held.replace_below(below, transaction)
 
     @_write
     def restore(self, path: str, at: Snapshot) -> None:

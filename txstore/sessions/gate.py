@@ -59,6 +59,17 @@ class _Waiting(NamedTuple):
 _blocks: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar("txstore lock blocks", default=())
 
 
+def forget_left_blocks() -> None:
+    """Take the blocks that the calling thread has left out of its context, before it makes a call outside of them.
+
+    A block that was dropped without `__exit__` may be collected inside a call, whose context is a copy: the block would
+    stay in the thread's own, and the store would refuse all later operations of this thread.
+    """
+    blocks = _blocks.get()
+    if blocks and any(block.is_left for block in blocks):
+        _blocks.set(tuple(block for block in blocks if not block.is_left))
+
+
 class Gate:
     """The gate of one session. Safe in threads, and for interrupts at any point."""
 
@@ -76,6 +87,7 @@ class Gate:
         self._lock_blocks: set[Block] = set()
         self._blocks_waiting: set[Block] = set()
         self._waiting: list[_Waiting] = []
+        self._calls_waiting: set[asyncio.Future[None]] = set()  # tasks of other event loops that wait to call
         self._queue: set[int] = set()  # threads that wait to call
         self._is_pool_late = False  # a batch failed, and threads of the pipeline may still work on it
         self._lock = processes.new_lock()  # held only for a few instructions, because the loop's thread takes it
@@ -138,15 +150,26 @@ class Gate:
         if of_context.get() in self._operations:
             return True
         operation = zarr_operations.present()
-        return operation is None or self._admit(operation, None)
+        return not self.is_closed if operation is None else self._admit(operation, None)
 
     async def enter(self) -> None:
-        """Admit the current operation; wait if necessary."""
+        """Admit the current operation; wait if necessary. A call of another event loop waits until the gate is open."""
         operation = zarr_operations.present()
         if operation is not None and operation not in self._operations:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if not self._admit(operation, future):
                 await future
+        while operation is None and self.is_closed:
+            opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            with self._lock:
+                if not self.is_closed:
+                    return
+                self._calls_waiting.add(opened)
+            try:
+                await opened
+            finally:
+                with self._lock:
+                    self._calls_waiting.discard(opened)
 
     def _admit(self, operation: Operation, future: asyncio.Future[None] | None) -> bool:
         """Admit an operation and return True. If it has to wait, return False, and set `future` when it is inside.
@@ -320,10 +343,10 @@ class Gate:
             self._blocks_waiting.clear()
             self.is_closed = self._is_closing = False
             self._changed.notify_all()
-            waiting = list(self._waiting)
-        for each in waiting:
+            waiting = [*(each.future for each in self._waiting), *self._calls_waiting]
+        for future in waiting:
             with suppress(RuntimeError):  # its loop is closed
-                each.future.get_loop().call_soon_threadsafe(_wake, each.future)
+                future.get_loop().call_soon_threadsafe(_wake, future)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -91,9 +91,13 @@ class Session:
         """The open transaction. It begins at the first use."""
         return self.current.get()
 
-    def share(self) -> Joining | None:
-        """Let processes that unpickle this store stage into its transaction. None if there is no repository yet."""
-        return self.gate.call(self.current.share)
+    def share(self, *, creating: bool = False) -> Joining | None:
+        """Let processes that unpickle this store stage into its transaction.
+
+        None if there is no repository yet, unless this is `creating` it. Within a `with` block it is created, too: what
+        others stage is to be committed.
+        """
+        return self.gate.call(lambda: self.current.share(creating=creating or self.depth > 0))
 
     # --- blocks
 

@@ -97,15 +97,15 @@ class SessionTransaction:
         self.position = Position.of(self._engine, transaction.base, self.terms.branch)
         return transaction
 
-    def share(self) -> Joining | None:
-        """Let processes that unpickle the store stage into it. None if there is no repository yet."""
+    def share(self, *, creating: bool) -> Joining | None:
+        """Let processes that unpickle the store stage into it. None if there is no repository, nor to be created."""
         if self.ended is not None:
             return None
         if self._joining is not None and self.present is None:
             return self._joining
         with self._lock:
             transaction = self.get()
-            shared = transaction.participation.share()
+            shared = transaction.participation.share(creating=creating)
             if shared is None:
                 return None
             return Joining(shared, self._engine.commits.identity.id, transaction.part.seen())

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from txstore.errors import SourceChangedError, SourceError
-from txstore.storage.foreign_values import FileVersion, ForeignRange, canonical, is_below, version_of
+from txstore.storage.foreign_values import FileVersion, ForeignRange, ForeignRanges, canonical, is_below, version_of
 from txstore.storage.interface import GONE
 from txstore.storage.objects.backend import READ_ONLY, Content
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.fsspec_backends import build_plain
 from txstore.storage.objects.plain import PlainBackend
 from txstore.storage.objects.urls import target_of
+from txstore.storage.request_threads import in_parallel
 
 #: What callers give: prefixes of URLs, as a rule with the options of fsspec's file systems.
 Given: TypeAlias = Mapping[str, Mapping[str, Any] | None] | Iterable[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -109,6 +113,36 @@ class Sources:
             raise SourceError(url, f"{reason}: copy what is in it instead, with import_from")
         return ForeignRange(file._replace(url=url), offset, length)
 
+    def ranges_of(
+        self, urls: Sequence[str], offsets: npt.ArrayLike, lengths: npt.ArrayLike, looked_at: dict[str, FileVersion]
+    ) -> ForeignRanges:
+        """Return many ranges, each as `range_of` does. `looked_at`: files by canonical URLs; those found are added.
+
+        Raises `SourceError` also for a file that does not exist, and `ValueError` for arrays of unequal lengths.
+        """
+        starts, sizes = _counts("offsets", offsets), _counts("lengths", lengths)
+        if not len(urls) == len(starts) == len(sizes):
+            raise ValueError(
+                f"{len(urls)} URLs, {len(starts)} offsets and {len(sizes)} lengths: one of each for a range"
+            )
+        numbers: dict[str, int] = {}
+        which = np.fromiter((numbers.setdefault(url, len(numbers)) for url in urls), np.intp, len(urls))
+        names = [canonical(url) for url in numbers]
+        unknown = [name for name in dict.fromkeys(names) if name not in looked_at]
+        looked_at.update(zip(unknown, in_parallel(self._look_for, unknown), strict=True))
+        files = [looked_at[name] for name in names]
+        ends = np.array([file.size for file in files], np.uint64)[which]
+        beyond = np.flatnonzero((starts > ends) | (sizes > ends - np.minimum(starts, ends)))
+        for row in [*np.unique(which, return_index=True)[1].tolist(), *beyond[:1].tolist()]:
+            self.range_of(files[which[row]], int(starts[row]), int(sizes[row]))
+        return ForeignRanges(files, which, starts, sizes)
+
+    def _look_for(self, url: str) -> FileVersion:
+        try:
+            return self.look(url)
+        except (FileNotFoundError, NotADirectoryError):
+            raise SourceError(url, "a reference leads to it, and there is no such file") from None
+
     def _allowing(self, url: str) -> tuple[str, Mapping[str, Any]]:
         """Return the prefix that allows a canonical URL, and its options. Raises `SourceError` if there is none."""
         for prefix, options in self._allowed:
@@ -128,6 +162,14 @@ class Sources:
             target = target_of(root, options, engine="fsspec", single_writer=False)
             client = self._clients[f"{prefix} {root}"] = _Client(target, READ_ONLY, build_plain)
         return client, path
+
+
+def _counts(what: str, numbers: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Return non-negative integers as an array. Raises `ValueError` for others."""
+    given = np.asarray(numbers)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
+        raise ValueError(f"{what} is a sequence of integers that are not negative")
+    return given.astype(np.uint64)
 
 
 def _status(url: str) -> os.stat_result:

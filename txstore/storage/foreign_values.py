@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
 
 from txstore.errors import SourceError
 from txstore.format.encoding import MalformedError, NewerFormatError, Reader
@@ -53,6 +56,24 @@ class FileVersion(NamedTuple):
     @property
     def shown(self) -> str:
         return f"{self.size} bytes, version {self.version or 'unknown'}"
+
+
+class ForeignRanges(NamedTuple):
+    """Ranges of bytes of several files: the nth is `lengths[n]` bytes at `offsets[n]` of `files[which[n]]`."""
+
+    files: Sequence[FileVersion]
+    which: npt.NDArray[np.intp]
+    offsets: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+    def records(self, part: slice) -> list[bytes]:
+        """Return the record of each range in a part of them, as `ForeignRange.encode` does."""
+        told = [(len(file.url.encode()), file.size, (file.url + file.version).encode()) for file in self.files]
+        made = []
+        for file, offset, length in zip(*(numbers[part].tolist() for numbers in self[1:]), strict=True):
+            url_length, size, rest = told[file]
+            made.append(_RECORD.pack(_MAGIC, _VERSION, url_length, offset, length, size) + rest)
+        return made
 
 
 class ForeignRange(NamedTuple):

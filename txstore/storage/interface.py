@@ -207,6 +207,8 @@ class Storage(Protocol):
     ) -> contextlib.AbstractContextManager[SyncQueue | None]:
         """Take turns with other processes and threads. Serves fairness, never correctness.
 
+        On a disk, a thread that has the turn, without a queue, may take it again: so it may commit while it has it.
+
         Raises `CommitTimeoutError` after `lock_timeout`.
 
         If there was a queue, `prepare` may be called when the caller is the next one, so as to leave less for its turn.
@@ -222,23 +224,26 @@ class Storage(Protocol):
         """Return a new descriptor of the file of pins; None if there is none to be had, or it has no byte locks."""
 
 
-def write_over(storage: Storage, path: str, content: bytes, *, at_most: int = 0o777) -> None:
-    """Write a small file, durably, in the place of what is there.
+def write_over(storage: Storage, path: str, content: bytes, *, durable: bool = True, at_most: int = 0o777) -> None:
+    """Write a small file in the place of what is there.
 
     The new file is open until it has its name: a vacuum deletes what lies beside it and is open nowhere.
     """
+    storage.make_directory(names.STAGING, durable=False)  # copies are made without it
     temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
     file = storage.create(temporary, at_most=at_most)
     try:
         file.write(0, [content])
-        file.sync()
+        if durable:
+            file.sync()
         storage.replace(temporary, path)
     except BaseException:
         storage.delete(temporary)
         raise
     finally:
         file.close()
-    storage.sync_directory(os.path.dirname(path))
+    if durable:
+        storage.sync_directory(os.path.dirname(path))
 
 
 def paths_in(storage: Storage, directory: str) -> list[str]:

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txstore.errors import CommitWaitWarning
+from txstore.observing import carried
 from txstore.storage.objects.interface import ObjectStore
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _in_thread(answers: SimpleQueue[_Answer], is_of_look: bool, request: Callabl
             answers.put(_Answer(is_of_look, None, error))
 
     try:
-        threading.Thread(target=run, name="txstore create", daemon=True).start()
+        threading.Thread(target=carried(run), name="txstore create", daemon=True).start()
     except RuntimeError:  # the interpreter ends, and starts no more threads
         run()
 

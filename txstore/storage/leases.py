@@ -11,6 +11,7 @@ delete the object.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import posixpath
 import threading
@@ -20,6 +21,8 @@ from collections.abc import Collection, Iterable
 from txstore import processes
 from txstore.format import names
 from txstore.storage.objects.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two renewals of a lease; after which it is over without one; after which what it is about may go.
 BEAT, TERM, KEPT = 3.0, 30.0, 3600.0
@@ -142,8 +145,10 @@ class Leases:
                     return
             # What fails is tried again, and `check` tells when it was too long ago. Nothing may end this thread.
             for lease in held:
-                with contextlib.suppress(OSError, RuntimeError, ValueError):
+                try:
                     lease.renew()
+                except (OSError, RuntimeError, ValueError) as error:
+                    _log.warning("%s: lease not renewed: %s", lease.leased, error)
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 self._drop_what_ended(held)
 
@@ -200,6 +205,7 @@ class Lease:
             is_ours = False
         if not is_ours:
             raise BlockingIOError(f"{self._path}: another process has just taken this")
+        _log.info("%s: lease of a dead process taken over", self._path)
 
     def renew(self) -> None:
         with self._closing:

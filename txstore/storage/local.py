@@ -11,6 +11,7 @@ import stat
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -53,6 +54,7 @@ class LocalStorage:
         self._tree = Tree(real_path(root))
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
+        self.turns: dict[str, weakref.ref[_Turn]] = {}  # the last turn at each path, if no others wait in its queue
         self.cache = PackCache(memory=_NO_MEMORY)
 
     # --- reading
@@ -336,7 +338,13 @@ class LocalStorage:
             return 0
         return local.crc32c(struct.pack("<QQ", status.st_ino & _U64, status.st_ctime_ns & _U64)) & ~1 or 2
 
-    def lock(self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False) -> _Turn:
+    def lock(
+        self, path: str, prepare: Callable[[], object] | None = None, *, queues: bool = False
+    ) -> contextlib.AbstractContextManager[SyncQueue | None]:
+        last = self.turns.get(path)
+        turn = None if last is None else last()
+        if turn is not None and turn.owner == processes.this_thread():
+            return contextlib.nullcontext()  # the caller has the turn already, and nobody is in the queue
         return _Turn(self, path, prepare, queues)
 
 
@@ -353,6 +361,7 @@ class _Turn:
         self._prepare = prepare
         self._queues = queues
         self._descriptor: local.Descriptor | None = None
+        self.owner: tuple[int, int] | None = None  # the process and thread that have the turn, without a queue
 
     def __enter__(self) -> SyncQueue | None:
         try:
@@ -368,15 +377,17 @@ class _Turn:
         descriptor = self._descriptor.fileno()
         commit_lock.take(descriptor, storage.url, self._path, storage.lock_timeout, self._prepare)
         # Committers may queue if kernel locks show them each other, and no other machine uses the files.
-        if sys.platform != "linux" or storage.capabilities.lock_of is not LockOf.ALL_PROCESSES:
-            return None
-        queue = SyncQueue(descriptor, storage.url, self._path, storage.lock_timeout)
-        if self._queues:
-            return queue
-        queue.drain()
+        if sys.platform == "linux" and storage.capabilities.lock_of is LockOf.ALL_PROCESSES:
+            queue = SyncQueue(descriptor, storage.url, self._path, storage.lock_timeout)
+            if self._queues:
+                return queue
+            queue.drain()
+        self.owner = processes.this_thread()
+        storage.turns[self._path] = weakref.ref(self)
         return None
 
     def __exit__(self, *_: object) -> None:
+        self.owner = None
         if self._descriptor is not None:
             try:
                 commit_lock.leave(self._descriptor.fileno())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txstore import processes
+from txstore import observing, processes
 from txstore.storage.cache_directory import CacheDirectory
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class PackCache:
     def find(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:
         """Return a range of a pack if all of it is kept."""
         parts = self.find_start(pack_id, offset, length)
+        observing.count("cache.lookups", 1, cache="packs", hit=sum(map(len, parts)) == length)
         return joined(parts) if sum(map(len, parts)) == length else None
 
     def at_hand(self, pack_id: bytes, offset: int, length: int) -> memoryview | None:

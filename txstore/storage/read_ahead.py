@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol
 
+from txstore.observing import carried
 from txstore.storage.request_threads import executor
 
 #: Files are fetched in pieces of this length.
@@ -119,7 +120,7 @@ class Fetched:
     def _submit(self, piece: _Piece) -> None:
         path, n = piece
         length = self._length(piece)
-        future = executor("read files", PIECES).submit(self._read_range, path, n * PIECE, length)
+        future = executor("read files", PIECES).submit(carried(self._read_range), path, n * PIECE, length)
         self._pieces[piece] = future
         self._bytes += length
 

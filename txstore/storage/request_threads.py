@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from txstore.observing import carried
+
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -41,7 +43,7 @@ def in_parallel(function: Callable[[S], T], arguments: Iterable[S]) -> Iterator[
         return
     with ThreadPoolExecutor(min(len(arguments), THREADS), "txstore parallel requests") as threads:
         try:
-            results = threads.map(function, arguments)
+            results = threads.map(carried(function), arguments)
         except RuntimeError:  # the interpreter ends, and starts no more threads
             results = map(function, arguments)
         yield from results
@@ -85,7 +87,7 @@ def in_advance(function: Callable[[S], T], arguments: Iterable[S], most: int, *,
 def in_background(request: Callable[[S], T], argument: S) -> Callable[[], T]:
     """Begin a single request, which waits for nothing else; return what returns or raises its answer, once."""
     try:
-        under_way = [executor("single request", REQUESTS).submit(request, argument)]
+        under_way = [executor("single request", REQUESTS).submit(carried(request), argument)]
     except RuntimeError:  # the interpreter ends, and starts no more threads
         return partial(request, argument)
     # The caller's frame is in the traceback of an error: it must not have the future, which has the error.
@@ -100,7 +102,7 @@ def each_in_thread(request: Callable[[S], T], arguments: Sequence[S]) -> Iterato
     if len(arguments) < 2:
         return map(request, arguments)
     try:
-        return executor("single request", REQUESTS).map(request, arguments)
+        return executor("single request", REQUESTS).map(carried(request), arguments)
     except RuntimeError:  # the interpreter ends, and starts no more threads
         return map(request, arguments)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from txstore import observing
 from txstore.commit import Stored
 from txstore.errors import (
     CommitUnknownError,
+    ConflictError,
     CorruptionError,
     TransactionStateError,
     is_full,
@@ -23,6 +26,8 @@ from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
 from txstore.transactions.part_settlement import close_parts
 from txstore.transactions.staging import Staging
+
+_log = logging.getLogger(__name__)
 
 _HOW_TO_LEAVE = (
     ". A thread leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
@@ -56,6 +61,27 @@ class Ending:
     @keeps_nothing
     def commit(self, message: str | None, *, allow_lost: bool) -> Snapshot | None:
         """Commit the staged changes: `Transaction.commit`."""
+        record, url = self._staging.record, self._commits.storage.url
+        with observing.span("commit", url=url, branch=self._commits.branches.name_of(record.branch)) as span:
+            try:
+                made = self._commit(message, allow_lost=allow_lost)
+            except ConflictError as error:
+                _log.debug("%s: commit conflicts: %s", url, error)
+                observing.count("commit.conflicts", 1)
+                raise
+            commit = None if made is None else made.commit
+            if made is not None and commit is not None:
+                _log.debug("%s: commit %s (%s)", url, commit, commit.id)
+                if observing.observer is not None and made.stored is not None:
+                    header = made.stored.header
+                    observing.count("io.staged", header.statistics.bytes_set)
+                    observing.count(
+                        "io.written", made.stored.footer.file_length + sum(each.end for each in header.packs)
+                    )
+                span.tell(commit=commit.id, version=commit.version, unchanged=self.unchanged)
+        return made
+
+    def _commit(self, message: str | None, *, allow_lost: bool) -> Snapshot | None:
         staging, lifecycle, attempt = self._staging, self._lifecycle, object()
         if lifecycle.state == "open":
             self._check_may_end("committed")

@@ -85,7 +85,7 @@ class Committer:
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
-        self._kept: tuple[Snapshot, Mapping[str, Any]] | None = None  # a head, and the constraints checked on it
+        self._kept: tuple[Snapshot, declared_constraints.CheckedOn] | None = None  # a head, and what was checked on it
 
     @property
     def changes_nothing(self) -> bool:
@@ -297,16 +297,12 @@ class Committer:
             declared_constraints.check_unmoved(changes, self.base.written_constraints, there)
             written = declared_constraints.changed(changes, there)
             if written:
-                declared_constraints.check(
-                    head.url,
-                    written,
-                    there,
-                    CommitOutcome(
-                        self.view, self.own_run.unchanged, head, self.merges.deleted, self.merges.settled or {}
-                    ),
-                )
-            self._kept = head, written
-        return self._kept[1]
+                outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
+                before = None if self._kept is None else self._kept[1]
+                declared_constraints.check(head.url, written, there, outcome, before)
+            name = None if head.stored is None else head.stored.name
+            self._kept = head, declared_constraints.CheckedOn(written, there, name)
+        return self._kept[1].written
 
     # --- the header, for one version
 

@@ -91,7 +91,18 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
     for clause in CLAUSES:
         named = list(islice(clause.keys(check), MAX_NAMED))
         if named:
-            raise ConflictError(named, reason=clause.reason, base=base.commit, head=head.commit)
+            reason = clause.reason + _told_of_structure(check, named[0])
+            raise ConflictError(named, reason=reason, base=base.commit, head=head.commit)
+
+
+def _told_of_structure(check: Check, key: str) -> str:
+    """Return what a message adds if the key's node has another structure now: its old chunks are of no use."""
+    for document in check.changed_documents(key.rpartition("/")[0]):
+        change, node = check.node_change(document)
+        if document != key and change is DocumentChange.STRUCTURE:
+            now = "is gone" if node.kind == "absent" else "has other chunks, codecs or another dtype"
+            return f", and {node_of_document(document)!r} {now} since then: open it again"
+    return ""
 
 
 class Check:
@@ -281,7 +292,7 @@ CLAUSES: tuple[Clause, ...] = (
         _keys_below_my_changes,
     ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
-    # Only for serializable transactions: others record no reads.
+    # Of a transaction that is not serializable: the keys that its caller relies on.
     Clause("read", "another commit changed keys that were read here", _keys_read),
     Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
     Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed),

@@ -5,6 +5,7 @@ For other transactions and processes, a transaction is one owner. Its threads fi
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from txstore.format.mapping import Hierarchy
     from txstore.history.snapshot import Snapshot
+
+_log = logging.getLogger(__name__)
 
 
 class Locks(Protocol):
@@ -140,7 +143,10 @@ class TransactionLocks:
         `timeout` is in seconds; None waits without limit, 0 tries once. This can take keys that are parked under one of
         the owner words `siblings`. Raises `LockTimeoutError`; `TransactionStateError` after `close`.
         """
-        return self._owned().acquire(keys, timeout, siblings) if keys else ()
+        dirty = self._owned().acquire(keys, timeout, siblings) if keys else ()
+        if dirty:
+            _log.info("chunk-key locks taken over from a dead process: %d, %r among them", len(dirty), dirty[0])
+        return dirty
 
     def _owned(self) -> Owner:
         with self._making:

@@ -38,6 +38,16 @@ class Merges:
         """The keys of chunks that have only fill values after the merge."""
         return {key for key, merged in self.values.items() if not merged.length}
 
+    @property
+    def pack_id(self) -> bytes:
+        """The id of the pack that the merged values lie in."""
+        return self._publisher.writer.id
+
+    def read(self, key: str) -> bytes | None:
+        """Return a merged value; None if it deletes the key."""
+        merged = self.values[key]
+        return self._publisher.writer.read(merged) if merged.length else None
+
     def allow(self, key: str, link: Link) -> None:
         """Allow merging a partly written chunk with changes of other commits. `link` is a partial frame."""
         if not self._is_serializable and not self._view.staged.is_below_deleted(key):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from txstore.errors import NodeNotFoundError, TransactionStateError
 from txstore.format import packfile
 from txstore.format.documents import kind_of_node
-from txstore.format.keys import directory_prefix, encode_key
+from txstore.format.keys import after_prefix, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
 from txstore.history.snapshot import Snapshot, Snapshots
@@ -78,6 +78,28 @@ class NodeCopies:
         own = self._own(source)
         with self._staging.turns.at_all(keys):
             self._lifecycle.write(lambda: self._staging.take(keys, own))
+
+    def replace(self, path: str, keys: Mapping[str, str]) -> None:
+        """Delete everything below a path. Then set keys by reference: each gets the value of the named key of the base.
+
+        Other transactions see the deletion of a node: a concurrent write below the path conflicts. Raises
+        `TransactionStateError` if there are staged changes below the path, and in a transaction of several processes.
+        """
+        prefix = directory_prefix(path)
+        for key in keys:
+            encode_key(key)
+        self._check_may_reflink()
+        staged = self._staging.staged
+        with self._staging.turns.at_all():
+            is_staged = next(staged.between(prefix, after_prefix(prefix)), None) is not None
+            if is_staged or staged.is_below_deleted(prefix) or self._staging.view.reflinks.any_below(prefix):
+                raise TransactionStateError(
+                    f"this transaction has changed {path!r} already, and can't move its values by reference any more: "
+                    "commit first, or move them before other changes",
+                    state="open",
+                )
+            self._lifecycle.write(lambda: self._staging.stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b""))
+            self._lifecycle.write(lambda: self._staging.take(keys, self._staging.view.base))
 
     def move_all(self, moves: Mapping[str, str]) -> None:
         """Move several nodes of the base at once, with everything below them.

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from txstore import processes
-from txstore._native import chunks
 from txstore.errors import TransactionStateError
 from txstore.format import names, packfile
 from txstore.format.packfile import Predecessor, Seen
 from txstore.history.commits import Commits
 from txstore.processes import at_exit, was_broken_off
-from txstore.segments.pack_writer import Staged, Writer
+from txstore.segments.pack_writer import Frames, Staged, Writer
 from txstore.steps import step
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership, not_shared
@@ -127,9 +126,9 @@ class Part:
         self.seals.count(staged.sequence)
         return staged
 
-    def append_chunks(self, batch: chunks.Batch, encoded: tuple[bytes, ...], seen: bytearray, threads: int) -> bool:
-        """Append the frames of many chunks; return False if the caller has to append them one by one."""
-        return (self._writer or self._begin()).append_chunks(batch, encoded, seen, threads)
+    def append_batch(self, batch: Frames, encoded: tuple[bytes, ...], seen: bytearray, threads: int) -> bool:
+        """Append many frames; return False if the caller has to append them one by one."""
+        return (self._writer or self._begin()).append_batch(batch, encoded, seen, threads)
 
     def check_open(self) -> None:
         """Raise `TransactionStateError` if the transaction that this process joined has ended.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from txstore.errors import ConflictError, CorruptionError, ParticipantLostError
 from txstore.format import packfile
 from txstore.format.regions import WHOLE
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.view import View
+
+_log = logging.getLogger(__name__)
 
 _TAKE_TURNS = (
     "Trying again alone does not help. Roll back, and either align the work with the chunks, so that no two processes "
@@ -46,6 +50,8 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     lost_keys = siblings.lost_keys(lost)
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
         lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
+    if lost and not lost_keys:
+        _log.info("participants that died, whose work is dropped: %s", ", ".join(map(siblings.label, lost)))
     if lost_keys:
         raise ParticipantLostError([siblings.label(number) for number in lost], lost_keys)
     if broken:

@@ -34,13 +34,16 @@ class Participation:
             with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
                 self.share()
 
-    def share(self) -> bytes | None:
-        """Let other processes stage into this transaction. Return its id, or None if there is nothing to share yet."""
+    def share(self, *, creating: bool = False) -> bytes | None:
+        """Let other processes stage into this transaction. Return its id, or None if there is nothing to share yet.
+
+        `creating`: create the repository if it does not exist.
+        """
         with self._lifecycle.lock:
             if not self._lifecycle.may_end:
                 return None
             # Under the lock: the commit must find every process that joins.
-            self._staging.share()
+            self._staging.share(creating=creating)
             if not self._staging.members.is_shared:
                 return None
             self._locking.share()

@@ -1,8 +1,9 @@
 """Records a transaction's reads of its base (I5): all reads if it is serializable, else those of keys it then writes.
 
-A serializable transaction records its reads, and checks them when it commits. There are four kinds, and a kind of frame
-for each, which tells other processes: a key (its value, a part of it, its size, or its absence), the names directly
-below a path, the keys below a path, and whether there are any keys below it. A read of the transaction's own staged
+A serializable transaction records its reads, and checks them when it commits. Any other transaction records and checks
+only the keys that its caller names (`TxStore.rely_on`). There are four kinds, and a kind of frame for each, which tells
+other processes: a key (its value, a part of it, its size, or its absence), the names directly below a path, the keys
+below a path, and whether there are any keys below it. A read of the transaction's own staged
 data is not a read of the base, and is not recorded. No I/O.
 """
 

@@ -83,9 +83,7 @@ class Reflinks:
     """
 
     def __init__(self) -> None:
-        self._all: tuple[Reflink, ...] = ()
-        self._taken: dict[str, Taken] = {}
-        self.any = False  # whether there are any reflinks or taken keys; an attribute, because it is read often
+        self._set((), {})
 
     def __len__(self) -> int:
         return len(self._all) + len(self._taken)
@@ -98,13 +96,11 @@ class Reflinks:
         """The single taken keys, in the order of their bytes."""
         return sorted(self._taken)
 
-    @property
-    def sources(self) -> list[Snapshot]:
-        return list({id(source): source for source in self._sources()}.values())
-
-    def _sources(self) -> Iterator[Snapshot]:
-        yield from (reflink.source for reflink in self._all)
-        yield from (taken.source for taken in self._taken.values())
+    def _set(self, reflinks: tuple[Reflink, ...], taken: dict[str, Taken]) -> None:
+        self._all, self._taken = reflinks, taken
+        self.any = len(self) > 0  # whether there is anything; an attribute, as the next, because it is read often
+        sources = [*(each.source for each in reflinks), *(each.source for each in taken.values())]
+        self.sources = list({id(source): source for source in sources}.values())
 
     def find(self, key: str) -> tuple[Snapshot, str] | None:
         """Return the snapshot of a key, and its name there. None if no reflink covers the key and it was not taken."""
@@ -120,6 +116,11 @@ class Reflinks:
     def covers(self, key: str) -> bool:
         """Tell whether a reflink covers a key: the transaction then created its node anew."""
         return any(reflink.key(key) is not None for reflink in self._all)
+
+    def any_below(self, prefix: str) -> bool:
+        """Tell whether a reflink or a taken key has to do with a prefix."""
+        reflinked = any(each.to.startswith(prefix) or prefix.startswith(each.to) for each in self._all)
+        return reflinked or any(key.startswith(prefix) for key in self._taken)
 
     def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
         taken = [key for key in self.taken if key >= start and (stop is None or key < stop)]
@@ -142,24 +143,21 @@ class Reflinks:
         return found, taken
 
     def add(self, reflinks: list[Reflink], taken: Mapping[str, Taken]) -> None:
-        self._all = (*self._all, *reflinks)
-        self._taken = {**self._taken, **taken}
-        self.any = len(self) > 0
+        self._set((*self._all, *reflinks), {**self._taken, **taken})
 
     def hide(self, prefix: str) -> None:
         """Remove the reflinks and keys below a deleted prefix."""
         if not self.any:
             return
-        self._all = tuple(
+        kept = tuple(
             replace(reflink, hidden=reflink.hidden | {prefix}) if prefix.startswith(reflink.to) else reflink
             for reflink in self._all
             if not reflink.to.startswith(prefix)
         )
-        self._taken = {key: place for key, place in self._taken.items() if not key.startswith(prefix)}
-        self.any = len(self) > 0
+        self._set(kept, {key: place for key, place in self._taken.items() if not key.startswith(prefix)})
 
     def clear(self) -> None:
-        self._all, self._taken, self.any = (), {}, False
+        self._set((), {})
 
     def sections(self, storage: Storage) -> Iterator[Mapped]:
         """Yield all refs as runs of the commit, newest first."""

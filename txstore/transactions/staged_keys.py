@@ -228,7 +228,7 @@ class StagedKeys:
                     self._arrange(key, self._links[key])
                 self._unarranged.clear()
 
-    def add_values(self, values: Iterable[tuple[str, int, list[int]]]) -> None:
+    def add_values(self, kind: int, values: Iterable[tuple[str, int, list[int]]]) -> None:
         """Add values that this process wrote: the key, its `seen`, and (offset, length, checksum, sequence).
 
         This does the same as `add` for each. For new keys it takes a tenth of the time.
@@ -237,13 +237,14 @@ class StagedKeys:
         with self._lock:
             refs, order, me, newest = self._refs.memory, self._refs.order, self.me, self._newest.get(self.me, 0)
             is_simple, sealed = not self._prefixes, self._refs.sealed
+            self.may_be_foreign |= kind == packfile.FRAME_FOREIGN
             for key, seen, (offset, length, checksum, sequence) in values:
                 if is_simple and key not in refs and (sealed is None or sealed.get(key) is None):
                     order.append(key)
-                    refs[key] = REF.pack(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)
+                    refs[key] = REF.pack(me, sequence, seen, kind, offset, length, checksum)
                     newest = max(newest, sequence)
                 else:
-                    late.append((key, Link(me, sequence, seen, packfile.FRAME_VALUE, offset, length, checksum)))
+                    late.append((key, Link(me, sequence, seen, kind, offset, length, checksum)))
             self._newest[me] = newest
             if len(refs) >= self._refs.seal_at:
                 self._refs.seal(self._links.keys())

@@ -24,6 +24,7 @@ from txstore.format.regions import WHOLE, Region
 from txstore.history.changes import refs_of
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
+from txstore.segments.pack_writer import Frames
 from txstore.steps import step
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.key_turns import KeyTurns
@@ -70,10 +71,10 @@ class Staging:
 
         `counts_by_operation`: the part of this process is complete at the end of each operation (I8).
         """
-        marks, reads = ReadMarks(), ReadLog() if record.isolation == SERIALIZABLE else None
+        marks, reads = ReadMarks(), ReadLog()
         self.members = Membership(commits, record, shared, marks, reads)
         self.part = Part(commits, self.members, counts_by_operation=counts_by_operation)
-        self.view = View(base, self.members, self.part, marks, reads)
+        self.view = View(base, self.members, self.part, marks, reads, is_serializable=record.isolation == SERIALIZABLE)
         self.staged = self.members.staged
         self.record = record
         self.storage = commits.storage
@@ -161,10 +162,10 @@ class Staging:
                 if not self.members.is_owner and is_document(key):
                     self.staged.news.append(key)
 
-    def stage_chunks(
-        self, keys: Sequence[str], encoded: tuple[bytes, ...], batch: chunks.Batch, threads: int
+    def stage_batch(
+        self, kind: int, keys: Sequence[str], encoded: tuple[bytes, ...], batch: Frames, threads: int = 1
     ) -> list[int]:
-        """Append the frames of many chunks that a batch encodes. Return the rows that have to be staged one by one.
+        """Append many frames that a batch encodes. Return the rows that have to be staged one by one.
 
         Raises the errors of `stage`.
         """
@@ -174,7 +175,7 @@ class Staging:
             for row, key in enumerate(keys):
                 what = self.staged.seen(key, was_read=key in self.view.marks)
                 seen[row] = _ODD if isinstance(what, Predecessor) or key in self.staged.layered else what
-        if not self.part.append_chunks(batch, encoded, seen, threads):
+        if not self.part.append_batch(batch, encoded, seen, threads):
             return list(range(len(keys)))
         placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
         states, refs = placed[:, 0], placed[:, 1:]
@@ -182,7 +183,8 @@ class Staging:
         if len(rows):
             self.part.seals.count(int(refs[rows, 3].max()))
         self.staged.add_values(
-            (keys[row], seen[row], ref) for row, ref in zip(rows.tolist(), refs[rows].tolist(), strict=True)
+            kind,
+            ((keys[row], seen[row], ref) for row, ref in zip(rows.tolist(), refs[rows].tolist(), strict=True)),
         )
         if self.members.is_shared:
             for row in rows.tolist():
@@ -249,16 +251,16 @@ class Staging:
 
     # --- several processes
 
-    def share(self) -> None:
+    def share(self, *, creating: bool) -> None:
         """Let other processes join: publish the staged frames and the record of the transaction.
 
-        This does nothing if the repository does not exist and nothing is staged.
+        Without `creating`, this does nothing if the repository does not exist and nothing is staged.
         """
         if self.members.is_inherited:
             self.members.adopt()
         if self.members.is_shared or self.view.committed is not None:
             return
-        if self.part.is_empty and not self._commits.identity.exists():
+        if self.part.is_empty and not creating and not self._commits.identity.exists():
             return
         if self.view.reflinks.any:
             raise TransactionStateError(

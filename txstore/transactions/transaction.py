@@ -20,6 +20,8 @@ from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declared_constraints import Constraints
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.segments.frame_batch import FrameBatch
+from txstore.segments.pack_writer import Frames
 from txstore.segments.runs import Located
 from txstore.storage.foreign_values import FileVersion, canonical
 from txstore.transactions.begin_checks import check_description
@@ -36,9 +38,18 @@ from txstore.transactions.staging import Staging
 if TYPE_CHECKING:
     from typing import Self
 
+    import numpy.typing as npt
     from typing_extensions import Buffer
 
 T = TypeVar("T")
+
+
+#: Number of references that are staged at once: few enough that other writes need not wait long.
+_REFERENCES = 1 << 14
+
+
+def _of_document(key: str) -> ValueError:
+    return ValueError(f"{key!r} is a metadata document: store its bytes, not a reference to them")
 
 
 def _contiguous(value: Buffer) -> memoryview:
@@ -177,7 +188,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.base.fetch(keys)
 
     def rely_on_base(self, key: str) -> None:
-        """Count a key as read: an array object holds its value from an earlier transaction."""
+        """Count a key as read: the commit conflicts if another commit has changed it since the base."""
+        encode_key(key)
         self.staged.note_read(packfile.FRAME_READ, key)
 
     # --- writing
@@ -213,7 +225,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         encoded = encode_key(key)
         if is_document(key):
-            raise ValueError(f"{key!r} is a metadata document: store its bytes, not a reference to them")
+            raise _of_document(key)
         sources = self.base.sources
         name = canonical(url)
         if size is not None and version is not None:
@@ -222,6 +234,29 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             file = self._looked_at.get(name) or self._looked_at.setdefault(name, sources.look(name))
         record = sources.range_of(file, offset, length).encode()
         self.lifecycle.stage(packfile.FRAME_FOREIGN, key, encoded, record)
+
+    def set_references(
+        self, keys: Sequence[str], urls: Sequence[str], offsets: npt.ArrayLike, lengths: npt.ArrayLike
+    ) -> None:
+        """Stage many references, to the present versions of their files. Numpy arrays will do for all but the keys.
+
+        Raises the errors of `set_reference`. After `SourceError`, `OSError` or `ValueError` of its arguments, nothing
+        is staged.
+        """
+        document = next(filter(is_document, keys), None)
+        if document is not None:
+            raise _of_document(document)
+        ranges = self.base.sources.ranges_of(urls, offsets, lengths, self._looked_at)
+        if len(keys) != len(ranges.which):
+            raise ValueError(f"{len(keys)} keys for {len(ranges.which)} references")
+        for start in range(0, len(keys), _REFERENCES):
+            part = slice(start, start + _REFERENCES)
+            names, records = keys[part], ranges.records(part)
+            encoded = tuple([encode_key(key) for key in names])
+            for row in self._stage_batch(
+                packfile.FRAME_FOREIGN, names, encoded, FrameBatch(packfile.FRAME_FOREIGN, records), 1
+            ):
+                self.lifecycle.stage(packfile.FRAME_FOREIGN, names[row], encoded[row], records[row])
 
     def delete(self, key: str) -> None:
         """Stage the deletion of a key, whether it exists or not."""
@@ -264,8 +299,13 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         Raises the errors of `set`.
         """
         encoded = tuple([encode_key(key) for key in keys])
+        return self._stage_batch(packfile.FRAME_VALUE, keys, encoded, batch, threads)
+
+    def _stage_batch(
+        self, kind: int, keys: Sequence[str], encoded: tuple[bytes, ...], batch: Frames, threads: int
+    ) -> list[int]:
         with self._staging.turns.at_all(keys):
-            return self.lifecycle.write(lambda: self._staging.stage_chunks(keys, encoded, batch, threads))
+            return self.lifecycle.write(lambda: self._staging.stage_batch(kind, keys, encoded, batch, threads))
 
     # --- the mapping face
 

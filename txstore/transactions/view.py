@@ -28,7 +28,7 @@ from txstore.storage.foreign_values import ForeignRange
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership
-from txstore.transactions.reads import NOTHING_READ, ReadLog, ReadMarks, Reads
+from txstore.transactions.reads import ReadLog, ReadMarks, Reads
 from txstore.transactions.reflinks import Reflinks
 
 
@@ -44,7 +44,14 @@ class View(Hierarchy):
     """The keys and values of a transaction in one process, as a mapping. Safe in threads, and after a fork."""
 
     def __init__(
-        self, base: Snapshot, members: Membership, part: Part, marks: ReadMarks, reads: ReadLog | None
+        self,
+        base: Snapshot,
+        members: Membership,
+        part: Part,
+        marks: ReadMarks,
+        reads: ReadLog,
+        *,
+        is_serializable: bool,
     ) -> None:
         self.base = base
         self.staged = members.staged
@@ -54,6 +61,7 @@ class View(Hierarchy):
         self._members = members
         self._part = part
         self._read_log = reads
+        self._is_serializable = is_serializable
 
     def get_view(self, key: str) -> memoryview | None:
         if self._members.is_shared or self._members.is_inherited:
@@ -130,9 +138,10 @@ class View(Hierarchy):
 
         Raises `NotMergeableError`.
         """
-        return self.merger(key).merged(below, [(self._value(link), link.region) for link in layers])
+        return self.merger(key).merged(below, [(self.value(link), link.region) for link in layers])
 
-    def _value(self, link: Link) -> bytes | memoryview | None:
+    def value(self, link: Link) -> bytes | memoryview | None:
+        """Return a staged value; None if it is a deletion. A foreign value is read from its file."""
         if link.kind == packfile.FRAME_TOMBSTONE:
             return None
         return self._read_outside(self.read(link)) if link.kind == packfile.FRAME_FOREIGN else self.read(link)
@@ -295,16 +304,18 @@ class View(Hierarchy):
             return False
         return bytes(self.base.runs.stored(key, found)) == self.read(link)
 
-    # --- the reads of a serializable transaction
+    # --- the reads that the commit relies on
 
     def note_read(self, kind: int, key: str) -> None:
-        """Record that a caller is about to read a key, or below a prefix, unless staged changes hide the base there.
+        """Record that the commit relies on a key, or on what is below a prefix, unless staged changes hide the base.
+
+        A serializable transaction records each read before it is made. Others record the keys that callers name.
 
         In another process's transaction, this writes the read into the pack before the caller gets a value (I8). Raises
         `OSError`, and `TransactionStateError` if a process is committing the transaction.
         """
         log = self._read_log
-        if log is None or log.has(kind, key):
+        if log.has(kind, key):
             return
         if self._members.is_inherited:
             self._members.adopt()
@@ -332,9 +343,10 @@ class View(Hierarchy):
     def reads(self, unchanged: Iterable[str]) -> Reads:
         """Return the reads that the transaction relies on. After `close_parts`, these include all participants' reads.
 
-        A staged value that equals the base's is not written (I5), so the head must have the same value.
+        In a serializable transaction, a staged value that equals the base's is not written (I5), so the head must have
+        the same value.
         """
-        return NOTHING_READ if self._read_log is None else self._read_log.reads(unchanged)
+        return self._read_log.reads(unchanged if self._is_serializable else ())
 
     def content(self, key: str, link: Link | None) -> bytes | None:
         """Return the value of a frame that may not count any more. If the frame is None, return the base's value."""
@@ -365,11 +377,11 @@ class View(Hierarchy):
                 found = self.reflinks.find(key)
                 after = None if found is None else ref_of(*found)
             else:
-                after = None if link.kind == packfile.FRAME_TOMBSTONE else self._ref(link)
+                after = None if link.kind == packfile.FRAME_TOMBSTONE else self.ref(link)
             if (before is not None or after is not None) and not self._is_as_before(key, before, after, link):
                 yield KeyChange(key, before, after)
 
-    def _ref(self, link: Link) -> Ref:
+    def ref(self, link: Link) -> Ref:
         """Return the location of a staged value, as a ref of the coming commit."""
         pack = PackName(packfile.participants_pack(self._members.record.id, self._part.number_of(link)))
         offset = packfile.split_offset(link.offset)[1]

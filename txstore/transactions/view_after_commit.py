@@ -6,38 +6,41 @@ that the newer commits do not conflict.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from types import MappingProxyType
+import contextlib
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
+from txstore.errors import TxStoreError
 from txstore.format import packfile
+from txstore.format.commitfile import CommitName
 from txstore.format.constraints import Outcome
-from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, compare_documents, describe
+from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, below, compare_documents, describe
 from txstore.format.keys import after_prefix, directory_prefix, document_key
+from txstore.history.changes import Ref, keys_changed_since, refs_of
+from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
-from txstore.transactions.conflicts import Settled
+from txstore.transactions.merges import Merges
 from txstore.transactions.view import View
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class CommitOutcome(Outcome):
-    """The head with a transaction's writes over it. `unchanged` are staged keys that the commit omits.
-
-    `merged_away` are chunks that have only fill values after the merge. `settled` are the values of keys that other
-    commits have changed, too.
-    """
+    """The head with a transaction's writes over it. `unchanged` are staged keys that the commit omits."""
 
     def __init__(
-        self,
-        view: View,
-        unchanged: Collection[str],
-        head: Snapshot,
-        merged_away: Collection[str] = (),
-        settled: Settled = MappingProxyType({}),
+        self, commits: Commits, view: View, unchanged: Collection[str], head: Snapshot, merges: Merges
     ) -> None:
+        self._commits = commits
         self._view = view
-        self._settled = settled
-        self._merged_away = merged_away
+        self._merges = merges
+        self._settled = merges.settled or {}
+        self._merged_away = merges.deleted
         self._unchanged = unchanged
         self._head = head
+        self._seqs: dict[CommitName, int | None] = {}
 
     def get(self, key: str) -> bytes | memoryview | None:
         """Return a document."""
@@ -46,9 +49,14 @@ class CommitOutcome(Outcome):
         link = self._view.staged.get(key)
         if link is not None and key not in self._unchanged:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._view.read(link)
+        under = self._under(key)
+        return None if under is None else under[0].get_view(under[1])
+
+    def _under(self, key: str) -> tuple[Snapshot, str] | None:
+        """Return the snapshot that has the value of a key that is not staged, and the name of the key there."""
         if (found := self._view.reflinks.find(key)) is not None:
-            return found[0].get_view(found[1])
-        return None if self._view.staged.is_below_deleted(key) else self._head.get_view(key)
+            return found
+        return None if self._view.staged.is_below_deleted(key) else (self._head, key)
 
     def __contains__(self, key: str) -> bool:
         if key in self._settled:
@@ -56,9 +64,8 @@ class CommitOutcome(Outcome):
         link = self._view.staged.get(key)
         if link is not None and key not in self._unchanged:
             return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
-        if (found := self._view.reflinks.find(key)) is not None:
-            return found[1] in found[0]
-        return not self._view.staged.is_below_deleted(key) and key in self._head
+        under = self._under(key)
+        return under is not None and under[1] in under[0]
 
     def after(self, path: str) -> Described | None:
         return describe(self.get, path)
@@ -97,3 +104,91 @@ class CommitOutcome(Outcome):
                 continue
             if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
                 yield key
+
+    def changed_below(self, path: str) -> Iterator[str]:
+        prefix = directory_prefix(path)
+        for key in self._view.staged.between(prefix, after_prefix(prefix)):
+            if key not in self._unchanged:
+                yield key
+        yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
+
+    def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
+        from txstore.format.labels import UnreadableLabelsError  # late: it imports numpy
+
+        try:
+            decoder = ChunkDecoder(array.key.rpartition("/")[2], array.content, below(array.key, key))
+            return decoder.decode(self._chunk(key))
+        except NotMergeableError as error:
+            raise UnreadableLabelsError(str(error)) from error
+
+    def _chunk(self, key: str) -> bytes | memoryview | None:
+        if key in self._merges.values:
+            return self._merges.read(key)
+        link = self._view.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return self._view.value(link)
+        under = self._under(key)
+        return None if under is None else under[0].get_view(under[1])
+
+    def identify(self, keys: Sequence[str]) -> Sequence[Hashable | None]:
+        found: dict[str, Hashable] = {}
+        rest = []
+        for key in keys:
+            link = self._view.staged.get(key)
+            if (merged := self._merges.values.get(key)) is not None:
+                if merged.length:
+                    found[key] = self._merges.pack_id, merged.offset, merged.length, merged.checksum
+            elif link is not None and key not in self._unchanged:
+                if link.kind != packfile.FRAME_TOMBSTONE:
+                    found[key] = _place(self._view.ref(link))
+            else:
+                rest.append(key)
+        for snapshot, names in self._by_snapshot(rest):
+            found.update((names[name], _place(ref)) for name, ref in refs_of(snapshot, names))
+        return [found.get(key) for key in keys]
+
+    def fetch(self, keys: Sequence[str]) -> None:
+        staged = self._view.staged
+        for snapshot, names in self._by_snapshot([key for key in keys if key not in staged or key in self._unchanged]):
+            snapshot.fetch([*names])
+
+    def head(self) -> tuple[bytes, CommitName] | None:
+        stored = self._head.stored
+        return None if stored is None else (stored.header.repository_id, stored.name)
+
+    def changed_since(self, commit: CommitName, path: str) -> Sequence[str] | None:
+        seq = self._seq_of(commit)
+        return None if seq is None else keys_changed_since(self._head, seq, path)
+
+    def _seq_of(self, commit: CommitName) -> int | None:
+        """Return the seq of a commit; None if it is not known to be the head or an ancestor of it."""
+        if commit not in self._seqs:
+            self._seqs[commit] = self._find_seq(commit)
+        return self._seqs[commit]
+
+    def _find_seq(self, commit: CommitName) -> int | None:
+        stored = self._head.stored
+        if stored is None:
+            return None
+        if commit.hash in (stored.hash, stored.header.parent_hash):
+            return stored.header.seq - (commit.hash != stored.hash)
+        if stored.header.branch != commit.branch or stored.header.version < commit.version:
+            return None
+        # In one branch, each version is an ancestor of every higher one.
+        with contextlib.suppress(TxStoreError, OSError):
+            known = self._commits.files.named(commit)
+            return None if known is None else known.header.seq
+        return None
+
+    def _by_snapshot(self, keys: Sequence[str]) -> Iterator[tuple[Snapshot, dict[str, str]]]:
+        """Yield the snapshots that have the values of keys that are not staged, each with names there and the keys."""
+        found: dict[int, tuple[Snapshot, dict[str, str]]] = {}
+        for key in keys:
+            if (under := self._under(key)) is not None:
+                found.setdefault(id(under[0]), (under[0], {}))[1][under[1]] = key
+        yield from found.values()
+
+
+def _place(ref: Ref) -> Hashable:
+    """Return where a value lies, which names it: packs have random ids, and what lies in one never changes."""
+    return ref.pack.id, ref.offset, ref.length, ref.checksum

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import txstore
+from txstore.format import names
 
 ROOT = Path(txstore.__file__).parents[1]
 NOBODY = 65534
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
-    """Everything below a path: the contents of files, None for directories. Not who had the turn to commit last."""
+    """Everything below a path: the contents of files, None for directories.
+
+    Not who had the turn to commit last, nor the log of operations.
+    """
     return {
         str(found.relative_to(path)): found.read_bytes() if found.is_file() and found.parent.name != "locks" else None
         for found in sorted(path.rglob("*"))
+        if names.OPERATIONS not in found.relative_to(path).parts
     }
 
 

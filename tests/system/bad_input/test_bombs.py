@@ -16,7 +16,7 @@ import txstore
 from tests.fuzz import forging
 from tests.fuzz.forging import Forged, Run
 from txstore import METADATA
-from txstore.constraints import Complete, EqualLength, Fixed, OnlyGrows
+from txstore.constraints import Complete, EqualLength, Fixed, OnlyGrows, Sorted, Unique
 from txstore.errors import CorruptionError
 from txstore.format import commitfile, names, packfile
 
@@ -304,7 +304,8 @@ def test_documents_that_are_absurd(tmp_path, document):
             one.commit()
         one.rollback()
     assert set(repo.usage().arrays) <= {"", "x"}
-    for constraint in (EqualLength(["x", "x/y"]), Fixed("x"), OnlyGrows("x"), Complete("x")):
+    kinds = (EqualLength(["x", "x/y"]), Fixed("x"), OnlyGrows("x"), Complete("x"), Unique("x"), Sorted("x"))
+    for constraint in kinds:
         with contextlib.suppress(txstore.TxStoreError):
             repo.constraints["c"] = constraint
     copies = (

@@ -47,9 +47,9 @@ def client_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def client(client_of_module: Any) -> Iterator[Any]:
     yield client_of_module
-    # An error that a test has caught keeps its futures, in a circle: Dask would do their tasks again, after the test,
-    # when the worker dies that has the results.
+    # Dask would do the tasks of futures that are left again, after the test, when the worker dies that has the results.
     gc.collect()
+    assert not client_of_module.futures, "release the futures: the client keeps the error that `gather` has raised"
 
 
 @pytest.fixture

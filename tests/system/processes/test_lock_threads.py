@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,27 @@ def test_ctrl_c_at_any_point_leaves_nothing_locked(store, other):
         assert other.submit(try_lock, store, np.s_[0:8]).result(TIMEOUT) == "locked", interrupts
     assert interrupts.count > 1000
     assert locks_of(store)._inside == []
+
+
+def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(
+    store: TxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call's context is a copy: there the block is left, and not in the context of the thread."""
+    blocks = [store.lock("x", 0)]
+    blocks[0].__enter__()
+
+    async def get(self: TxStore, *arguments: Any, **more: Any) -> Any:
+        blocks.clear()
+        return await found(self, *arguments, **more)
+
+    found = TxStore.get
+    with monkeypatch.context() as patch, suppress(TransactionStateError):  # the call that it is collected in may fail
+        patch.setattr(TxStore, "get", get)
+        zarr.open_array(store, path="x")
+    assert blocks == []
+    x = zarr.open_array(store, path="x")
+    x[0] = 5
+    assert x[0] == 5
 
 
 @needs_monitoring

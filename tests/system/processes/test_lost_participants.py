@@ -94,6 +94,49 @@ def test_work_is_not_done_anew_on_top_of_what_was_lost(repo, store):
     assert committed(repo)[:4] == [2, 2, 1, 1]
 
 
+def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
+    with store:
+        fill_chunks(store, start, stop, value)
+
+
+@pytest.mark.parametrize("work", [fill_chunks, fill_in_block], ids=["operations", "blocks"])
+def test_what_a_process_had_done_before_counts(repo, store, work):
+    """A worker of Dask or Ray does one task after another: only that is repeated in which it was killed."""
+    with members(store, 1) as (worker,):
+        worker.do(work, 0, 2, 1)
+        worker.do(work, 2, 3, 1)
+        if work is fill_in_block:
+            worker.do(enter)
+            worker.do(fill_chunks, 3, 5, 1, 4)
+            worker.kill()
+        else:
+            worker.begin(die_in_the_middle, "x/c/3", BIG)
+            worker.process.join(TIMEOUT)
+    with pytest.raises(txstore.ParticipantLostError) as caught:
+        store.commit()
+    assert caught.value.keys == ("x/c/3",)
+    with members(store, 1) as (again,):
+        assert again.do(get, "x/c/0") == store["x/c/0"] != bytes(32)
+        again.do(fill_chunks, 3, 5, 2)
+        again.leave()
+    store.commit()
+    assert committed(repo) == [1] * 12 + [2] * 8 + [0] * 12
+
+
+def test_what_a_process_had_done_before_may_be_repeated(repo, store):
+    """Dask repeats tasks whose results have died with a worker, on a worker that does not know of the first time."""
+    with members(store, 2) as (worker, again):
+        again.do(fill_chunks, 7, 8, 5)
+        worker.do(fill_chunks, 0, 2, 1)
+        worker.do(enter)
+        worker.do(fill_chunks, 2, 4, 1, 3)
+        worker.kill()
+        again.do(fill_chunks, 1, 4, 2)
+        again.leave()
+    store.commit()
+    assert committed(repo) == [1] * 4 + [2] * 12 + [0] * 12 + [5] * 4
+
+
 def raise_half_way(store: TxStore) -> None:
     store["half"] = b"1"
     raise RuntimeError("half-way")

@@ -101,7 +101,7 @@ def die_at_write(store: TxStore, count: int) -> None:
 
         return write
 
-    writer.append, writer.append_chunks = then(writer.append), then(writer.append_chunks)
+    writer.append, writer.append_batch = then(writer.append), then(writer.append_batch)
     zarr.open_array(store, path="x").append(np.ones(8, "i8"))
 
 

@@ -89,10 +89,11 @@ def test_old_commits_can_be_given_up(full, room, monkeypatch):
     monkeypatch.setattr(ObjectClient, "delete", note)
     report = full.open().vacuum(keep=1)
     # A server that lets it be created again and again counts as one that replaces what is there.
-    assert deleted.count("zarr.json") == (room == 0)
+    # Where there is room for one object, the record of the operation takes it.
+    assert deleted.count("zarr.json") == (room <= 1)
     assert (report.oldest_kept, report.expired) == (COMMITS - 1, COMMITS - 1)
     repo = full.open()
-    assert len(full.names) <= names - report.files + 2
+    assert len(full.names) <= names - report.files + 3  # a commit, the head, and the record of the operation
     assert content(repo) == expected
     with repo.begin("there is room again") as mapping:
         mapping["a/c/0"] = b"new"
@@ -151,7 +152,7 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     full.settle(repo)
     full.fill()
     assert full.open().vacuum(keep=1).oldest_kept >= COMMITS
-    assert len(full.names) < COMMITS
+    assert len([name for name in full.names if not name.startswith("operations/")]) < COMMITS
 
 
 def stop(*arguments: object) -> None:

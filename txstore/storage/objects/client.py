@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import pickle
 import posixpath
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from txstore import processes
+from txstore import observing, processes
 from txstore.storage.objects.backend import (
     READ_ONLY,
     SINGLE_WRITER,
@@ -33,6 +34,8 @@ from txstore.storage.objects.urls import Target
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -233,6 +236,13 @@ class ObjectClient:
     # --- how
 
     def _request(self, path: str, request: Callable[[Backend], T], *, wish: str = "read") -> T:
+        """Send a request, and tell an observer of it."""
+        if observing.observer is None:
+            return self._answered(path, request, wish)
+        with observing.observer.span("request", operation=wish, url=self.url, path=path):
+            return self._answered(path, request, wish)
+
+    def _answered(self, path: str, request: Callable[[Backend], T], wish: str) -> T:
         """Send a request until the server answers. The library's exception is dropped: it may hold credentials.
 
         `wish` names the request for messages: read, list, write, delete, or ask the server something.
@@ -275,6 +285,8 @@ class ObjectClient:
                     # until the next garbage collection.
                     del explained
             is_unanswered = True
+            _log.info("%s: request to %s retried in %.2f s: %s", self._target.shown(path), wish, pause, explained.error)
+            observing.count("request.retries", 1, operation=wish)
             time.sleep(pause)
 
     def _is_unreadable(self, path: str) -> bool:

@@ -38,7 +38,7 @@ class Membership:
         record: TransactionRecord,
         shared: SharedTransaction | None,
         marks: ReadMarks,
-        reads: ReadLog | None,
+        reads: ReadLog,
     ) -> None:
         self.record = record
         self.process = os.getpid()

@@ -11,6 +11,7 @@ to its packs: any process may delete them without the lock.
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
 import threading
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from txstore.storage import leases
 from txstore.storage.interface import Storage, paths_in
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
+
+_log = logging.getLogger(__name__)
 
 
 @step("reclaim")
@@ -57,6 +60,8 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
         for path in dead:
             if _is_abandoned(storage, path) if dry_run else storage.reclaim(path):
                 reclaimed.append(path)
+    if reclaimed and not dry_run:
+        _log.info("%s: staged files of dead processes deleted: %d", storage.url, len(reclaimed))
     return reclaimed
 
 
@@ -130,6 +135,7 @@ def reclaim_uploads(storage: RemoteStorage) -> list[str]:
                 for first in range(0, len(group), storage.capabilities.deleted_together):
                     objects.delete(group[first : first + storage.capabilities.deleted_together])
             deleted += paths
+            _log.info("%s: uploads of a dead process deleted: %d", storage.url, len(paths))
     return deleted
 
 

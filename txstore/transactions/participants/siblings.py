@@ -21,7 +21,7 @@ from txstore.transactions.staged_keys import StagedKeys
 class Siblings:
     """The other participants, as one process sees them. Not safe in threads."""
 
-    def __init__(self, staged: StagedKeys, marks: ReadMarks, reads: ReadLog | None) -> None:
+    def __init__(self, staged: StagedKeys, marks: ReadMarks, reads: ReadLog) -> None:
         self._staged = staged
         self._marks = marks
         self._reads = reads
@@ -92,11 +92,17 @@ class Siblings:
             packs = shared.packs()
             for number in dead:  # read again after the check: a dead participant adds no more frames after this
                 news[number] = [*news[number], *read(number)]
-                if not tails[number].is_sealed:
-                    self._passed_over.add(number)  # another process has to repeat its work, without its frames
-                    del news[number]
         for number in news.keys() - {0}:
-            if (kept := tails[number].kept) is not None:
+            kept = tails[number].kept
+            if kept is None and number in dead and not tails[number].is_sealed:
+                # Another process has to repeat the work that it had not finished, without its frames.
+                kept = tails[number].certain
+                if kept < 0:
+                    self._passed_over.add(number)
+                    del news[number]
+                    continue
+                news[number] = [frame for frame in news[number] if frame.sequence <= kept]
+            elif kept is not None:
                 self.has_seen_given_up |= seen[number] > kept
                 news[number] = [frame for frame in news[number] if frame.sequence <= kept]
         return news
@@ -115,7 +121,7 @@ class Siblings:
                 self._staged.add(key, link, was_read=key in self._marks, later=True)
                 if is_document(key):
                     self._staged.news.append(key)
-            elif frame.kind in packfile.FRAMES_READ and self._reads is not None:
+            elif frame.kind in packfile.FRAMES_READ:
                 self._reads.add(frame.kind, key)
 
     def ends(self) -> dict[int, int]:
@@ -180,14 +186,14 @@ class Siblings:
             if tail.kept is not None:
                 lost[participant] = tail.kept
             elif not tail.is_sealed and (participant in failed or participant not in living):
-                lost[participant] = -1
+                lost[participant] = tail.certain
         self._staged.arrange()
         self._is_closed = True
         return lost
 
     def killed(self, shared: SharedTransaction) -> set[int]:
-        """Return the participants that died between two operations, before the end of their work."""
-        undone = {number for number, tail in self._tails.items() if number and tail.is_sealed and not tail.is_done}
+        """Return the participants that died before the end of their work."""
+        undone = {number for number, tail in self._tails.items() if number and not tail.is_done}
         return undone - shared.living(undone) - {self._staged.me}
 
     def reopen(self) -> None:

@@ -46,11 +46,13 @@ class Tail:
         self.about: dict[str, Any] = {}  # the participant's host, process id and lock word
         self.is_sealed = False
         self.is_done = False  # the participant has stated that all its work is done, not only an operation
+        self.certain = -1  # the last frame that counts whether or not the participant has died since: a seal
         self.kept: int | None = None  # the participant has aborted its frames after this one
         self.unfinished: Frame | None = None  # the frame that it is writing, or died writing
         self.end = packfile.HEAD_SIZE  # the end of the frames read so far
         self._commits = commits
         self._sequence = 0
+        self._done_at = -1  # the last seal that states the end of all work
         self._head_is_checked = False
 
     def __str__(self) -> str:
@@ -144,6 +146,12 @@ class Tail:
         if frame.kind not in packfile.FRAMES_READ:  # a process that only reads leaves no unfinished work
             self.is_sealed = frame.kind == packfile.FRAME_SEAL
             self.is_done = self.is_sealed and frame.seen == packfile.SEEN_NOTHING
+        if self.is_done:
+            self._done_at = frame.sequence
+        if frame.kind == packfile.FRAME_SEAL and not isinstance(frame.seen, Predecessor):
+            self.certain = frame.sequence
+        elif frame.kind == packfile.FRAME_PARTICIPANT:  # a process that breaks off undoes the seals of its operations
+            self.certain = self._done_at
         if self.is_sealed and isinstance(frame.seen, Predecessor) and self.kept is None:
             self.kept = frame.seen.sequence
 

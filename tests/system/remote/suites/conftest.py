@@ -67,6 +67,12 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "test_late_writes.py": {
         "test_late_writes_after_a_failed_write_are_refused": "only an upload can fail: see test_late_writes.py here",
     },
+    "test_operations.py": {
+        "test_a_backup_has_the_records": "credentials are given elsewhere",
+        "test_damage_is_found_and_moved_away": _FILES,
+        "test_killed_between_the_operation_and_its_record": "credentials are given elsewhere",
+        "test_on_the_command_line": "credentials are given elsewhere",
+    },
     "test_optimize.py": {
         "test_a_second_time_finds_nothing_whatever_the_runs_weighed": _FILES,
         "test_damage_is_not_copied": _FILES,
@@ -131,6 +137,7 @@ EMULATED = {"s3", "azure", "gcs"}
 OF_ONE_PROCESS = {
     "test_a_reader_in_another_process_keeps_its_branch",
     "test_of_two_processes_that_create_a_name_one_wins",
+    "test_two_processes_lose_no_record",
     "test_pickles",
     "test_a_child_declares_nothing_and_breaks_nothing",
     "test_a_snapshot_stays_at_its_commit_in_another_process",

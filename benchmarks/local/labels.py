@@ -1,0 +1,167 @@
+"""Writes by label beside writes by position: a day of reanalysis, a million labels, a block before the first row."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from filelock import FileLock
+from zarr.storage import LocalStore
+
+import txstore
+from benchmarks.harness import OURS, Row, Setting, interleaved, ratio
+from txstore.labels.matching import find
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
+_LABELS = _CHUNKS = 1_000_000
+_SPAWN = multiprocessing.get_context("spawn")
+_PROCESSES = 8
+
+
+def _days(first: int, shape: tuple[int, int], names: tuple[str, ...], hours: int = 24) -> xr.Dataset:
+    import xarray as xr  # late: an extra
+
+    random = np.random.default_rng(first)
+    values = {name: (("time", "y", "x"), random.random((hours, *shape), dtype="f4")) for name in names}
+    return xr.Dataset(values, {"time": np.arange(24 * first, 24 * first + hours)})
+
+
+def _create(store: Any, shape: tuple[int, int], names: tuple[str, ...]) -> None:
+    """Write ten years of hours, of which no values are stored."""
+    group = zarr.open_group(store)
+    group.create_array("time", data=np.arange(_HOURS), chunks=(_HOURS,), dimension_names=("time",))
+    for name in names:
+        group.create_array(
+            name, shape=(_HOURS, *shape), chunks=(24, -(-shape[0] // 4), -(-shape[1] // 4)), dtype="f4",
+            dimension_names=("time", "y", "x"), compressors=None, fill_value=float("nan"),
+        )  # fmt: skip
+
+
+def days(setting: Setting) -> list[Row]:
+    """Write one day of five variables into ten years: by its labels, and where the caller says that it belongs."""
+    shape = (_LATITUDES, _LONGITUDES)
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx")
+        with repo.transaction() as store:
+            _create(store, shape, _NAMES)
+        numbers = iter(range(3650))
+
+        def upsert(ds: xr.Dataset) -> None:
+            assert repo.upsert(ds).updated == 24
+
+        def region(ds: xr.Dataset) -> None:
+            first = int(ds.time[0])
+            with repo.transaction() as store:
+                ds.drop_vars("time").to_zarr(store, region={"time": slice(first, first + 24)}, consolidated=False)
+
+        def timed(write: Callable[[xr.Dataset], None]) -> Callable[[], float]:
+            def take() -> float:
+                ds = _days(next(numbers), shape, _NAMES)
+                began = time.perf_counter()
+                write(ds)
+                return time.perf_counter() - began
+
+            return take
+
+        samples = interleaved({"upsert": timed(upsert), "region=": timed(region)}, setting.rounds(7, 3))
+    what = f"upsert of 24 of {_HOURS:,} hours, 5 variables of {_LATITUDES} x {_LONGITUDES}: beside region="
+    measured = ratio(samples, "upsert", "region=")
+    return [Row("upsert", what, measured, 1.3, medians=_medians(samples), samples=samples)]
+
+
+def labels(setting: Setting) -> list[Row]:
+    """Find 24 labels among a million that ascend."""
+    stored, wanted = np.arange(_LABELS) * 3, (np.arange(24) + 5000) * 3
+    samples: dict[str, list[float]] = {OURS: []}
+    for _ in range(setting.rounds(50, 10)):
+        began = time.perf_counter()
+        assert len(find(stored, wanted)) == len(wanted)
+        samples[OURS].append((time.perf_counter() - began) * 1e3)
+    median = statistics.median(samples[OURS])
+    return [Row("find labels", f"24 of {_LABELS:,} labels", median, 5, "ms", samples=samples)]
+
+
+def prepends(setting: Setting) -> list[Row]:
+    """Put one chunk before a million."""
+    import xarray as xr  # late: an extra
+
+    samples: dict[str, list[float]] = {OURS: []}
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx")
+        with repo.transaction() as store:
+            ds = xr.Dataset({"v": ("time", np.arange(2 * _CHUNKS, dtype="i2"))}, {"time": np.arange(2 * _CHUNKS)})
+            encoding = {"v": {"chunks": (2,), "compressors": None}, "time": {"chunks": (2 * _CHUNKS,)}}
+            ds.to_zarr(store, consolidated=False, encoding=encoding)
+        for number in range(1, setting.rounds(3, 2)):
+            block = ds.isel(time=slice(2)).assign_coords(time=[-2 * number, -2 * number + 1])
+            began = time.perf_counter()
+            with repo.transaction() as store:
+                txstore.prepend(block, store, dim="time")
+            samples[OURS].append(time.perf_counter() - began)
+        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == 2 * _CHUNKS + 2 * number
+    median = statistics.median(samples[OURS])
+    return [Row("prepend", f"one chunk before {_CHUNKS:,} chunks", median, 0.5, "s", samples=samples)]
+
+
+def _upsert_days(path: Path, which: int, barrier: Barrier, count: int) -> None:
+    repo = txstore.Repository(path / "data.tx", durability="none")
+    found = [_days(which * count + number, (64, 64), ("t",)) for number in range(count)]
+    barrier.wait(120)
+    for ds in found:
+        repo.upsert(ds)
+    barrier.wait(600)
+
+
+def _write_days_under_a_lock(path: Path, which: int, barrier: Barrier, count: int) -> None:
+    found = [_days(which * count + number, (64, 64), ("t",)) for number in range(count)]
+    barrier.wait(120)
+    for ds in found:
+        with FileLock(path / "lock"):
+            ds.to_zarr(path / "data.zarr", region="auto", consolidated=False)
+    barrier.wait(600)
+
+
+def crowds(setting: Setting) -> list[Row]:
+    """Let eight processes write different days: by label, and with xarray under one lock."""
+    count = setting.rounds(20, 6)
+
+    def take(work: Callable[..., None]) -> float:
+        with setting.scratch() as scratch:
+            with txstore.Repository(scratch / "data.tx", durability="none").transaction() as store:
+                _create(store, (64, 64), ("t",))
+            _create(LocalStore(scratch / "data.zarr"), (64, 64), ("t",))
+            barrier = _SPAWN.Barrier(_PROCESSES + 1)
+            crew = [_SPAWN.Process(target=work, args=(scratch, which, barrier, count)) for which in range(_PROCESSES)]
+            for process in crew:
+                process.start()
+            barrier.wait(120)
+            began = time.perf_counter()
+            barrier.wait(600)
+            seconds = time.perf_counter() - began
+            for process in crew:
+                process.join()
+                assert process.exitcode == 0
+        return _PROCESSES * count / seconds
+
+    takes = {OURS: lambda: take(_upsert_days), "to_zarr under a lock": lambda: take(_write_days_under_a_lock)}
+    samples = interleaved(takes, setting.rounds(3, 1))
+    what = f"{_PROCESSES} processes upsert different days: days a second, beside a lock around to_zarr"
+    measured = ratio(samples, OURS, "to_zarr under a lock")
+    return [Row("upserts of a crowd", what, measured, 4, at_least=True, medians=_medians(samples), samples=samples)]
+
+
+def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
+    return {who: statistics.median(each) for who, each in samples.items()}
+
+
+BENCHMARKS = {"upsert": days, "find labels": labels, "prepend": prepends, "crowd of upserts": crowds}

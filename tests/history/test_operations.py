@@ -1,0 +1,274 @@
+"""The log of operations: who did what beside commits, when, and with what result."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import txstore
+from tests.maintenance.upkeep import put
+from txstore.cli.main import app
+from txstore.format import names
+from txstore.history import operations
+from txstore.maintenance import retention
+from txstore.maintenance import vacuum as vacuuming
+from txstore.storage.commit_lock import this_user
+
+Open = Callable[..., txstore.Repository]
+
+
+def told(repo: txstore.Repository) -> list[str]:
+    """Return what was recorded, oldest first."""
+    return [each.operation for each in reversed(repo.log(operations=True))]
+
+
+def options_of(repo: txstore.Repository) -> dict[str, Any]:
+    return dict(repo.engine.access.storage_options)
+
+
+def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
+    put(repo, {"a/c/0": b"0", "b/c/0": b"1"})
+    first = put(repo, {"a/c/0": b"2"})
+    repo.tags["v1"] = 0
+    repo.branches["dev"] = first
+    repo.branches.rename("dev", "newer")
+    with repo.begin(branch="newer") as mapping:
+        mapping["a/c/0"] = b"3"
+    del mapping  # else it reads a branch that is deleted, and an erasure waits for it
+    branch_id = repo.engine.branch("newer")
+    del repo.branches["newer"]
+    del repo.tags["v1"]
+    made = repo.optimize()
+    assert made is not None
+    report = repo.vacuum(keep=1)
+    erased = repo.erase("b")
+    log = repo.log(operations=True)
+    assert told(repo) == [
+        "create tag", "create branch", "rename branch", "delete branch", "delete tag", "optimize", "vacuum", "erase",
+    ]  # fmt: skip
+    assert {each.by for each in log} == {this_user()}
+    assert all(each.finished is not None and each.finished >= each.time for each in log)
+    assert not any(each.error for each in log)
+    by_name = {each.operation: each for each in log}
+    assert by_name["create branch"].arguments == {"branch": "dev", "at": "main@1", "commit": first.id}
+    assert by_name["rename branch"].arguments == {"branch": "dev", "to": "newer"}
+    assert by_name["delete branch"].arguments == {"branch": "newer", "id": branch_id}
+    assert by_name["delete tag"].arguments == by_name["create tag"].arguments
+    assert by_name["optimize"].result == {"commit": made.id}
+    assert by_name["vacuum"].arguments == {"branch": "main", "keep": 1}
+    assert by_name["vacuum"].result == report.as_dict()
+    assert by_name["erase"].arguments == {"paths": ["b"]}
+    assert erased.commit is not None
+    assert by_name["erase"].result == {
+        "values": erased.values, "bytes": erased.bytes, "files": erased.files, "commit": erased.commit.id,
+    }  # fmt: skip
+    assert "vacuum" in str(by_name["vacuum"])
+    assert [each.operation for each in repo.log(operations=True, limit=2)] == ["erase", "vacuum"]
+
+
+def test_what_was_refused_is_not_recorded(repo: txstore.Repository) -> None:
+    put(repo, {"a": b"0"})
+    repo.tags["v1"] = 0
+    repo.branches["dev"] = 0
+    for refused in (
+        lambda: repo.tags.__setitem__("v1", 0),
+        lambda: repo.branches.__setitem__("v1", 0),
+        lambda: repo.vacuum(keep=0),
+        lambda: repo.log("dev", operations=True),  # type: ignore[call-overload]
+    ):
+        with pytest.raises(ValueError):
+            refused()
+    for missing in (repo.tags, repo.branches):
+        with pytest.raises(KeyError):
+            del missing["nothing"]
+    with pytest.raises(txstore.CommitNotFoundError):
+        repo.optimize(branch="nothing")
+    repo.vacuum(dry_run=True)
+    assert told(repo) == ["create tag", "create branch"]
+
+
+def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(repo, {"a": b"0"})
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk has gone")
+
+    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
+    with pytest.raises(OSError, match="gone"):
+        repo.vacuum()
+    [failed] = repo.log(operations=True)
+    assert failed.error == "the disk has gone"
+    assert failed.finished is not None
+    assert failed.outcome == "failed: the disk has gone"
+
+
+def test_what_json_can_not_say(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(repo, {"a": b"0"})
+    with pytest.raises(txstore.KeyFormatError):
+        repo.tags[b"v1"] = 0  # type: ignore[index]
+    repo.vacuum(keep=np.int64(1))  # type: ignore[arg-type]
+    assert repo.log(operations=True)[0].arguments["keep"] in (1, "1")
+
+    def fail(*_: object) -> None:
+        raise OSError("half of a character: \ud800" + 5000 * "x")
+
+    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
+    with pytest.raises(OSError, match="half"):
+        repo.vacuum()
+    assert str(repo.log(operations=True)[0].error).startswith("half of a character: ?")
+
+
+def test_a_record_that_fails_is_no_reason_to_fail(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(repo, {"a": b"0"})
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(operations, "write_over", fail)
+    with caplog.at_level(logging.WARNING, "txstore"):
+        repo.tags["v1"] = 0
+        assert repo.vacuum(keep=1).expired == 0
+    assert list(repo.tags) == ["v1"]
+    assert repo.log(operations=True) == []
+    assert {record.name for record in caplog.records} == {"txstore.history.operations"}
+    assert "'create tag' could not be recorded: no room" in caplog.text
+
+
+def test_retention_is_recorded(open_repo: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "STEP", 8)
+    repo = open_repo(retention=4)
+    for number in range(17):
+        put(repo, {"a": b"%d" % number})
+    found = repo.log(operations=True)
+    assert {each.operation for each in found} == {"retention"}
+    assert found[0].arguments == {"branch": "main", "keep": "4"}
+    assert found[0].result["expired"] > 0
+
+
+def test_a_vacuum_keeps_the_newest(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "KEPT", 3)
+    put(repo, {"a": b"0"})
+    for number in range(5):
+        repo.tags[f"v{number}"] = 0
+    assert len(repo.log(operations=True)) == 5
+    repo.vacuum()
+    found = repo.log(operations=True)
+    assert [each.operation for each in found] == ["vacuum", "create tag", "create tag"]
+    assert found[1].arguments["tag"] == "v4"
+
+
+def tag(url: str, options: dict[str, Any], who: str, count: int) -> None:
+    repo = txstore.Repository(url, storage_options=options)
+    for number in range(count):
+        repo.tags[f"{who}-{number}"] = 0
+        del repo.tags[f"{who}-{number}"]
+
+
+def test_two_processes_lose_no_record(repo: txstore.Repository) -> None:
+    put(repo, {"a": b"0"})
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=tag, args=(repo.url, options_of(repo), who, 10))
+        for who in ("one", "two")
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    found = [(each.operation, each.arguments["tag"]) for each in repo.log(operations=True)]
+    wanted = [
+        (what, f"{who}-{n}") for what in ("create tag", "delete tag") for who in ("one", "two") for n in range(10)
+    ]
+    assert sorted(found) == sorted(wanted)
+    assert all(each.finished is not None for each in repo.log(operations=True))
+
+
+KILLED = """
+import os, signal, sys
+import txstore
+from txstore.history import operations, tag_names
+
+repo = txstore.Repository(sys.argv[1])
+delete = tag_names.TagNames.delete
+
+def kill(*arguments):
+    if sys.argv[2] == "after":
+        delete(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tag_names.TagNames.delete = kill
+del repo.tags["v1"]
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_between_the_operation_and_its_record(repo: txstore.Repository, when: str) -> None:
+    commit = put(repo, {"a": b"0"})
+    repo.tags["v1"] = 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, repo.url, when], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(repo.tags) == ([] if when == "after" else ["v1"])
+    unfinished = repo.log(operations=True)[0]
+    assert (unfinished.operation, unfinished.arguments["commit"]) == ("delete tag", commit.id)
+    assert unfinished.finished is None
+    assert "its process was killed" in unfinished.outcome
+    assert repo.verify().faults == []
+
+
+def test_damage_is_found_and_moved_away(repo: txstore.Repository) -> None:
+    put(repo, {"a": b"0"})
+    repo.tags["v1"] = 0
+    repo.tags["v2"] = 0
+    first = sorted((Path(repo.url) / names.OPERATIONS).iterdir())[0]
+    first.write_bytes(first.read_bytes().replace(b"v1", b"v7"))
+    (first.parent / "notes.txt").write_text("somebody else's")
+    report = repo.verify()
+    assert [(fault.path, fault.part) for fault in report.faults] == [(f"operations/{first.name}", "operation")]
+    assert report.strays == ["operations/notes.txt"]
+    with pytest.raises(txstore.CorruptionError, match=first.name):
+        repo.log(operations=True)
+    assert repo.backup(Path(repo.url).with_name("copy.tx")).is_new  # a record is no reason to be without a backup
+    assert repo.verify(repair=True).faults == []
+    found = repo.log(operations=True)
+    assert [each.operation for each in found] == ["repair", "create tag"]
+    assert found[0].result == {"faults": 1, "repairs": 1, "left": 0}
+    assert (Path(repo.url) / names.QUARANTINE / names.OPERATIONS / first.name).exists()
+
+
+def test_a_backup_has_the_records(repo: txstore.Repository, open_repo: Open) -> None:
+    put(repo, {"a": b"0"})
+    repo.tags["v1"] = 0
+    copy = open_repo("copy.tx")
+    repo.backup(copy.url)
+    assert copy.log(operations=True) == repo.log(operations=True)
+    repo.tags["v2"] = 0
+    put(repo, {"a": b"1"})
+    repo.backup(copy.url)
+    assert copy.log(operations=True) == repo.log(operations=True)
+    assert repo.backup(copy.url).files == 0
+
+
+def test_on_the_command_line(repo: txstore.Repository) -> None:
+    put(repo, {"a": b"0"})
+    repo.tags["v1"] = 0
+    run = CliRunner().invoke
+    table = run(app, ["log", repo.url, "--operations"])
+    assert table.exit_code == 0
+    assert "create tag" in table.output
+    as_json = run(app, ["log", repo.url, "--operations", "--json", "--limit", "1"])
+    assert '"operation": "create tag"' in as_json.output
+    refused = run(app, ["log", repo.url, "--operations", "--branch", "dev"])
+    assert refused.exit_code == 1
+    assert "leave out" in refused.output

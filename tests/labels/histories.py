@@ -1,0 +1,338 @@
+"""Random histories of four processes that write one table by label and by position, checked in the order of commits.
+
+Each commit's message says what it was meant to do. A model, which is a list of rows, does the same, one commit
+after the other, and has to be equal to what each commit holds. Workers are killed now and then.
+
+    python -m tests.labels.histories --histories 5000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+
+import txstore
+
+WORKERS, OPERATIONS = 4, 4
+#: So many workers in a thousand histories are killed.
+KILLED = 200
+LABELS = range(0, 60, 2)
+GRIDS: list[dict[str, Any]] = [{"chunks": (4, 2)}, {"chunks": (3, 1)}, {"chunks": (2, 2), "shards": (4, 2)}]
+Rows = list[tuple[int, int]]
+
+
+class WrongError(Exception):
+    """A history that the model does not explain."""
+
+
+def table(rows: Mapping[int, int]) -> xr.Dataset:
+    """Return rows with two variables, both of which say the value."""
+    values = np.array(list(rows.values()), "i8")
+    return xr.Dataset(
+        {"v": (("time", "x"), np.stack([values, values * 3], axis=1) if len(rows) else np.zeros((0, 2), "i8")),
+         "w": ("time", values.astype("f8"))},
+        {"time": np.array(list(rows), "i8")},
+    )  # fmt: skip
+
+
+def begin(repo: txstore.Repository, drawn: random.Random) -> Rows:
+    rows = {label: drawn.randrange(1000) for label in sorted(drawn.sample(LABELS, drawn.randrange(1, 12)))}
+    grid = drawn.choice(GRIDS)
+    encoding = {"v": grid, "w": {"chunks": (4,)}, "time": {"chunks": (drawn.choice([3, 64]),)}}
+    with repo.transaction() as store:
+        table(rows).to_zarr(store, encoding=encoding, consolidated=False)
+    return list(rows.items())
+
+
+# --- what workers do
+
+
+@dataclass
+class Report:
+    """What a worker says of its operations, by their names."""
+
+    done: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refused: dict[str, list[int]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: str = ""
+
+
+def _rows(drawn: random.Random, labels: list[int]) -> dict[int, int]:
+    return {label: drawn.randrange(1000) for label in labels}
+
+
+def _own_rows(drawn: random.Random, count: int) -> dict[int, int]:
+    """Return rows with labels that nobody else has."""
+    return _rows(drawn, [1001 + 2 * drawn.randrange(10**6) for _ in range(count)])
+
+
+def _upsert(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    rows = _rows(drawn, drawn.sample(LABELS, drawn.randrange(1, 5)))
+    missing = "insert" if _is_ordered(name) else drawn.choice(["append", "insert"])
+    modes = {"existing": drawn.choice(["update", "update", "keep"]), "missing": missing}
+    ds = table(rows).chunk(time=2) if drawn.random() < 0.2 else table(rows)
+    told = {"op": "upsert", "name": name, "rows": list(rows.items()), **modes}
+    try:
+        found = repo.upsert(ds, message=json.dumps(told), timeout=300, **modes)  # type: ignore[arg-type]
+    except txstore.LabelConflictError as conflict:
+        report.refused[name] = [int(label) for label in conflict.labels["time"]]
+    except ValueError as error:
+        if "in no order" not in str(error):
+            raise
+        report.counts["in no order"] += 1
+    else:
+        report.done[name] = (found.updated, found.inserted)
+
+
+def _prepend(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    rows = _own_rows(drawn, drawn.choice([1, 4, 4]))
+    repo.run(
+        lambda store: txstore.prepend(table(rows), store, dim="time"), timeout=300,
+        message=json.dumps({"op": "prepend", "name": name, "rows": list(rows.items())}),
+    )  # fmt: skip
+
+
+def _roll(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    keep = drawn.choice([4, 8, 12])
+    repo.run(
+        lambda store: txstore.roll(store, "time", keep=keep), timeout=300,
+        message=json.dumps({"op": "roll", "name": name, "keep": keep}),
+    )  # fmt: skip
+
+
+def _write(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """One element, by its position, as programs do that know nothing of labels."""
+    store = repo.transaction()
+    try:
+        labels = zarr.open_array(store, path="time", mode="r")[:]
+        if len(labels):
+            at, value = drawn.randrange(len(labels)), drawn.randrange(1000)
+            zarr.open_array(store, path="v")[at] = [value, value * 3]
+            zarr.open_array(store, path="w")[at] = value
+            store.commit(json.dumps({"op": "write", "name": name, "label": int(labels[at]), "at": at, "value": value}))
+    except (txstore.ConflictError, txstore.StaleArrayError):
+        report.counts["refused write"] += 1
+    finally:
+        store.rollback()
+
+
+def _rename(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """One label, by its position, to one that others look for, too."""
+    store = repo.transaction()
+    try:
+        array = zarr.open_array(store, path="time")
+        labels = array[:].tolist()
+        free = [label for label in LABELS if label not in labels]
+        if labels and free:
+            at, new = drawn.randrange(len(labels)), drawn.choice(free)
+            array[at] = new
+            store.rely_on(f"time/c/{chunk}" for chunk in range(-(-len(labels) // array.chunks[0])))  # none is twice
+            store.commit(json.dumps({"op": "rename", "name": name, "label": labels[at], "new": new}))
+    except (txstore.ConflictError, txstore.StaleArrayError):
+        report.counts["refused rename"] += 1
+    finally:
+        store.rollback()
+
+
+def _append(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """With xarray alone."""
+    rows = _own_rows(drawn, drawn.randrange(1, 4))
+
+    def step(store: txstore.TxStore) -> None:
+        table(rows).to_zarr(store, append_dim="time", consolidated=False)
+
+    repo.run(step, timeout=300, message=json.dumps({"op": "append", "name": name, "rows": list(rows.items())}))
+
+
+WORK = [_upsert, _upsert, _upsert, _write, _write, _roll, _rename, _prepend, _append]
+#: What keeps labels in order.
+ORDERED = WORK[:-3]
+
+
+def _is_ordered(name: str) -> bool:
+    """Tell whether the labels of a history stay in order: in half of them."""
+    return int(name.partition("/")[0]) % 2 == 0
+
+
+def work(connection: Connection) -> None:
+    """Do what comes, until nothing comes any more."""
+    while (task := connection.recv()) is not None:
+        path, seed = task
+        drawn, report = random.Random(seed), Report()
+        repo = txstore.Repository(path, durability="none")
+        try:
+            for number in range(OPERATIONS):
+                drawn.choice(ORDERED if _is_ordered(seed) else WORK)(repo, f"{seed}/{number}", drawn, report)
+        except Exception as error:  # noqa: BLE001 - the parent tells of it
+            import traceback
+
+            report.failed = f"{error!r}\n{traceback.format_exc()}"
+        connection.send(report)
+
+
+# --- the model
+
+
+def apply(rows: Rows, told: Mapping[str, Any]) -> tuple[Rows, tuple[int, int]]:
+    """Return the rows after a commit, and how many labels it changed and added."""
+    before = dict(rows)
+    match told["op"]:
+        case "upsert":
+            given = dict(told["rows"])
+            new = [(label, value) for label, value in given.items() if label not in before]
+            changed = {} if told["existing"] == "keep" else {
+                label: value for label, value in given.items() if before.get(label, value) != value
+            }  # fmt: skip
+            found = [(label, changed.get(label, value)) for label, value in rows]
+            found = _inserted(found, new) if told["missing"] == "insert" else [*found, *new]
+            return found, (len(changed), len(new))
+        case "prepend":
+            return [*map(tuple, told["rows"]), *rows], (0, len(told["rows"]))
+        case "append":
+            return [*rows, *map(tuple, told["rows"])], (0, len(told["rows"]))
+        case "roll":
+            return rows[max(0, len(rows) - told["keep"]) :], (0, 0)
+        case "write":
+            at = told["at"]
+            return [*rows[:at], (rows[at][0], told["value"]), *rows[at + 1 :]], (1, 0)
+        case "rename":
+            return [(told["new"] if label == told["label"] else label, value) for label, value in rows], (1, 0)
+    raise WrongError(f"what is {told}?")
+
+
+def _inserted(rows: Rows, new: Rows) -> Rows:
+    labels = [label for label, _ in rows]
+    if not new:
+        return rows
+    if labels != sorted(labels) and labels == sorted(labels, reverse=True):
+        return sorted([*rows, *new], reverse=True)
+    return sorted([*rows, *new])
+
+
+def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counter[str]:
+    """Raise `WrongError` unless each commit holds what the model says."""
+    counts: Counter[str] = Counter()
+    done = {name: each for report in reports for name, each in report.done.items()}
+    touched: dict[str, set[int]] = {}
+    for commit in sorted(repo.log(), key=lambda each: each.version)[1:]:
+        told = json.loads(commit.message)
+        rows, counted = apply(rows, told)
+        found = repo.snapshot(at=commit.version)
+        labels = zarr.open_array(found, path="time", mode="r")[:].tolist()
+        if len(set(labels)) != len(labels):
+            raise WrongError(f"version {commit.version}: labels are there twice: {labels}")
+        values = [value for _, value in rows]
+        stored = {name: zarr.open_array(found, path=name, mode="r")[:].tolist() for name in ("v", "w")}
+        wanted = {"v": [[value, value * 3] for value in values], "w": values}
+        if labels != [label for label, _ in rows] or stored != wanted:
+            raise WrongError(f"version {commit.version}, {told}: {labels} {stored}, should be {rows}")
+        if told["op"] == "upsert" and done.get(told["name"], counted) != counted:
+            raise WrongError(f"version {commit.version}, {told}: counted {done[told['name']]}, should be {counted}")
+        touched[told["name"]] = {label for label, _ in told.get("rows", [[told.get("label"), 0], [told.get("new"), 0]])}
+        counts[told["op"]] += 1
+    for report in reports:
+        for name, labels in report.refused.items():
+            others = set().union(*(each for other, each in touched.items() if other != name))
+            # A row that a roll dropped is a change of it, too.
+            if not set(labels) & others and not counts["roll"]:
+                raise WrongError(f"{name} was refused for {labels}, which nobody else has changed")
+            counts["refused upsert"] += 1
+        counts += report.counts
+    if faults := repo.verify().faults:
+        raise WrongError(f"verify: {faults}")
+    return counts
+
+
+# --- running
+
+
+class Crew:
+    """Four processes that stay; one that was killed is replaced."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._members = [self._member() for _ in range(WORKERS)]
+
+    def _member(self) -> tuple[Any, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=work, args=(theirs,), daemon=True)
+        process.start()
+        return process, ours
+
+    def run(self, path: Path, seed: int, drawn: random.Random) -> list[Report]:
+        for number, (_, connection) in enumerate(self._members):
+            connection.send((str(path), f"{seed}/{number}"))
+        if drawn.randrange(1000) < KILLED:
+            which = drawn.randrange(WORKERS)
+            process, connection = self._members[which]
+            connection.poll(drawn.random() * 0.4)
+            process.kill()
+            process.join()
+            connection.close()
+            self._members[which] = self._member()
+            others = [each for number, (_, each) in enumerate(self._members) if number != which]
+        else:
+            others = [each for _, each in self._members]
+        return [each.recv() for each in others]
+
+    def close(self) -> None:
+        for process, connection in self._members:
+            connection.send(None)
+            process.join()
+
+
+def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
+    """Make one history and check it. Raise `WrongError`."""
+    drawn = random.Random(seed)
+    repo = txstore.Repository(directory / "data.tx", durability="none")
+    rows = begin(repo, drawn)
+    reports = crew.run(directory / "data.tx", seed, drawn)
+    if failed := [each.failed for each in reports if each.failed]:
+        raise WrongError("\n".join(failed))
+    return check(repo, rows, reports)
+
+
+def histories(count: int, seed: int) -> Counter[str]:
+    crew, counts = Crew(), Counter[str]()
+    try:
+        for number in range(seed, seed + count):
+            directory = Path(tempfile.mkdtemp())
+            try:
+                counts += history(crew, directory, number)
+            except WrongError as wrong:
+                raise WrongError(f"seed {number}, {directory}: {wrong}") from wrong
+            shutil.rmtree(directory)
+            if number % 100 == 99:
+                print(number + 1 - seed, dict(counts), flush=True)
+    finally:
+        crew.close()
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--histories", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts = histories(arguments.histories, arguments.seed)
+    print(f"{arguments.histories} histories, 0 wrong: {dict(counts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

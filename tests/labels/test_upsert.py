@@ -1,0 +1,293 @@
+"""Upserts by one process: which rows are changed, which are added, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cftime
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+
+import txstore
+from tests.labels.datasets import hours, numbered, stored
+from txstore import Upserted
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_rows_are_changed_and_appended(repo: txstore.Repository, is_lazy: bool) -> None:
+    assert repo.upsert(hours("2024-01-01")) == Upserted(0, 24)
+    new = hours("2024-01-01T20:00", 10, add=0.125)
+    assert repo.upsert(new.chunk(time=3) if is_lazy else new) == Upserted(4, 6)
+    expected = new.combine_first(hours("2024-01-01")).astype({"t": "f4", "w": "i8"})
+    assert stored(repo).equals(expected)
+
+
+def test_a_job_that_runs_twice(repo: txstore.Repository) -> None:
+    repo.upsert(hours("2024-01-01"))
+    before = repo.head()
+    assert repo.upsert(hours("2024-01-01").isel(time=slice(None, None, -1))) == Upserted(0, 0)
+    assert not Upserted(0, 0)
+    assert repo.head() == before
+
+
+def test_rows_are_inserted_in_order(repo: txstore.Repository) -> None:
+    for day in ("2024-01-05", "2024-01-02", "2024-01-03", "2024-01-01"):
+        assert repo.upsert(hours(day, 20), missing="insert") == Upserted(0, 20)
+    odd = hours("2024-01-02T19:00", 30).isel(time=slice(None, None, -1))
+    assert repo.upsert(odd, missing="insert") == Upserted(0, 9)
+    days = [hours(day, 20) for day in ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-05")]
+    assert stored(repo).equals(xr.concat([*days[:2], hours("2024-01-02T20:00", 4), days[2],
+                                          hours("2024-01-03T20:00", 5), days[3]], "time",
+                                         data_vars="minimal", coords="minimal"))  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [[1, 5, 9], [9, 5, 1]])
+def test_a_descending_coordinate_stays_so(repo: txstore.Repository, first: list[int]) -> None:
+    repo.upsert(numbered(first))
+    repo.upsert(numbered([4, 0, 6, 11]), missing="insert")
+    labels = sorted([0, 1, 4, 5, 6, 9, 11], reverse=first[0] == 9)
+    assert stored(repo).time.values.tolist() == labels
+    assert stored(repo).v.values.tolist() == [10.0 * label for label in labels]
+
+
+def test_rows_in_no_order_are_not_inserted_to(repo: txstore.Repository) -> None:
+    repo.upsert(numbered([5, 1, 9]))
+    with pytest.raises(ValueError, match="in no order"):
+        repo.upsert(numbered([2]), missing="insert")
+    assert repo.upsert(numbered([9, 1], add=1), missing="insert") == Upserted(2, 0)
+    assert stored(repo).v.values.tolist() == [50, 11, 91]
+
+
+def test_existing_and_missing(repo: txstore.Repository) -> None:
+    with pytest.raises(ValueError, match="nothing in ''"):
+        repo.upsert(numbered([1, 2]), missing="raise")
+    repo.upsert(numbered([1, 2]))
+    assert repo.upsert(numbered([2, 3], add=1), existing="keep") == Upserted(0, 1)
+    assert stored(repo).v.values.tolist() == [10, 20, 31]
+    with pytest.raises(ValueError, match="there already: time 2, 3"):
+        repo.upsert(numbered([2, 4, 3]), existing="raise")
+    with pytest.raises(ValueError, match="no labels 4, 5"):
+        repo.upsert(numbered([4, 2, 5]), missing="raise")
+    with pytest.raises(ValueError, match="existing='no'"):
+        repo.upsert(numbered([4]), existing="no")  # type: ignore[arg-type]
+    assert repo.upsert(numbered([4]), existing="raise") == Upserted(0, 1)
+
+
+def noleap(first: int, count: int) -> xr.Dataset:
+    times = xr.date_range("2001-02-27", periods=first + count, calendar="noleap", use_cftime=True)[first:]
+    return numbered(np.arange(first, first + count)).assign_coords(time=times)
+
+
+LABELS = {
+    "cftime": (noleap(0, 3), noleap(2, 3)),
+    "floats": (numbered([0.1, 0.2, 0.3]), numbered([0.3, 0.4, 0.5])),
+    "text": tuple(numbered([1, 2, 3]).assign_coords(time=list(each)) for each in ("abc", "cde")),
+    "long text": tuple(numbered([1, 2, 3]).assign_coords(time=np.array(each, object))
+                       for each in (["a", "bb", "c"], ["c", "dddd", "e"])),
+    "durations": tuple(numbered([1, 2, 3]).assign_coords(time=pd.to_timedelta([h, h + 1, h + 2], "h")) for h in (0, 2)),
+    "dates": (hours("2024-01-01", 3)[["w"]], hours("2024-01-01T02", 3)[["w"]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
+def test_kinds_of_labels(repo: txstore.Repository, kind: str) -> None:
+    first, second = LABELS[kind]
+    with repo.transaction() as store:  # by plain xarray
+        first.to_zarr(store, consolidated=False)
+    attrs = dict(zarr.open_array(repo.snapshot(), path="time", mode="r").attrs)
+    assert repo.upsert(second) == Upserted(0 if kind == "dates" else 1 - (kind in ("cftime", "floats")), 2)
+    assert dict(zarr.open_array(repo.snapshot(), path="time", mode="r").attrs) == attrs
+    found = stored(repo, decode_timedelta=True)
+    assert (found.time.values == np.concatenate([first.time.values, second.time.values[1:]])).all()
+    assert repo.upsert(second) == Upserted(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"),
+    [
+        ([1, 2, 1], "repeats labels in the dataset: 1$"),
+        ([1.0, np.nan], r"no label at \[1\]"),
+        ([1.5], "1.5 can't be stored exactly"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_labels_that_can_not_be_found_again(
+    repo: txstore.Repository, labels: list[float], error: str, is_first: bool
+) -> None:
+    if not is_first:
+        repo.upsert(numbered([1]))
+    elif labels == [1.5]:
+        return
+    with pytest.raises(ValueError, match=error):
+        repo.upsert(numbered(labels))
+    assert repo.head() is None or repo.head().version == 0
+
+
+def test_times_that_the_units_are_too_coarse_for(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        hours("2024-01-01", 3).to_zarr(store, consolidated=False)
+    with pytest.raises(ValueError, match=r"00:30.* exactly in .* 'hours since 2024-01-01"):
+        repo.upsert(hours("2024-01-01T00:30", 2))
+    with pytest.raises(ValueError, match="no label at"):
+        repo.upsert(hours("2024-01-01", 2).assign_coords(time=np.array(["2024-01-01", "NaT"], "M8[ns]")))
+    with pytest.raises(TypeError, match="convert them"):
+        repo.upsert(hours("2024-01-01", 2).assign_coords(time=[1, 2]))
+    with pytest.raises(TypeError, match="calendar"):
+        repo.upsert(hours("2024-01-01", 1).assign_coords(time=[cftime.DatetimeNoLeap(2024, 1, 1)]))
+    assert len(stored(repo).time) == 3
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "ns"])
+def test_the_first_row_does_not_choose_units_that_are_too_coarse(repo: txstore.Repository, unit: str) -> None:
+    """xarray would store one date at midnight as days."""
+    first = np.array(["2024-01-01"], f"M8[{unit}]")
+    repo.upsert(numbered([1]).assign_coords(time=first))
+    later = first + np.timedelta64(3661, "s")
+    assert repo.upsert(numbered([2]).assign_coords(time=later)) == Upserted(0, 1)
+    assert (stored(repo).time.values == np.concatenate([first, later])).all()
+
+
+def test_the_first_rows_keep_the_units_that_they_have(repo: txstore.Repository) -> None:
+    first = hours("2024-01-01", 3)
+    first.time.encoding = {"units": "hours since 2000-01-01", "dtype": "int32"}
+    repo.upsert(first)
+    assert stored(repo).time.encoding["units"] == "hours since 2000-01-01"
+
+
+def test_first_dates_of_cftime(repo: txstore.Repository) -> None:
+    repo.upsert(noleap(0, 1))
+    repo.upsert(noleap(1, 4))
+    assert stored(repo).time.values.tolist() == noleap(0, 5).time.values.tolist()
+
+
+def test_nanoseconds_are_exact(repo: txstore.Repository) -> None:
+    times = np.array(["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000003"], "M8[ns]")
+    first = numbered([1, 2]).assign_coords(time=times)
+    first.time.encoding = {"units": "nanoseconds since 1970-01-01", "dtype": "i8"}
+    repo.upsert(first)
+    assert repo.upsert(numbered([5, 6]).assign_coords(time=times + np.timedelta64(1, "ns"))) == Upserted(0, 2)
+    assert (np.sort(np.diff(stored(repo).time.values.astype("i8"))) == [-1, 2, 2]).all()
+
+
+def test_text_is_not_cut_off(repo: txstore.Repository) -> None:
+    repo.upsert(numbered([1]).assign_coords(time=["ab"]).assign(s=("time", ["x"])))
+    with pytest.raises(ValueError, match="abc can't be stored exactly"):
+        repo.upsert(numbered([2]).assign_coords(time=["abc"]).assign(s=("time", ["x"])))
+    with pytest.raises(ValueError, match="'s': xy can't be stored exactly"):
+        repo.upsert(numbered([2]).assign_coords(time=["ac"]).assign(s=("time", ["xy"])))
+
+
+def test_variables_that_do_not_fit(repo: txstore.Repository) -> None:
+    repo.upsert(hours("2024-01-01", 3))
+    more = hours("2024-01-02", 2)
+    for wrong, error, told in (
+        (more.drop_vars("w"), ValueError, "has no 'w'"),
+        (more.assign(q=more.w), ValueError, "no 'q' in"),
+        (more.assign_coords(x=[1, 2, 4]), ValueError, "'x' has none of the dimensions"),
+        (more.assign(w=more.w * 1.5), TypeError, "'w' is stored as int64"),
+        (more.drop_vars("x").isel(x=slice(2)), ValueError, "x has 2, and 3 are stored"),
+        (more.assign(w=more.t), ValueError, "'w' has dimensions"),
+        (more.drop_vars("time"), ValueError, "no coordinate of its own along 'time'"),
+    ):
+        with pytest.raises(error, match=told):
+            repo.upsert(wrong)
+    assert repo.upsert(hours("2024-01-01", 2, add=1).drop_vars("w")) == Upserted(2, 0)
+    assert repo.head().version == 1
+
+
+def test_times_in_a_variable_are_not_stored_in_other_units(repo: txstore.Repository) -> None:
+    """The mistake of `append_dim`: units that xarray chooses for the new rows alone."""
+    first = numbered([1]).assign(seen=("time", np.array(["2024-01-01"], "M8[ns]")))
+    first.seen.encoding = {"units": "days since 2024-01-01", "dtype": "i8"}
+    repo.upsert(first)
+    with pytest.raises(ValueError, match="'seen': these times can't be stored exactly in units 'days since"):
+        repo.upsert(numbered([2]).assign(seen=("time", np.array(["2024-01-02T06:00"], "M8[ns]"))))
+    repo.upsert(numbered([2]).assign(seen=("time", np.array(["2024-01-03"], "M8[ns]"))))
+    assert stored(repo).seen.values.astype("M8[D]").astype(str).tolist() == ["2024-01-01", "2024-01-03"]
+
+
+def test_packed_values(repo: txstore.Repository) -> None:
+    first = hours("2024-01-01", 4)
+    first.t.encoding = {"dtype": "i2", "scale_factor": 0.25, "add_offset": 10.0, "_FillValue": -1}
+    repo.upsert(first)
+    more = hours("2024-01-01T03:00", 3)
+    more["t"][1, 1] = np.nan
+    assert repo.upsert(more) == Upserted(0, 2)
+    assert stored(repo).t[3:].equals(more.t.astype(stored(repo).t.dtype))
+
+
+def test_a_block_of_several_dimensions(repo: txstore.Repository) -> None:
+    def block(times: list[int], stations: list[int], add: float = 0) -> xr.Dataset:
+        values = 10.0 * np.array(times)[:, None] + np.array(stations) + add
+        ds = xr.Dataset({"v": (("time", "st"), values)}, {"time": times, "st": stations})
+        return ds.assign(height=("st", np.array(stations) * 100.0))
+
+    both = ["st", "time"]
+    repo.upsert(block([1, 2, 4], [1, 3]), dim=both)
+    assert repo.upsert(block([4, 3], [3, 2]), dim=both, missing="insert") == Upserted(0, 2)
+    found = stored(repo)
+    assert found.time.values.tolist() == [1, 2, 3, 4]
+    assert found.st.values.tolist() == [1, 2, 3]
+    assert found.height.values.tolist() == [100, 200, 300]
+    nan = np.nan
+    np.testing.assert_array_equal(found.v, [[11, nan, 13], [21, nan, 23], [nan, 32, 33], [41, 42, 43]])
+    assert repo.upsert(block([4, 3], [3, 2], 0.5), dim=both) == Upserted(4, 0)
+    assert repo.upsert(block([4, 3], [3, 2, 9], 0.25), dim=both, existing="keep") == Upserted(0, 1)
+    assert stored(repo).v.sel(time=3).values.tolist()[1:] == [32.5, 33.5, 39.25]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "format 2", "group"])
+def test_layouts(repo: txstore.Repository, layout: str) -> None:
+    group = "a/b" if layout == "group" else ""
+    encoding = {"t": {"chunks": (2, 3), "shards": (4, 3)}} if layout == "sharded" else {"t": {"chunks": (3, 2)}}
+    with repo.transaction() as store:
+        hours("2024-01-01", 6).to_zarr(store, group=group or None, encoding=encoding, consolidated=False,
+                                       zarr_format=2 if layout == "format 2" else 3)  # fmt: skip
+    assert repo.upsert(hours("2024-01-01T05:00", 6, add=1), group=group) == Upserted(1, 5)
+    assert repo.upsert(hours("2023-12-31T20:00", 4), group=group, missing="insert") == Upserted(0, 4)
+    found = stored(repo, group=group or None)
+    expected = [hours("2023-12-31T20:00", 9), hours("2024-01-01T05:00", 6, add=1)]
+    assert found.equals(xr.concat(expected, "time", data_vars="minimal", coords="minimal"))
+
+
+def test_inserting_twice_in_one_transaction_is_refused_in_words(repo: txstore.Repository) -> None:
+    repo.upsert(hours("2024-01-01", 5))
+    with repo.transaction() as store:
+        txstore.upsert(hours("2023-12-01", 2), store, dim="time", missing="insert")
+        with pytest.raises(txstore.TransactionStateError, match="commit first"):
+            txstore.upsert(hours("2023-11-01", 2), store, dim="time", missing="insert")
+        txstore.upsert(hours("2024-02-01", 2), store, dim="time")
+    assert len(stored(repo).time) == 9
+
+
+def test_a_stored_label_that_is_there_twice(repo: txstore.Repository) -> None:
+    repo.upsert(numbered([1, 2]))
+    with repo.transaction() as store:
+        numbered([2]).to_zarr(store, append_dim="time", consolidated=False)
+    with pytest.raises(ValueError, match="labels 2 more than once in the store"):
+        repo.upsert(numbered([2, 7]))
+    assert repo.upsert(numbered([1], add=3)) == Upserted(1, 0)
+
+
+def test_memory_is_bounded_by_pieces(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece is larger than asked for, whatever the size of the lazy array."""
+    from txstore.labels import grids, rows
+
+    seen: list[int] = []
+    write: Callable[..., None] = rows.write
+    monkeypatch.setattr(
+        rows, "write", lambda array, place, values: (seen.append(values.nbytes), write(array, place, values))
+    )
+    monkeypatch.setattr(rows, "pieces", lambda *given: grids.pieces(*given, 4096))
+    with repo.transaction() as store:
+        zarr.create_array(store, name="v", shape=(0, 64), chunks=(8, 16), dtype="f8", dimension_names=("time", "x"))
+        zarr.create_array(store, name="time", shape=(0,), chunks=(64,), dtype="i8", dimension_names=("time",))
+    ds = xr.Dataset({"v": (("time", "x"), np.random.default_rng(0).random((100, 64)))}, {"time": np.arange(100)})
+    repo.upsert(ds.chunk(time=11, x=17))
+    assert max(seen) <= 4096
+    assert len(seen) > 10
+    assert stored(repo).v.equals(ds.v)

@@ -1,0 +1,169 @@
+"""Rows before the first one, rows that are dropped at the beginning, and elements that move along axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import txstore
+from tests.labels.datasets import hours, numbered, stored
+from tests.transactions.arrays import HAS_RECTILINEAR
+from txstore.labels import moving
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "chunks": {"chunks": (4, 3)},
+    "shards": {"chunks": (2, 3), "shards": (4, 6)},
+    "format 2": {"chunks": (4, 3), "zarr_format": 2},
+    "dots": {"chunks": (4, 3), "chunk_key_encoding": {"name": "default", "separator": "."}},
+    "not compressed": {"chunks": (4, 3), "compressors": None, "fill_value": 7},
+    "one chunk": {"chunks": (30, 30)},
+}
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that were written again."""
+    found: list[int] = []
+    write = moving.write
+    monkeypatch.setattr(
+        moving, "write", lambda array, place, values: (found.append(values.nbytes), write(array, place, values))
+    )
+    return found
+
+
+def shifted(data: np.ndarray[Any, Any], offsets: dict[int, int], fill: int) -> np.ndarray[Any, Any]:
+    for axis, offset in offsets.items():
+        moved = np.full_like(data, fill)
+        length = data.shape[axis]
+        for to in range(length):
+            if 0 <= to - offset < length:
+                moved[(slice(None),) * axis + (to,)] = data[(slice(None),) * axis + (to - offset,)]
+        data = moved
+    return data
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("offsets", "fill"),
+    [({0: 4}, None), ({0: -4}, 5), ({0: 3}, 5), ({1: -5}, None), ({0: -8, 1: 6}, 5), ({0: 1, 1: -1}, None),
+     ({0: 0}, 5), ({0: 13}, None), ({0: -40}, 5), ({1: -9}, None)],
+)  # fmt: skip
+def test_shift(repo: txstore.Repository, layout: str, offsets: dict[int, int], fill: int | None) -> None:
+    data = np.arange(13 * 9).reshape(13, 9) + 100
+    with repo.transaction() as store:
+        array = zarr.create_array(store, name="g/x", data=data, attributes={"a": 1}, **LAYOUTS[layout])
+    with repo.transaction() as store:
+        store.shift("g/x", offsets, fill=fill)
+    found = zarr.open_array(repo.snapshot(), path="g/x", mode="r")
+    expected = shifted(data, offsets, int(array.fill_value) if fill is None else fill)
+    np.testing.assert_array_equal(found[:], expected)
+    assert dict(found.attrs) == {"a": 1}
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(at=0), path="g/x", mode="r")[:], data)
+    assert repo.verify().faults == []
+
+
+@pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
+def test_an_irregular_grid(repo: txstore.Repository) -> None:
+    """Chunks move by reference to chunks of their length only."""
+    data = np.arange(12)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        with repo.transaction() as store:
+            zarr.create_array(store, name="x", shape=(12,), dtype="i8", chunks=[[3, 5, 4]])[:] = data
+        for offset in (3, -3, 5, -8, 1):
+            with repo.transaction() as store:
+                store.shift("x", {0: offset})
+            data = shifted(data, {0: offset}, 0)
+            np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], data)
+
+
+def test_only_edges_of_whole_chunks_are_written_again(repo: txstore.Repository, rewritten: list[int]) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(4 * 100, dtype="i8"), chunks=(4,))
+    with repo.transaction() as store:
+        store.shift("x", {0: -8})
+    assert rewritten == []
+    with repo.transaction() as store:
+        store.shift("x", {0: -2})
+    assert sum(rewritten) == 8 * (400 - 2)
+
+
+def test_prepend(repo: txstore.Repository, rewritten: list[int]) -> None:
+    with repo.transaction() as store:
+        hours("2024-01-02", 48).to_zarr(store, consolidated=False,
+                                        encoding={name: {"chunks": (24, 3)[:n]} for name, n in
+                                                  {"t": 2, "w": 1, "time": 1}.items()})  # fmt: skip
+    with repo.transaction() as store:
+        txstore.prepend(hours("2024-01-01", 24), store, dim="time")
+    assert rewritten == []
+    assert stored(repo).equals(hours("2024-01-01", 72))
+    with repo.transaction() as store:
+        txstore.prepend(hours("2023-12-31T20:00", 4), store, dim="time")
+    assert sum(rewritten)
+    assert stored(repo).equals(hours("2023-12-31T20:00", 76))
+
+
+def test_what_can_not_be_prepended(repo: txstore.Repository) -> None:
+    with repo.transaction() as store, pytest.raises(txstore.NodeNotFoundError, match="with dimension 'time'"):
+        txstore.prepend(numbered([1]), store, dim="time")
+    repo.upsert(numbered([5, 6]))
+    with repo.transaction() as store:
+        with pytest.raises(ValueError, match="there already: 6"):
+            txstore.prepend(numbered([1, 6]), store, dim="time")
+        with pytest.raises(ValueError, match="has no 'v'"):
+            txstore.prepend(numbered([1]).drop_vars("v"), store, dim="time")
+        with pytest.raises(ValueError, match="no coordinate of its own"):
+            txstore.prepend(numbered([1]).drop_vars("time"), store, dim="time")
+        txstore.prepend(numbered([]).astype("i8").assign_coords(time=np.array([], "i8")), store, dim="time")
+        zarr.open_array(store, path="v")[0] = 1
+        with pytest.raises(txstore.TransactionStateError, match="commit first"):
+            txstore.prepend(numbered([1]), store, dim="time")
+    assert stored(repo).v.values.tolist() == [1, 60]
+
+
+def test_a_rolling_window(repo: txstore.Repository) -> None:
+    repo.upsert(hours("2024-01-01", 30))
+    for day in range(2, 8):
+        repo.upsert(hours(f"2024-01-0{day}", 30))
+        with repo.transaction() as store:
+            txstore.roll(store, "time", keep=72)
+    assert stored(repo).equals(hours("2024-01-05T06:00", 72))
+    with repo.transaction() as store:
+        assert txstore.roll(store, "time", keep=72) == 0
+        assert txstore.roll(store, "time", keep=100) == 0
+        with pytest.raises(ValueError, match="keep=-1"):
+            txstore.roll(store, "time", keep=-1)
+        assert txstore.roll(store, "time", keep=0) == 72
+    assert stored(repo).sizes["time"] == 0
+    assert repo.upsert(hours("2024-01-01", 3)) == txstore.Upserted(0, 3)
+    assert stored(repo).equals(hours("2024-01-01", 3))
+
+
+def test_who_began_before_is_told(repo: txstore.Repository) -> None:
+    repo.upsert(numbered(range(8)))
+    with pytest.raises(txstore.ConflictError), repo.transaction() as other:
+        zarr.open_array(other, path="v")[3] = 1
+        with repo.transaction() as store:
+            txstore.prepend(numbered([-1]), store, dim="time")
+    assert stored(repo).v.values.tolist() == [10.0 * label for label in range(-1, 8)]
+
+
+def test_axes(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(6).reshape(2, 3), chunks=(1, 1))
+    with repo.transaction() as store:
+        with pytest.raises(ValueError, match="2 dimensions, and no axis 2"):
+            store.shift("x", {2: 1})
+        store.shift("x", {-1: 1})
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], [[0, 0, 1], [0, 3, 4]])
+
+
+def test_prepend_with_dask(repo: txstore.Repository) -> None:
+    repo.upsert(hours("2024-01-02", 48).chunk(time=5))
+    repo.run(lambda store: txstore.prepend(hours("2024-01-01", 24).chunk(time=7), store, dim="time"))
+    assert stored(repo).equals(
+        xr.concat([hours("2024-01-01", 24), hours("2024-01-02", 48)], "time", data_vars="minimal")
+    )

@@ -1,0 +1,430 @@
+"""Checks a commit out to a directory of plain Zarr, and commits what programs have changed in it.
+
+For programs that take a directory and no store. The commit is based on the commit that was checked out: what others
+have committed since is merged with it, element by element, or in conflict with it. Only files whose status has changed
+are read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsspec.core import split_protocol
+
+from txstore.commit import MAIN, Commit
+from txstore.errors import CheckoutError, CommitNotFoundError, ConflictError, ConstraintError
+from txstore.format.consolidated import (
+    decoded,
+    is_consolidated,
+    is_marked,
+    may_be_consolidated,
+    plain_document,
+    with_mark,
+)
+from txstore.format.keys import ancestors, directory_prefix, encode_key, is_document, node_of_document
+from txstore.history.changes import common_ancestor, differing
+from txstore.history.find import At
+from txstore.history.snapshot import Snapshot
+from txstore.interchange import checkout_state
+from txstore.interchange.checkout_state import CheckoutState, Status, status_of
+from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree
+from txstore.interchange.zarr_arrays import DEBRIS, in_parallel
+from txstore.merging.rebasing import settle
+from txstore.progress import Progress
+from txstore.storage.objects.urls import public
+
+if TYPE_CHECKING:
+    from txstore.interchange.repository_protocol import Facade
+
+
+#: The most files, and about the most bytes, that a thread writes at a time.
+_FILES_AT_A_TIME, _BYTES_AT_A_TIME = 256, 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """What a checkout has written."""
+
+    commit: Commit
+    files: int
+    bytes: int  # of all files
+    written: int  # files that were created, replaced or deleted; the others were as they are in the commit
+
+
+def checkout(
+    repo: Facade,
+    directory: str | os.PathLike[str],
+    *,
+    at: At | None = None,
+    branch: str = MAIN,
+    tag: str | None = None,
+    path: str = "",
+    progress: Progress | None = None,
+) -> Checkout:
+    """See `Repository.checkout`."""
+    snapshot = repo.mapping(at, branch=branch, tag=tag)
+    commit = snapshot.commit
+    if commit is None:
+        raise CommitNotFoundError(repo.url, advice="there is no commit yet, so there is nothing to check out")
+    path = directory_prefix(path).rstrip("/")
+    work = _Work(repo, directory)
+    with work.target.alone():
+        state, statuses = checkout_state.read(work.target.url), work.statuses()
+        if state is None or not statuses:
+            if statuses:
+                key = next(iter(statuses))
+                raise work.refused(f"it holds something else ({key!r}): choose an empty or a new place")
+            state, consolidated = CheckoutState(repo.id, branch, path, None), []
+        else:
+            work.check_same(state, path)
+            work.finish(state, statuses)
+            changes = work.changes(state, statuses)
+            consolidated = changes.consolidated
+            if changes.any():
+                raise work.refused(
+                    f"it has changes that are in no commit ({changes}): commit_directory() makes one of them; "
+                    "or check out to another place"
+                )
+        state.branch = branch
+        return work.update(state, snapshot, statuses, consolidated=consolidated, progress=progress)
+
+
+def commit_directory(
+    repo: Facade,
+    directory: str | os.PathLike[str],
+    message: str | None = None,
+    *,
+    branch: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Commit | None:
+    """See `Repository.commit_directory`."""
+    work = _Work(repo, directory)
+    if not os.path.isdir(work.target.url) or (state := checkout_state.read(work.target.url)) is None:
+        raise work.refused("nothing was checked out here: checkout() does that; import_from() takes what is new")
+    with work.target.alone():
+        work.check_same(state, state.path)
+        statuses = work.statuses()
+        done = work.finish(state, statuses)
+        if state.commit is None:
+            raise work.refused("its checkout was interrupted: run checkout() again")
+        changes = work.changes(state, statuses)
+        if not changes.any():
+            return done
+        if not changes.statuses:
+            raise work.refused("it is empty: delete in a transaction what is to be deleted, or run checkout() again")
+        state.branch = state.branch if branch is None else branch
+        made = work.commit(state, changes, message, properties)
+        work.update(state, made, statuses, consolidated=changes.consolidated, progress=progress)
+        return made.commit
+
+
+class _Changes(NamedTuple):
+    set: list[str]
+    deleted: list[str]
+    consolidated: list[str]
+    """Files with consolidated metadata, which would go stale: the next update replaces or deletes them."""
+    statuses: dict[str, Status]
+    """The status of each file, from before it was read."""
+
+    def any(self) -> bool:
+        return bool(self.set or self.deleted)
+
+    def __str__(self) -> str:
+        keys = sorted([*self.set, *self.deleted])
+        return f"{keys[0]!r}" if len(keys) == 1 else f"{keys[0]!r} and {len(keys) - 1} more"
+
+
+class _Work:
+    """One call for one directory."""
+
+    def __init__(self, repo: Facade, directory: str | os.PathLike[str]) -> None:
+        protocol, path = split_protocol(os.fspath(directory))
+        if protocol not in (None, "file", "local"):
+            raise ValueError(f"{public(os.fspath(directory))!r} is no local directory: export() writes to URLs")
+        self._repo = repo
+        at_most = bits_of_copies(repo.engine.storage)
+        self.target = LocalDestination(path, durable=False, at_most=at_most, refused=CheckoutError)
+        self.refused = partial(CheckoutError, self.target.url)
+        check_outside(self.target, repo.url)
+
+    def check_same(self, state: CheckoutState, path: str) -> None:
+        if state.repository != self._repo.id:
+            raise self.refused("it was checked out of another repository: open that one, or choose a new place")
+        if state.path != path:
+            raise self.refused(f"{state.path or '/'!r} was checked out here, not {path or '/'!r}: choose a new place")
+
+    def _snapshot(self, commit: str | None) -> Snapshot:
+        return self._repo.engine.snapshots.of(None) if commit is None else self._repo.mapping(commit)
+
+    # --- what has changed
+
+    def statuses(self) -> dict[str, Status]:
+        """Return the status of each file, so that a later change of a file changes its status."""
+        found = self._statuses()
+        if pause := checkout_state.until_settled(found.values()):
+            time.sleep(pause)
+            found = self._statuses()
+        return found
+
+    def _statuses(self) -> dict[str, Status]:
+        return {key: status_of(each) for key, each in self.target.statuses() if not DEBRIS.fullmatch(key)}
+
+    def changes(self, state: CheckoutState, statuses: dict[str, Status]) -> _Changes:
+        """Return what was changed in the directory since its commit. Reads only files whose status differs."""
+        base, prefix = self._snapshot(state.commit), directory_prefix(state.path)
+        suspects = [key for key, status in statuses.items() if not state.is_unchanged(key, status)]
+        found = _Changes([], [key for key in state.files if key not in statuses], [], statuses)
+        for key, content in in_parallel(self._read, suspects, lambda key: statuses[key][0]):
+            before = base.get_view(prefix + key)
+            if before is None or not _is_same(key, content, bytes(before)):
+                found.set.append(key)
+            if _has_block(key, content) and (before is None or content != bytes(before)):
+                found.consolidated.append(key)
+        return found
+
+    def _read(self, key: str) -> bytes:
+        encode_key(key)
+        content = self.target.read(key)
+        if content is None:
+            raise self.refused(f"{key!r} is no regular file, or has just gone: links, pipes and the like have no value")
+        return content
+
+    # --- the commit
+
+    def commit(
+        self, state: CheckoutState, changes: _Changes, message: str | None, properties: Mapping[str, Any] | None
+    ) -> Snapshot:
+        """Commit changes, merged with what others have committed since the commit that was checked out."""
+        engine, prefix = self._repo.engine, directory_prefix(state.path)
+        base = self._snapshot(state.commit)
+        self._check_in_branch(base, state.branch)
+        message = message or f"changes of the directory {os.path.basename(self.target.url)}"
+        transaction = engine.begin(
+            base, branch=engine.branch(state.branch), message=message, properties=properties, settle_conflicts=settle
+        )
+        taken = {key: changes.statuses[key] for key in changes.set}
+        state.pending[transaction.id] = dict.fromkeys(changes.deleted) | taken
+        checkout_state.write(self.target.url, state)
+        try:
+            nodes = _nodes_gone(changes)
+            for node in nodes:
+                transaction.delete_dir(prefix + node)
+            for key in changes.deleted:
+                if nodes.isdisjoint(ancestors(key)):
+                    transaction.pop(prefix + key, None)
+            for key, content in in_parallel(self._read, changes.set, lambda key: changes.statuses[key][0]):
+                before = base.get_view(prefix + key)
+                if before is not None and _has_block(key, bytes(before)):
+                    transaction[prefix + key] = with_mark(key, content)
+                else:
+                    transaction[prefix + key] = content
+            made = transaction.commit()
+        except (ConflictError, ConstraintError):
+            del state.pending[transaction.id]
+            checkout_state.write(self.target.url, state)
+            raise
+        finally:
+            transaction.rollback()
+        assert made is not None  # it has a message
+        state.take(transaction.id)
+        return made
+
+    def _check_in_branch(self, base: Snapshot, branch: str) -> None:
+        engine = self._repo.engine
+        head = engine.newest(engine.branch(branch)).stored
+        assert base.stored is not None
+        met = None if head is None else common_ancestor(engine.commits, base.stored, head)
+        if met is None or met.hash != base.stored.hash:
+            raise self.refused(
+                f"branch {branch!r} does not have {base.commit}, which was checked out here: begin a branch with it, "
+                f"repo.branches['name'] = repo.commit({base.stored.commit.id!r}), and commit to that one"
+            )
+
+    def finish(self, state: CheckoutState, statuses: dict[str, Status]) -> Commit | None:
+        """Finish what an interrupted call has begun; return the commit that it has made, if any."""
+        made = None
+        for commit in list(state.pending):
+            if (made := self._repo.resolve(commit)) is not None:
+                state.take(commit)
+                state.to = made.id
+                break
+        if state.to is not None:
+            known = {key: status for key, status in statuses.items() if state.is_unchanged(key, status)}
+            self.update(state, self._snapshot(state.to), known)
+            statuses.clear()
+            statuses.update(self.statuses())
+        return made
+
+    # --- the files
+
+    def update(
+        self,
+        state: CheckoutState,
+        new: Snapshot,
+        known: Mapping[str, Status],
+        *,
+        consolidated: Iterable[str] = (),
+        progress: Progress | None = None,
+    ) -> Checkout:
+        """Bring the files to a new commit. A file that was changed since its status was `known` stays as it is.
+
+        Files with consolidated metadata become plain documents, or are deleted.
+        """
+        assert new.commit is not None
+        state.to = new.commit.id
+        checkout_state.write(self.target.url, state)
+        old, prefix = self._snapshot(state.commit), directory_prefix(state.path)
+        lengths = dict(self._differences(old, new, state.path))
+        lengths |= {key: None if is_consolidated(key) else 0 for key in consolidated if key not in lengths}
+        gone = dict.fromkeys((key for key, length in lengths.items() if length is None), 0)
+        there = {key: length for key, length in lengths.items() if length is not None}
+        check_tree(self.target, there)
+        files = _Files(self.target, old, new, prefix, known)
+        total, done, written = sum(there.values()), 0, 0
+        for sizes in gone, there:  # a directory may take the place of a file, or a file that of a directory
+            for batch, brought in in_parallel(files.bring, _batches(sizes), partial(_length, sizes)):
+                for key, each in zip(batch, brought, strict=True):
+                    if each.is_gone:
+                        state.files.pop(key, None)
+                    else:
+                        state.files[key] = each.status
+                    written += each.is_written
+                done += _length(sizes, batch)
+                if progress is not None:
+                    progress(done, total)
+        state.commit, state.to = new.commit.id, None
+        checkout_state.write(self.target.url, state)
+        held = sum(status[0] for status in state.files.values() if status is not None)
+        return Checkout(new.commit, len(state.files), held, written)
+
+    def _differences(self, old: Snapshot, new: Snapshot, path: str) -> Iterator[tuple[str, int | None]]:
+        """Yield the keys, from a path on, whose values differ, and the length of each new value, None if deleted."""
+        prefix = directory_prefix(path)
+        if old.stored is None:
+            keys: Iterable[str] = new.keys_below(path)
+        else:
+            assert new.stored is not None
+            engine = self._repo.engine
+            base = engine.snapshots.of(common_ancestor(engine.commits, old.stored, new.stored))
+            keys = (each.key for each in differing(old, new, path, base))
+        for key in keys:
+            if not is_consolidated(key):
+                yield key.removeprefix(prefix), new.size_of(key)
+
+
+class _Brought(NamedTuple):
+    """What has become of a file."""
+
+    status: Status | None
+    """At the new commit. None: a program has changed it, so that the next commit has to read it."""
+    is_written: bool = False  # or deleted
+    is_gone: bool = False
+
+
+class _Files:
+    """The files of a checkout, while they are brought from one commit to another."""
+
+    def __init__(
+        self, target: LocalDestination, old: Snapshot, new: Snapshot, prefix: str, known: Mapping[str, Status]
+    ) -> None:
+        self._target = target
+        self._old = old
+        self._new = new
+        self._prefix = prefix
+        self._known = known
+
+    def bring(self, batch: Sequence[str]) -> list[_Brought]:
+        """Bring files to the new commit."""
+        found: list[_Brought] = []
+        for path, keys in groupby(batch, key=_directory_of):
+            values = [(key, self._value(self._new, key)) for key in keys]
+            if all(value is None for _, value in values):
+                found += [self._remove(key) for key, _ in values]
+            else:
+                with self._target.directory(path, create=True) as directory:
+                    found += [self._bring(directory, key, value) for key, value in values]
+        return found
+
+    def _bring(self, directory: int, key: str, value: bytes | None) -> _Brought:
+        if value is None:
+            return self._remove(key)
+        name = key.rpartition("/")[2]
+        found = self._target.read_in(directory, name)
+        if found is not None:
+            content, status = found[0], status_of(found[1])
+            if _is_same(key, content, value) and (content == value or not _has_block(key, content)):
+                return _Brought(status)
+            if self._is_changed(key, content, status):
+                return _Brought(None)
+        elif key in self._known:  # deleted since
+            return _Brought(None)
+        self._target.replace_in(directory, name, plain_document(key, value))
+        written = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return _Brought(status_of(written), is_written=True)
+
+    def _remove(self, key: str) -> _Brought:
+        found = self._target.read_status(key)
+        if found is None:
+            return _Brought(None, is_gone=True)
+        if self._is_changed(key, found[0], status_of(found[1])):
+            return _Brought(None)
+        self._target.delete([key])
+        return _Brought(None, is_written=True, is_gone=True)
+
+    def _is_changed(self, key: str, content: bytes, status: Status) -> bool:
+        """Tell whether a program has changed a file since this call has looked."""
+        if status == self._known.get(key):
+            return False
+        old = self._value(self._old, key)
+        return old is None or not _is_same(key, content, old)
+
+    def _value(self, snapshot: Snapshot, key: str) -> bytes | None:
+        view = snapshot.get_view(self._prefix + key)
+        return None if view is None or is_consolidated(key) else bytes(view)
+
+
+def _is_same(key: str, content: bytes, value: bytes) -> bool:
+    """Tell whether a file has the value of its key. Consolidated metadata is a mark in the repository."""
+    if content == value or is_consolidated(key):
+        return True
+    return _has_block(key, value) and decoded(plain_document(key, content)) == decoded(plain_document(key, value))
+
+
+def _has_block(key: str, content: bytes) -> bool:
+    return may_be_consolidated(key) and is_marked(key, content)
+
+
+def _nodes_gone(changes: _Changes) -> set[str]:
+    """Return the paths of arrays and groups that were deleted whole, without those below others of them."""
+    there = {above for key in changes.statuses for above in ancestors(key)}
+    gone = {node_of_document(key) for key in changes.deleted if is_document(key)} - there - {""}
+    return {node for node in gone if gone.isdisjoint(ancestors(node))}
+
+
+def _length(sizes: Mapping[str, int], keys: Sequence[str]) -> int:
+    return sum(map(sizes.__getitem__, keys))
+
+
+def _directory_of(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the keys in batches, documents last: what programs read of them meanwhile is there."""
+    batch: list[str] = []
+    held = 0
+    for key in sorted(sizes, key=lambda key: (is_document(key), _directory_of(key))):
+        batch.append(key)
+        held += sizes[key]
+        if len(batch) == _FILES_AT_A_TIME or held > _BYTES_AT_A_TIME:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,67 @@
+"""Opens the group that labels lie in, with its variables as they are stored, not decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import zarr
+from zarr.errors import GroupNotFoundError
+
+from txstore.labels.interface import LabelStore, zarr_store
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class LabelledGroup:
+    """A group of a store: its variables as xarray reads them without decoding, and its arrays to write to.
+
+    Raises `zarr.errors.GroupNotFoundError` if there is no group.
+    """
+
+    def __init__(self, store: LabelStore, group: str) -> None:
+        self.store = store
+        self.path = group.strip("/")
+        opened = _opened(store, self.path)
+        self.variables: Mapping[Hashable, xr.Variable] = opened.variables
+        self.sizes: Mapping[Hashable, int] = opened.sizes
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+
+    def path_of(self, name: str) -> str:
+        return f"{self.path}/{name}" if self.path else name
+
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Return the array of a variable, as it was when this was first asked for it."""
+        if name not in self._arrays:
+            mode: Any = "r" if self.store.read_only else "r+"
+            self._arrays[name] = zarr.open_array(zarr_store(self.store), path=self.path_of(name), mode=mode)
+        return self._arrays[name]
+
+    def document_of(self, name: str) -> str:
+        """Return the key of the document that has an array's shape."""
+        return f"{self.path_of(name)}/{'.zarray' if self.array(name).metadata.zarr_format == 2 else 'zarr.json'}"
+
+    def forget(self, name: str) -> None:
+        """Open the array again when it is next asked for: it was changed below zarr."""
+        self._arrays.pop(name, None)
+
+    def with_dimension(self, dims: tuple[str, ...]) -> list[str]:
+        """Return the names of the variables that have at least one of some dimensions."""
+        return [str(name) for name, variable in self.variables.items() if not set(dims).isdisjoint(variable.dims)]
+
+
+def open_group(store: LabelStore, group: str) -> LabelledGroup | None:
+    """Return the group; None if there is none yet, or if it has no arrays."""
+    try:
+        found = LabelledGroup(store, group)
+    except (GroupNotFoundError, FileNotFoundError):
+        return None
+    return found if found.variables else None
+
+
+def _opened(store: LabelStore, group: str) -> xr.Dataset:
+    import xarray as xr  # late: xarray is an extra
+
+    given: Any = zarr_store(store)  # xarray's types do not mention such a store
+    return xr.open_dataset(given, engine="zarr", group=group or None, decode_cf=False, consolidated=False, chunks=None)

@@ -1,0 +1,275 @@
+"""Writes a dataset by the labels of its coordinates: rows that are there are changed, others are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from txstore.labels import matching
+from txstore.labels.encoding import check_present, encode_labels, encode_variable, fine_units
+from txstore.labels.grids import Positions, axes_of, differ
+from txstore.labels.groups import LabelledGroup, open_group
+from txstore.labels.interface import LabelStore, zarr_store
+from txstore.labels.matching import Placed, RepeatedLabelsError
+from txstore.labels.moving import Moved, move_rows
+from txstore.labels.rows import RowBlock, blocks, write_block
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Existing = Literal["update", "keep", "raise"]
+Missing = Literal["append", "insert", "raise"]
+
+
+@dataclass(frozen=True)
+class Upserted:
+    """What an upsert has changed.
+
+    `updated` counts labels that were there and whose values changed; along several dimensions, combinations of labels.
+    `inserted` counts new labels, along all dimensions together.
+    """
+
+    updated: int
+    inserted: int
+
+    def __bool__(self) -> bool:
+        return bool(self.updated or self.inserted)
+
+
+def upsert(
+    ds: xr.Dataset,
+    store: LabelStore,
+    *,
+    dim: str | Sequence[str],
+    group: str = "",
+    existing: Existing = "update",
+    missing: Missing = "append",
+) -> Upserted:
+    """Stage a dataset in a transaction's store by its labels. `Repository.upsert` documents the parameters and errors.
+
+    If another process commits rows of the same coordinate first, the commit raises `ConflictError`:
+    `repo.run(lambda store: txstore.upsert(ds, store, dim=...))` tries again.
+
+    Examples
+    --------
+    >>> import tempfile, txstore, xarray as xr
+    >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+    >>> with repo.transaction() as store:
+    ...     txstore.upsert(xr.Dataset({"t": ("x", [1.0, 2.0])}, {"x": [10, 20]}), store, dim="x")
+    Upserted(updated=0, inserted=2)
+    >>> with repo.transaction() as store:
+    ...     txstore.upsert(xr.Dataset({"t": ("x", [5.0, 9.0])}, {"x": [30, 20]}), store, dim="x")
+    Upserted(updated=1, inserted=1)
+    >>> xr.open_dataset(repo, engine="txstore").t.values
+    array([1., 9., 5.])
+    """
+    if existing not in ("update", "keep", "raise"):
+        raise ValueError(f"existing={existing!r}: 'update', 'keep' or 'raise'")
+    if missing not in ("append", "insert", "raise"):
+        raise ValueError(f"missing={missing!r}: 'append', 'insert' or 'raise'")
+    dims = named(ds, dim)
+    there = open_group(store, group)
+    if there is None or not there.with_dimension(dims):
+        return _create(ds, store, dims, group, missing)
+    plan = UpsertPlan(ds, there, dims)
+    placed = {name: _place(plan, name, missing) for name in dims}
+    if existing == "raise" and all((~each.is_new).any() for each in placed.values()):
+        known = {name: plan.shown(name, np.flatnonzero(~each.is_new)) for name, each in placed.items()}
+        raise ValueError(f"these labels are there already: {_told(known)}. existing='update' changes them")
+    plan.check_fits(grown=[name for name, each in placed.items() if each.inserted])
+    rely_on_labels(store, there, placed)
+    make_room(there, placed)
+    return write_rows(plan, placed, existing)
+
+
+def named(ds: xr.Dataset, dim: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the dimensions, all of which the dataset labels."""
+    dims = (dim,) if isinstance(dim, str) else tuple(dict.fromkeys(dim))
+    if not dims:
+        raise ValueError("dim= names the dimensions whose labels say where the data belong")
+    for name in dims:
+        if name not in ds.dims or name not in ds.variables or ds.variables[name].dims != (name,):
+            raise ValueError(f"the dataset has no coordinate of its own along {name!r}: there are no labels to go by")
+    return dims
+
+
+def _told(labels: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {shown}" for name, shown in labels.items())
+
+
+class UpsertPlan:
+    """A dataset beside the group that it is written to: its labels and variables, encoded as that stores them."""
+
+    def __init__(self, ds: xr.Dataset, group: LabelledGroup, dims: tuple[str, ...]) -> None:
+        self.ds = ds
+        self.group = group
+        self.dims = dims
+        self.labels: dict[str, npt.NDArray[Any]] = {}  # of the dataset, encoded
+        self.stored: dict[str, npt.NDArray[Any]] = {}
+        self._encoded: dict[str, Any] = {}
+        for name in dims:
+            stored = group.variables.get(name)
+            if stored is None or stored.dims != (name,):
+                raise ValueError(
+                    f"{group.path_of(name)!r} is no stored coordinate: there are no labels to compare with"
+                )
+            self.labels[name] = encode_labels(name, ds.variables[name], stored)
+            if again := matching.repeated(self.labels[name]):
+                raise ValueError(f"{name!r} repeats labels in the dataset: {self.shown(name, again)}")
+            values = np.asarray(stored.values)
+            self.stored[name] = values if values.dtype.kind in "biufcmMUS" else values.astype(object)
+
+    def shown(self, name: str, places: Sequence[int] | Positions) -> str:
+        """Return labels of the dataset, for a message."""
+        values = self.ds.variables[name].values
+        return ", ".join(str(values[place]) for place in places[:5]) + (", ..." if len(places) > 5 else "")
+
+    def find(self, name: str) -> Positions:
+        """Return where the labels of the dataset are stored along a dimension, -1 where they are not."""
+        try:
+            return matching.find(self.stored[name], self.labels[name])
+        except RepeatedLabelsError as error:
+            raise ValueError(
+                f"{name!r} has the labels {self.shown(name, error.places)} more than once in the store: which row is "
+                "meant? Remove one, and declare repo.constraints[...] = Unique(...)"
+            ) from None
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of the variables to write: those of the dataset with one of the dimensions."""
+        return [str(name) for name, each in self.ds.variables.items() if not set(self.dims).isdisjoint(each.dims)]
+
+    def encoded(self, name: str) -> Any:
+        if name not in self._encoded:
+            self._encoded[name] = encode_variable(name, self.ds.variables[name], self.group.variables[name])
+        return self._encoded[name]
+
+    def dims_of(self, name: str) -> tuple[str, ...]:
+        return tuple(str(dim) for dim in self.group.variables[name].dims)
+
+    def check_fits(self, *, grown: Sequence[str]) -> None:
+        """Raise `ValueError` if the dataset's variables are not those of the group. `grown` dimensions get rows."""
+        absent = [name for name in map(str, self.ds.variables) if name not in self.group.variables]
+        if absent:
+            raise ValueError(
+                f"there is no {', '.join(map(repr, absent))} in {self.group.path!r}: write it first, or drop it"
+            )
+        lacking = [name for name in self.group.with_dimension(tuple(grown)) if name not in self.ds.variables]
+        if lacking:
+            raise ValueError(
+                f"the dataset brings new labels, and has no {', '.join(map(repr, lacking))}: every variable along "
+                f"{', '.join(map(repr, grown))} needs values for them"
+            )
+        for name in map(str, self.ds.variables):
+            encoded, stored = self.encoded(name), self.group.variables[name]
+            fixed = [(dim, size) for dim, size in zip(stored.dims, encoded.shape, strict=True) if dim not in self.dims]
+            wrong = [
+                f"{dim} has {size}, and {self.group.sizes[dim]} are stored"
+                for dim, size in fixed
+                if size != self.group.sizes[dim]
+            ]
+            if wrong:
+                raise ValueError(f"{name!r} does not fit: {'; '.join(wrong)}")
+            if name not in self.variables and _differs(encoded, stored):
+                raise ValueError(
+                    f"{name!r} has none of the dimensions {self.dims}, and differs from what is stored: drop it from "
+                    "the dataset, or write it by itself"
+                )
+
+
+def _differs(encoded: Any, stored: xr.Variable) -> bool:
+    mine, theirs = np.atleast_1d(np.asarray(encoded)), np.atleast_1d(np.asarray(stored.values))
+    return bool(differ(mine, theirs.astype(mine.dtype, copy=False)).any())
+
+
+def _place(plan: UpsertPlan, name: str, missing: str) -> Placed:
+    found = plan.find(name)
+    if missing == "raise" and (found < 0).any():
+        absent = plan.shown(name, np.flatnonzero(found < 0))
+        raise ValueError(f"{name!r} has no labels {absent}: missing='append' or 'insert' adds them")
+    if missing == "insert":
+        try:
+            return matching.insert(plan.stored[name], plan.labels[name], found)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from None
+    return matching.append(plan.stored[name], found)
+
+
+def rely_on_labels(store: LabelStore, group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
+    """Let the commit conflict if another one has changed labels that this upsert has found, or not found."""
+    if store.base is None:
+        return
+    for name, each in placed.items():
+        array = group.array(name)
+        (axis,) = axes_of(array.metadata)
+        # If there are new labels, no stored label may become one of them.
+        chunks = np.arange(len(axis.starts)) if each.inserted else np.unique(axis.chunk_of(each.positions))
+        path = group.path_of(name)
+        store.rely_on(f"{path}/{array.metadata.encode_chunk_key((int(place),))}" for place in chunks)
+
+
+def make_room(group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
+    """Lengthen the arrays, and move rows behind which others are inserted."""
+    for name in group.with_dimension(tuple(placed)):
+        dims = group.variables[name].dims
+        axes = {axis: placed[str(dim)] for axis, dim in enumerate(dims) if dim in placed}
+        grown = {axis: each for axis, each in axes.items() if each.inserted}
+        if any(each.moves_rows for each in grown.values()):
+            moved = {axis: Moved(each.length, each.segments) for axis, each in grown.items()}
+            move_rows(group.store, group.path_of(name), moved)
+            group.forget(name)
+        elif grown:
+            array = group.array(name)
+            array.resize(tuple(grown[axis].length if axis in grown else n for axis, n in enumerate(array.shape)))
+
+
+def write_rows(plan: UpsertPlan, placed: Mapping[str, Placed], existing: Existing) -> Upserted:
+    """Write the rows, and count them."""
+    known = {name: ~each.is_new for name, each in placed.items()}
+    changed = np.zeros([len(known[name]) for name in plan.dims], bool)
+    for name in plan.variables:
+        for block in _blocks(plan, name, placed):
+            if block.is_stored and existing == "keep":
+                continue
+            differs = write_block(plan.group.array(name), plan.encoded(name), block)
+            if differs is not None:
+                changed |= _along(plan, name, differs)
+    for axis, name in enumerate(plan.dims):
+        changed &= known[name].reshape([-1 if axis == other else 1 for other in range(changed.ndim)])
+    return Upserted(int(changed.sum()), sum(each.inserted for each in placed.values()))
+
+
+def _blocks(plan: UpsertPlan, name: str, placed: Mapping[str, Placed]) -> Iterator[RowBlock]:
+    dims = plan.dims_of(name)
+    shape = plan.encoded(name).shape
+    positions = [placed[dim].positions if dim in placed else np.arange(n) for dim, n in zip(dims, shape, strict=True)]
+    return blocks(positions, {axis: placed[dim].is_new for axis, dim in enumerate(dims) if dim in placed})
+
+
+def _along(plan: UpsertPlan, name: str, differs: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return a mask over the labels of one variable as one over all dimensions of the upsert."""
+    kept = [dim for dim in plan.dims_of(name) if dim in plan.dims]
+    mask = differs.transpose(sorted(range(len(kept)), key=lambda axis: plan.dims.index(kept[axis])))
+    shape = [len(plan.labels[dim]) if dim in kept else 1 for dim in plan.dims]
+    return np.broadcast_to(mask.reshape(shape), [len(plan.labels[dim]) for dim in plan.dims])
+
+
+def _create(ds: xr.Dataset, store: LabelStore, dims: tuple[str, ...], group: str, missing: Missing) -> Upserted:
+    """Write the first rows."""
+    for name in dims:
+        values = np.asarray(ds.variables[name].values)
+        check_present(name, values)
+        if again := matching.repeated(values):
+            raise ValueError(
+                f"{name!r} repeats labels in the dataset: {', '.join(str(values[each]) for each in again[:5])}"
+            )
+    if missing == "raise":
+        raise ValueError(f"there is nothing in {group!r} yet: missing='append' or 'insert' writes the first rows")
+    ordered = ds.sortby(list(dims)) if missing == "insert" else ds
+    units = {name: encoding for name in dims if (encoding := fine_units(ds.variables[name]))}
+    ordered.to_zarr(zarr_store(store), group=group or None, mode="a", consolidated=False, encoding=units)
+    return Upserted(0, sum(ds.sizes[name] for name in dims))

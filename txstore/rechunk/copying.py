@@ -1,0 +1,142 @@
+"""Copies pieces of an array to its new grid, in threads and in bounded memory, and copies changed parts again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from typing import Any
+
+import zarr
+
+from txstore.commit import Commit
+from txstore.comparing.boxes import joined
+from txstore.engine import Engine
+from txstore.format.documents import describe
+from txstore.format.grids import Grid
+from txstore.format.mapping import Hierarchy
+from txstore.history.find import find_commit
+from txstore.history.snapshot import Snapshot
+from txstore.rechunk.plans import Box, Pieces, size_of
+from txstore.store import TxStore
+
+
+class CopySource:
+    """An array of one commit, to read from. What it maps of files is let go of again and again: `group`.
+
+    Mapped pages count as memory of the process, even if the system may drop them.
+    """
+
+    def __init__(self, engine: Engine, commit: Commit, path: str) -> None:
+        self._engine = engine
+        self._commit = commit
+        self._path = path
+
+    def group(self, boxes: Sequence[Box], copy: Callable[[zarr.Array[Any], Box], object], pool: Any) -> None:
+        """Call `copy` in threads for each box of which anything is stored. Afterwards no file is mapped."""
+        with reading(self._engine, self._commit) as own:
+            array = open_array(TxStore.at(self._engine, own), self._path)
+            described = describe(own.get_view, self._path)
+            assert described is not None  # zarr has just opened it
+            grid = described.grid()
+            for _ in pool.map(lambda box: copy(array, box) if _is_stored(grid, own, box) else None, boxes):
+                pass
+
+
+@contextmanager
+def reading(engine: Engine, commit: Commit) -> Iterator[Snapshot]:
+    """Yield a snapshot of a commit. Afterwards it keeps no file mapped, whoever still refers to it."""
+    own = engine.snapshots.own(engine.snapshots.of(find_commit(engine.commits, commit)))
+    try:
+        yield own
+    finally:
+        own.let_go()
+
+
+def open_array(store: TxStore, path: str, *, keeps_empty: bool = False) -> zarr.Array[Any]:
+    """Open an array to read, or to write in a transaction. `keeps_empty`: store also chunks that are all fill value."""
+    found = zarr.open_array(store, path=path, mode="r" if store.read_only else "r+")
+    return found.with_config({"write_empty_chunks": keeps_empty})
+
+
+def copy_pieces(
+    source: CopySource,
+    target: zarr.Array[Any],
+    boxes: Sequence[Box],
+    *,
+    workers: int,
+    done: Callable[[Sequence[Box]], object],
+) -> None:
+    """Copy boxes of an array, some at once. `done` is called with those that are copied, in order."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="txstore-rechunk") as pool:
+        for start in range(0, len(boxes), workers):
+            group = boxes[start : start + workers]
+            source.group(group, partial(_copy, target), pool)
+            done(group)
+
+
+def _copy(target: zarr.Array[Any], source: zarr.Array[Any], box: Box) -> None:
+    target[box or ...] = source[box or ...]
+
+
+def _is_stored(grid: Grid, view: Hierarchy, box: Box) -> bool:
+    """Tell whether any chunk of a box is stored. The others are all fill value."""
+    return any(key in view for key in grid.keys(grid.touched(box)))
+
+
+def copy_again(
+    source: zarr.Array[Any], target: zarr.Array[Any], regions: Sequence[Box], unit: Sequence[int], piece: Sequence[int]
+) -> None:
+    """Copy regions of an array to a grid with chunks (or shards) of shape `unit`, each chunk of which is written once.
+
+    At a time, about what a box of shape `piece`, which is a multiple of `unit`, has is in memory.
+    """
+    for box, parts in _rewritten(target.shape, regions, unit, piece):
+        if parts == [box]:
+            target[box or ...] = source[box or ...]
+            continue
+        values: Any = target[box]
+        for part in parts:
+            inside = tuple(slice(p.start - b.start, p.stop - b.start) for p, b in zip(part, box, strict=True))
+            values[inside] = source[part]
+        target[box] = values
+
+
+def _rewritten(
+    shape: Sequence[int], regions: Sequence[Box], unit: Sequence[int], piece: Sequence[int]
+) -> Iterator[tuple[Box, list[Box]]]:
+    """Yield boxes of whole chunks of the new grid, each with the parts of the regions that lie in it."""
+    pieces = Pieces(tuple(shape), tuple(piece))
+    met: dict[tuple[int, ...], list[Box]] = defaultdict(list)
+    for region in regions:
+        for place in _places(region, piece):
+            met[place].append(_common(region, pieces.box(place)))
+    for place in sorted(met):
+        for chunks in joined({chunk for part in met[place] for chunk in _places(part, unit)}):
+            box = tuple(
+                slice(first * size, min(last * size, length))
+                for (first, last), size, length in zip(chunks, unit, shape, strict=True)
+            )
+            yield box, [_common(part, box) for part in met[place] if _meet(part, box)]
+
+
+def _places(region: Box, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the places, in a regular grid, of the cells that a region meets."""
+    return product(
+        *(range(part.start // size, -(-part.stop // size)) for part, size in zip(region, sizes, strict=True))
+    )
+
+
+def _common(one: Box, other: Box) -> Box:
+    return tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return all(part.start < part.stop for part in _common(one, other))
+
+
+def bytes_of(regions: Sequence[Box], itemsize: int) -> int:
+    return sum(size_of(region, itemsize) for region in regions)
