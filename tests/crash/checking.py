@@ -118,8 +118,10 @@ def _compare(repo: txstore.Repository, world: World, found: Found, *, every: boo
         assert dict(repo.mapping()) == world.state(found.ids), "the head holds something else"
     for _, _, name in world.untagged:
         assert name not in repo.tags, f"the tag {name} is back"
-    done = repo.log(operations=True) if world.tags else []
+    done = repo.log(operations=True) if world.tags or world.optimized else []
     recorded = [operation.arguments["tag"] for operation in done if operation.operation == "create tag"]
+    optimized = sum(operation.operation == "optimize" for operation in done)
+    assert optimized >= len(world.optimized), "nothing tells of an optimize"
     for tag in world.tags:
         assert tag.what in recorded, f"nothing tells who made the tag {tag.what}"
         assert repo.tags[tag.what].id == tag.commit, f"the tag {tag.what} is another"

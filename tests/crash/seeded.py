@@ -74,6 +74,7 @@ OMITTED = [
     # Records of operations.
     Omitted(f"{_SYNC}.new < record operation", "tags"),
     Omitted(f"{_NAMES} operations < record operation", "tags"),
+    Omitted(f"{_NAMES} . < make directory < record operation", "optimized"),
     Omitted("sync operations/* < sync copy", "copying"),
     Omitted(f"{_NAMES} operations < sync copy", "copying"),
     # Branches.

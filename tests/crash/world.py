@@ -96,6 +96,7 @@ class World:
     scratch: dict[str, str] = field(default_factory=dict)  # of branches: safe when one of main is promised
     parts: list[Part] = field(default_factory=list)
     vacuums: list[Vacuumed] = field(default_factory=list)
+    optimized: list[int] = field(default_factory=list)  # at which step each was done
     ending: dict[str, int] = field(default_factory=dict)  # transactions with a name, and since which step
     unguarded: bool = False  # a power loss has taken the guard, before anything was to survive
     torn: bool = False  # a power loss has torn what was not to survive, and nobody has repaired it yet
@@ -126,6 +127,7 @@ class World:
             branches=[branch.as_of(step) for branch in self.branches],
             parts=[part for part in self.parts if part.step <= step],
             vacuums=[vacuum for vacuum in self.vacuums if vacuum.step <= step],
+            optimized=[done for done in self.optimized if done <= step],
             ending={transaction: since for transaction, since in self.ending.items() if since <= step},
         )
 
@@ -138,6 +140,7 @@ class World:
         world.branches = [branch.rebased() for branch in world.branches]
         world.parts = [part._replace(step=0) for part in world.parts]
         world.vacuums = [vacuum._replace(step=0) for vacuum in world.vacuums]
+        world.optimized = [0] * len(world.optimized)
         world.ending = dict.fromkeys(world.ending, 0)
         return world
 
@@ -271,6 +274,7 @@ class World:
     def optimize(self, repo: txstore.Repository) -> None:
         if (made := repo.optimize()) is not None:
             self._note(made.id, repo.engine.durability == "fsync")
+            self.optimized.append(len(SYSTEM.disk.steps))
 
     def vacuum(self, repo: txstore.Repository, **arguments: int) -> int:
         """Return the oldest kept version, which is what it was told to raise it to if it fails."""

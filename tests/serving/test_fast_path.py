@@ -137,7 +137,7 @@ HEADERS = [
     "Range: bytes=0-1,4-5", "If-None-Match: *", 'If-None-Match: "x"', 'If-Range: "x"', "Accept-Encoding: gzip",
     "Origin: http://localhost", "Origin: https://evil.example", f"Origin: {VIEWER}", "Connection: close",
     "Connection: keep-alive", "Connection: Keep-Alive", "Connection: upgrade", "Keep-Alive: timeout=5",
-    "Content-Length: 0", "Content-Length: x", "Transfer-Encoding: chunked", "Expect: 100-continue", "Upgrade: h2c",
+    "Content-Length: 0", "Content-Length: x", "Expect: 100-continue", "Upgrade: h2c",
     "Host: localhost", "Host: evil.example", "X:", "X: ", "X: a ", "X:a", "X : a", "X: \xe4", "X: a\tb", "X: \x01",
     ": a", "X", " folded", "X_y: a", "X: " + "a" * 9000, "range: bytes=0-3", "RANGE: bytes=0-3", "Cookie: a=b",
 ]  # fmt: skip
@@ -149,6 +149,8 @@ async def test_each_header(pair: Pair, repo: txstore.Repository) -> None:
     where = [f"/at/{head.id}/{KEY}", f"/at/main/{KEY}", f"/at/main/{KEY}/no"]
     await pair.all_same(
         [request(path, header, method=method) for path, header, method in product(where, HEADERS, ("GET", "HEAD"))]
+        # Its end is sent: what follows a body without one is an error, which comes before the answer or after it.
+        + [request(path, "Transfer-Encoding: chunked") + b"0\r\n\r\n" for path in where]
     )
     answer = await pair.same(request(where[0]))
     tag = re.search(rb"etag: ([^\r]*)", answer)
