@@ -20,6 +20,7 @@ from txstore.commit import Stored
 from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
 from txstore.format.commitfile import CommitName, Footer, Header, RunName, Section, Statistics
+from txstore.format.declarations import Declarations
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, HeadCache, RepositoryFormat, Tag
@@ -79,10 +80,10 @@ group_commits = st.integers(1, commitfile.MAX_GROUP_COMMIT).flatmap(
 counted = st.integers(0, encoding.MAX_COUNT)
 commit_names = st.builds(CommitName, branches, counted, ids, ids)
 headers = st.builds(
-    lambda header, constraints, fork, merged, reach: replace(
+    lambda header, declared, fork, merged, reach: replace(
         header,
-        constraints=constraints,
-        required=commitfile.FEATURE_CONSTRAINTS if constraints else 0,
+        declared=declared,
+        required=sum(bit for bit, each in zip(commitfile.DECLARED_FEATURES, declared, strict=True) if each),
         fork=fork,
         merged=merged,
         reach=reach,
@@ -92,7 +93,7 @@ headers = st.builds(
         properties=st.dictionaries(text, json_values, max_size=4),
         runs=run_lists(st.none() | pack_names),
     ),
-    st.dictionaries(text, json_values, max_size=2),
+    st.builds(Declarations, *[st.dictionaries(text, json_values, max_size=2)] * 3),
     st.none() | branches,
     st.none() | commit_names,
     st.dictionaries(branches, counted, max_size=3),

@@ -32,7 +32,7 @@ from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format import encoding, names, packfile
 from txstore.format.carried import carry, decode_carried
 from txstore.format.commitfile import (
-    FEATURE_CONSTRAINTS,
+    DECLARED_FEATURES,
     CommitName,
     DataPack,
     Footer,
@@ -41,6 +41,7 @@ from txstore.format.commitfile import (
     Section,
     Statistics,
 )
+from txstore.format.declarations import Declarations
 from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HeadCache, RepositoryFormat, Tag, TransactionRecord
@@ -97,7 +98,10 @@ _HEADERS = (
         Statistics(3, 2, 1, 4096, 2), (Section(1, 64, 512), Section(1, 1024, 99)), _RUNS, (), 3, 2, 1, 1,
     ),
     Header(ID, OTHER_ID, ID, ID, 1 << 40, 1 << 41, 5, "b", runs=_RUNS[:1], packs=(DataPack(PackName(ID), 4096),)),
-    Header(ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=FEATURE_CONSTRAINTS, constraints={"a": {"kind": "b"}}),
+    Header(
+        ID, OTHER_ID, ID, ID, 2, 3, 5, "b", required=sum(DECLARED_FEATURES),
+        declared=Declarations({"a": {"kind": "b"}}, {"c": {}}, {"d": {}}),
+    ),
     Header(ID, OTHER_ID, ID, ID, 4, 5, 5, "b", merged=CommitName("c", 3, ID, ID), reach={"b": 3, "c": 3, "main": 1}),
 )  # fmt: skip
 

@@ -455,7 +455,7 @@ def unknown_required(path: Path) -> None:
 @vector("An unknown required feature of those who commit: readers pass over it")
 def unknown_of_committers(path: Path) -> None:
     commit(txstore.Repository(path), "first", a=b"1")
-    rewrite_header(path, lambda header: header[:12] + b"\x02" + header[13:])
+    rewrite_header(path, lambda header: header[:15] + b"\x40" + header[16:])
 
 
 @vector("format.json names a required feature that is not known")

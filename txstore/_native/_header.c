@@ -12,7 +12,7 @@
  * THE BYTES (docs/understand/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare, and 10, 15 and 16 come with a required feature
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are

@@ -186,7 +186,7 @@ def _header_of(proposal: bytes) -> tuple[Header, int]:
         or own.kind != commitfile.SECTION_RUN
     ):
         raise NoGroupCommitError("it has no sorted run of its own")
-    is_bound = header.constraints or header.merged or header.fork or header.reach or header.group_commit
+    is_bound = header.declared or header.merged or header.fork or header.reach or header.group_commit
     if is_bound or header.id != footer.pack_id:
         raise NoGroupCommitError("it can follow only its own parent")
     return header, min(own.offset + own.length + -own.length % 8, footer.header_offset)

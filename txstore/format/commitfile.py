@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from txstore._native import header as native
+from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.encoding import (
     MAX_COUNT,
     MAX_TIME,
@@ -33,8 +34,9 @@ HEADER_COMMIT = 1
 SECTION_RUN, SECTION_CARRIED, SECTION_GROUP_COMMIT = 1, 2, 3
 
 FEATURE_FOREIGN = 1 << 0  # required of readers: a run may hold refs of kind `REF_FOREIGN`
-FEATURE_CONSTRAINTS = 1 << 32  # required of committers: they have to check the constraints of the parent
-REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS
+#: Required of committers: they have to check the constraints of the parent, keep its views, and hand on its cursors.
+FEATURE_CONSTRAINTS, FEATURE_VIEWS, FEATURE_CURSORS = DECLARED_FEATURES = 1 << 32, 1 << 33, 1 << 34
+REQUIRED_FEATURES_KNOWN = FEATURE_FOREIGN | FEATURE_CONSTRAINTS | FEATURE_VIEWS | FEATURE_CURSORS
 #: The bits of features that a reader has to know. The bits above are only for processes that commit.
 OF_READERS = (1 << 32) - 1
 FEATURE_NOT_SYNCED = 1 << 0  # optional
@@ -51,7 +53,8 @@ MAX_RUNS = MAX_SECTIONS = 1024
 MAX_GROUP_COMMIT = 128
 
 _BRANCH, _AUTHOR, _MESSAGE, _PROPERTIES, _STATISTICS, _SECTIONS, _RUNS, _PACKS, _PENDING, _CONSTRAINTS = range(1, 11)
-_FORK, _MERGED, _REACH, _GROUP_COMMIT = 11, 12, 13, 14
+_FORK, _MERGED, _REACH, _GROUP_COMMIT, _VIEWS, _CURSORS = 11, 12, 13, 14, 15, 16
+_DECLARED = _CONSTRAINTS, _VIEWS, _CURSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ class Header:
     oldest_kept: int = 0
     required: int = 0
     optional: int = 0
-    constraints: Mapping[str, Any] = field(default_factory=dict)  # by name: what `constraints` writes of them
+    declared: Declarations = NOTHING_DECLARED  # constraints, views and cursors
     fork: str | None = None  # the id of the parent's branch, where it is another: the first commit of a branch
     merged: CommitName | None = None  # the other parent of a merge
     #: Of each branch that it has come from, or has merged, up to which version. Only where history may be cut, or
@@ -208,11 +211,13 @@ class Header:
         )  # fmt: skip
         properties = _encode_json(self.properties)
         last = _encode_fields(
-            (_CONSTRAINTS, _encode_json(self.constraints)),
+            (_CONSTRAINTS, _encode_json(self.declared.constraints)),
             (_FORK, b"" if self.fork is None else self.fork.encode()),
             (_MERGED, b"" if self.merged is None else self.merged.encode()),
             (_REACH, b"".join(map(_encode_reached, self.reach.items()))),
             (_GROUP_COMMIT, b"" if self.group_commit is None else self.group_commit.encode()),
+            (_VIEWS, _encode_json(self.declared.views)),
+            (_CURSORS, _encode_json(self.declared.cursors)),
         )
         packs = b"".join(map(_encode_data_pack, self.packs))
         if native is not None:
@@ -281,7 +286,12 @@ class Header:
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
             pending=pending,
-            constraints=json_object(typed.get(_CONSTRAINTS, b"{}")) if required & FEATURE_CONSTRAINTS else {},
+            declared=Declarations(
+                *[
+                    json_object(typed.get(tag, b"{}")) if required & feature else {}
+                    for tag, feature in zip(_DECLARED, DECLARED_FEATURES, strict=True)
+                ]
+            ),
             fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
             merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
             reach=dict(_decode_reach(typed.get(_REACH, b""))),

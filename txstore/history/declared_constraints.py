@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from txstore.errors import (
-    ConflictError,
     ConstraintError,
     CorruptionError,
     TxStoreError,
@@ -20,18 +19,14 @@ from txstore.errors import (
 from txstore.format import constraints
 from txstore.format.commitfile import CommitName
 from txstore.format.constraints import Constraint, Outcome, as_text
+from txstore.format.declarations import Written
 from txstore.format.display import html_head, html_table
 from txstore.format.keys import check_name
 
 #: Number of violations that an error lists for each constraint.
 MAX_NAMED = 10
-#: Bytes of all constraints together, at most: every commit has them in its header.
-MAX_BYTES = 1 << 16
 
 # --- constraints in headers
-
-#: Encoded constraints by name.
-Written = Mapping[str, Any]
 
 
 def encode(constraint: Constraint) -> dict[str, Any]:
@@ -70,33 +65,6 @@ def decode(url: str, written: Written) -> dict[str, Constraint]:
 
 
 # --- the commit
-
-#: The encoded constraints that a transaction declares. None drops a constraint.
-Changes = Mapping[str, Any]
-
-
-def changed(changes: Changes, written: Written) -> Written:
-    """Return the constraints after changes. Raises `ValueError` if they are longer than `MAX_BYTES`."""
-    found = {name: each for name, each in {**written, **changes}.items() if each is not None}
-    if changes and (length := len(as_text(found))) > MAX_BYTES:
-        raise ValueError(
-            f"all constraints together have {length} bytes, and every commit stores them: the limit is {MAX_BYTES} "
-            "bytes"
-        )
-    return found
-
-
-def changes_nothing(changes: Changes, written: Written) -> bool:
-    return all(as_text(each) == as_text(written.get(name)) for name, each in changes.items())
-
-
-def check_unmoved(changes: Changes, base: Written, head: Written) -> None:
-    """Raise `ConflictError` if another commit has declared or dropped the same constraints differently."""
-    taken = [
-        name for name, each in changes.items() if as_text(base.get(name)) != as_text(head.get(name)) != as_text(each)
-    ]
-    if taken:
-        raise ConflictError(taken, reason="another commit declared or dropped these constraints")
 
 
 class CheckedOn(NamedTuple):

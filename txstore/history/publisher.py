@@ -31,6 +31,7 @@ from txstore.errors import (
 )
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
+from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
@@ -77,7 +78,7 @@ class Contents(NamedTuple):
     packs: tuple[DataPack, ...] = ()  # besides the publisher's own: already durable, under their final names
     oldest_kept: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to support, besides those of the parent
-    constraints: Mapping[str, Any] | None = None  # None: those of the parent
+    declared: Declarations | None = None  # None: that of the parent
     merged: Stored | None = None  # the second parent of a merge
     reach: Mapping[str, int] = MappingProxyType({})  # for a merge, or a commit that raises the oldest kept version
     joins: bool = False  # it may also follow other commits that touch none of its keys
@@ -383,9 +384,11 @@ class Publisher:
             oldest_kept = fork.version
         required = contents.required | (0 if parent is None else parent.header.required)
         self.commits.identity.check_features(required)
-        constraints = contents.constraints
-        if constraints is None:
-            constraints = {} if parent is None else parent.header.constraints
+        declared = contents.declared
+        if declared is None:
+            declared = NOTHING_DECLARED if parent is None else parent.header.declared
+        for feature, names_of in zip(commitfile.DECLARED_FEATURES, declared, strict=True):
+            required |= feature if names_of else 0
         sections = contents.sections
         offset = max((align(section.offset + section.length) for section in sections), default=self._frames_end)
         carried = self.commits.chain.told.by_child(parent, self.branch)
@@ -411,8 +414,8 @@ class Publisher:
             packs=(*[pack for pack, _ in self.packs], *contents.packs),
             pending=self.commits.durability.pending(self.branch, parent) if self.durable else 0,
             oldest_kept=max(oldest_kept, contents.oldest_kept),
-            required=required | (commitfile.FEATURE_CONSTRAINTS if constraints else 0),
-            constraints=constraints,
+            required=required,
+            declared=declared,
             optional=0 if self.durable else commitfile.FEATURE_NOT_SYNCED,
             fork=None if fork is None else fork.branch,
             merged=None if contents.merged is None else contents.merged.name,

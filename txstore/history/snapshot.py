@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Never
+from typing import Never
 
 from txstore import observing
 from txstore.commit import MAIN, Commit, Stored
@@ -15,6 +15,7 @@ from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, T
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.constraints import Constraint
+from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
@@ -144,14 +145,14 @@ class Snapshot(Hierarchy):
         return 0 if self.stored is None else self.stored.header.oldest_kept
 
     @property
-    def written_constraints(self) -> Mapping[str, Any]:
-        """The declared constraints by name, as the header encodes them."""
-        return {} if self.stored is None else self.stored.header.constraints
+    def declared(self) -> Declarations:
+        """The constraints, views and cursors, as the header encodes them."""
+        return NOTHING_DECLARED if self.stored is None else self.stored.header.declared
 
     @property
     def constraints(self) -> Mapping[str, Constraint]:
         """The declared constraints by name. Raises `UnsupportedFormatError` for an unknown kind of constraint."""
-        return decode_constraints(self.url, self.written_constraints)
+        return decode_constraints(self.url, self.declared.constraints)
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} {self.commit or '(empty)'}>"

@@ -21,6 +21,7 @@ from txstore.errors import TxStoreError
 from txstore.format import carried, commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, Header, RunName, Statistics
 from txstore.format.consolidated import is_consolidated
+from txstore.format.declarations import NOTHING_DECLARED
 from txstore.format.encoding import crc32c
 from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName, Predecessor
@@ -503,7 +504,7 @@ def new_end(
         oldest_kept=0 if parent is None else parent.header.version if is_first else parent.header.oldest_kept,
         fork=parent.header.branch if parent is not None and is_first else None,
         required=required | (0 if parent is None else parent.header.required),
-        constraints={} if parent is None else parent.header.constraints,
+        declared=NOTHING_DECLARED if parent is None else parent.header.declared,
     )  # fmt: skip
     encoded = header.encode()
     end = position + len(section)

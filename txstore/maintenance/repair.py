@@ -495,7 +495,7 @@ def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sec
             header.repository_id, commit_id, header.id, head.hash, header.version + 1, header.seq + 1,
             time=max(time.time_ns() // 1000, header.time + 1), branch=header.branch, message="runs rebuilt by verify",
             sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)),
-            oldest_kept=header.oldest_kept, required=header.required, constraints=header.constraints,
+            oldest_kept=header.oldest_kept, required=header.required, declared=header.declared,
         )  # fmt: skip
         encoded = new.encode()
         footer = Footer(

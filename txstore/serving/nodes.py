@@ -66,7 +66,7 @@ class Nodes:
             if stored == "no"
             else self._stored.of((_id(snapshot), path), lambda: _measured(snapshot, path, described))
         )
-        declared = sorted(snapshot.written_constraints.items())
+        declared = sorted(snapshot.declared.constraints.items())
         about = [{"name": name, **each} for name, each in declared if _is_about(each, path)]
         return {
             "commit": _id(snapshot),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import PROPOSED
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
+from txstore.format.declarations import Declarations
 from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
-from txstore.history import declared_constraints
+from txstore.history import declarations, declared_constraints
 from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
@@ -85,15 +86,14 @@ class Committer:
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
-        self._kept: tuple[Snapshot, declared_constraints.CheckedOn] | None = None  # a head, and what was checked on it
+        #: A head, what the commit declares on top of it, and what was checked there.
+        self._kept: tuple[Snapshot, Declarations, declared_constraints.CheckedOn] | None = None
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the commit would change nothing. A merge always changes something: it records its second parent."""
         is_empty = self.own_run.section is None and self.staging.other_parent is None
-        return is_empty and declared_constraints.changes_nothing(
-            self.staging.constraints, self.base.written_constraints
-        )
+        return is_empty and declarations.changes_nothing(self.staging.declared, self.base.declared)
 
     @property
     def base(self) -> Snapshot:
@@ -176,7 +176,7 @@ class Committer:
             and len(self.view.staged) <= _FEW
             and self.publisher.end <= PROPOSED
             and not (staging.members.is_shared or self.view.reflinks.any or self.view.staged.prefixes)
-            and not (staging.constraints or self.base.written_constraints)
+            and not (staging.declared or self.base.declared)
             and staging.record.isolation != SERIALIZABLE
             and staging.settle_conflicts is None
             and staging.other_parent is None
@@ -277,9 +277,7 @@ class Committer:
         settle = self.staging.settle_conflicts
         assert self.writes is not None  # for mypy: `catch_up` asks about both
         assert settle is not None
-        declared_constraints.check_unmoved(
-            self.staging.constraints, self.base.written_constraints, head.written_constraints
-        )
+        declarations.check_unmoved(self.staging.declared, self.base.declared, head.declared)
         staged = [key for key, _ in self.view.staged.items()]
         theirs = self.snapshots.own(head)
         try:
@@ -290,19 +288,20 @@ class Committer:
         # Everything else still conflicts: a deleted prefix, for example.
         conflicts.check(self.writes, self.base, head, self.base.seq)
 
-    def _keep_constraints(self, head: Snapshot) -> Mapping[str, Any]:
-        """I11: check the commit on top of `head` against all constraints, and return them for its header."""
+    def _keep_constraints(self, head: Snapshot) -> Declarations:
+        """I11: check the commit on top of `head` against all constraints. Return what its header declares."""
         if self._kept is None or self._kept[0] is not head:
-            changes, there = self.staging.constraints, head.written_constraints
-            declared_constraints.check_unmoved(changes, self.base.written_constraints, there)
-            written = declared_constraints.changed(changes, there)
-            if written:
+            changes, there = self.staging.declared, head.declared
+            declarations.check_unmoved(changes, self.base.declared, there)
+            written = declarations.changed(changes, there)
+            if written.constraints:
                 outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
-                before = None if self._kept is None else self._kept[1]
-                declared_constraints.check(head.url, written, there, outcome, before)
+                before = None if self._kept is None else self._kept[2]
+                declared_constraints.check(head.url, written.constraints, there.constraints, outcome, before)
             name = None if head.stored is None else head.stored.name
-            self._kept = head, declared_constraints.CheckedOn(written, there, name)
-        return self._kept[1].written
+            checked = declared_constraints.CheckedOn(written.constraints, there.constraints, name)
+            self._kept = head, written, checked
+        return self._kept[1]
 
     # --- the header, for one version
 
@@ -336,7 +335,7 @@ class Committer:
             statistics,
             tuple(packs),
             required=required,
-            constraints=kept,
+            declared=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
             joins=not kept and self.commits.versions.strategy.may_join(self._only_sets),
@@ -349,7 +348,7 @@ class Committer:
             return False
         if self.own_run.packs and staging.members.is_shared:
             return False  # this process can't know that the packs of others will stay
-        is_more = staging.other_parent is not None or staging.constraints or self.view.reflinks.any or staging.sources
+        is_more = staging.other_parent is not None or staging.declared or self.view.reflinks.any or staging.sources
         if is_more or any(self.view.staged.prefixes):
             return False
         writes = self.writes or self._writes()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from txstore.errors import TransactionStateError
 from txstore.format.constraints import Constraint
-from txstore.history import declared_constraints
+from txstore.format.declarations import Declarations
+from txstore.history import declarations, declared_constraints
 from txstore.history.declared_constraints import Constraints
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.staging import Staging
@@ -19,8 +20,8 @@ def constraints_of(staging: Staging, lifecycle: Lifecycle) -> Constraints:
         committed, base = staging.view.committed, staging.view.base
         if committed is not None:
             return committed.constraints
-        written = declared_constraints.changed(staging.constraints, base.written_constraints)
-        return declared_constraints.decode(staging.storage.url, written)
+        written = declarations.changed(staging.declared, base.declared)
+        return declared_constraints.decode(staging.storage.url, written.constraints)
 
     def declare(name: str, constraint: Constraint | None) -> None:
         if staging.members.is_named or staging.members.is_participant:
@@ -30,11 +31,11 @@ def constraints_of(staging: Staging, lifecycle: Lifecycle) -> Constraints:
                 state="foreign",
             )
         written = None if constraint is None else declared_constraints.encode(constraint.settled(staging.view))
-        changes = {**staging.constraints, name: written}
+        changes = Declarations({**staging.declared.constraints, name: written})
         # Raises an error now, not at the commit, if they are too large.
-        declared_constraints.changed(changes, staging.view.base.written_constraints)
+        declarations.changed(changes, staging.view.base.declared)
         with lifecycle.lock:
             lifecycle.check_open()
-            staging.constraints[name] = written
+            staging.declared.constraints[name] = written  # type: ignore[index]
 
     return Constraints(read, declare)

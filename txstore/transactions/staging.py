@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from txstore._native import chunks
 from txstore.commit import Stored
 from txstore.errors import TransactionStateError
 from txstore.format import packfile
+from txstore.format.declarations import Declarations
 from txstore.format.keys import after_prefix, encode_key, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord
@@ -81,7 +82,7 @@ class Staging:
         self.other_parent = other_parent
         self.settle_conflicts = settle_conflicts
         self.began = time.monotonic()
-        self.constraints: dict[str, Any] = {}  # as they are written; None: to be dropped
+        self.declared = Declarations({}, {}, {})  # what this transaction declares; None: it drops a name
         self.sources: HeldSources | None = None  # sources of copies, during the commit
         # Shared by all transactions of this process that use this object.
         self.turns = KeyTurns(is_slow=commits.staged.uploads)
@@ -275,7 +276,7 @@ class Staging:
 
     @property
     def count(self) -> int:
-        """Number of keys and prefixes that are set or deleted, and of constraints that are declared or dropped."""
+        """Number of keys and prefixes that are set or deleted, and of names that are declared or dropped."""
         if not self.members.is_over:
             self.members.look_at_others()
         return self.known_count
@@ -283,7 +284,7 @@ class Staging:
     @property
     def known_count(self) -> int:
         """The same, without reading the frames that other participants have added since."""
-        return len(self.staged) + len(self.view.reflinks) + len(self.constraints)
+        return len(self.staged) + len(self.view.reflinks) + sum(map(len, self.declared))
 
     def parts(self) -> list[Contribution]:
         """Return the packs, without the commit file, that hold a value of the commit."""
@@ -343,4 +344,4 @@ class Staging:
         self.let_go()
         self.staged.clear()
         self.view.reflinks.clear()
-        self.constraints.clear()
+        self.declared = Declarations({}, {}, {})

@@ -362,7 +362,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             found["participants"].setdefault(self.members.label(link.participant), []).append(key)
         found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.staged.prefixes]
         found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self.staged.reflinks)
-        found["constraints"] = sorted(self._staging.constraints)
+        found["constraints"] = sorted(self._staging.declared.constraints)
         return found
 
     def key_changes(self) -> Iterator[KeyChange]:
