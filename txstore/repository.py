@@ -64,11 +64,13 @@ from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
+from txstore.views.faces import Views
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
     from txstore.comparing.blame import Blame
+    from txstore.deriving.definitions import ViewDefinition
     from txstore.interchange.checkout import Checkout
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
@@ -1108,6 +1110,36 @@ class Repository:
         its first dimension is 5, and that of 'x' 0
         """
         return Constraints(self._declared, self._declare)
+
+    @property
+    def views(self) -> Views:
+        """The views: a `MutableMapping` from a name to an object of a class in `txstore.views`.
+
+        Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
+        drops the view, and leaves the arrays. To do that together with other changes, use `store.views` in a
+        transaction. From then on, each commit that changes a source derives what depends on the change, whichever
+        process makes it: no reader ever sees outputs that do not fit their sources. See docs/how-to/views.md.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> from txstore.views import Coarsen
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     image = zarr.create_array(store, name="image/0", data=np.arange(16.0).reshape(4, 4), chunks=(2, 2))
+        >>> repo.views["pyramid"] = Coarsen("image/0", to="image/{level}", factors=(2, 2), levels=2)
+        >>> with repo.transaction() as store:
+        ...     zarr.open_array(store, path="image/0")[0, 0] = 100
+        >>> zarr.open_array(repo.snapshot(), path="image/1", mode="r")[:]
+        array([[27.5,  4.5],
+               [10.5, 12.5]])
+        """
+        return Views(lambda: self.snapshot().views if self.exists else {}, self._declare_view)
+
+    def _declare_view(self, name: str, view: ViewDefinition | None) -> None:
+        self._existing()
+        with self.transaction(f"view {name!r} {'dropped' if view is None else 'declared'}") as store:
+            store.views.declare(name, view)
 
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txstore import processes
 from txstore.commit import Commit, Stored
-from txstore.comparing.nodes import index_of
 from txstore.errors import NodeNotFoundError
-from txstore.format.documents import Described, describe
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, count_members, layout_of, members
 from txstore.history.snapshot import Snapshot

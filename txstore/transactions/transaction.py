@@ -33,6 +33,7 @@ from txstore.transactions.node_copies import NodeCopies
 from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
 from txstore.transactions.staged_constraints import constraints_of
+from txstore.transactions.staged_views import StagedViews
 from txstore.transactions.staging import Staging
 
 if TYPE_CHECKING:
@@ -153,6 +154,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         The commit of this transaction declares the constraints that are set here, and drops those that are deleted.
         """
         return constraints_of(self._staging, self.lifecycle)
+
+    @property
+    def views(self) -> StagedViews:
+        """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
+        return StagedViews(self._staging, self.lifecycle)
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
