@@ -43,12 +43,13 @@ from txstore.errors import (
     UncommittedChangesWarning,
     UnequalLengthsWarning,
     UnsupportedFormatError,
+    ViewError,
     WrongFileTypeError,
 )
 from txstore.interchange.bare_path import keep_repositories
 
 if TYPE_CHECKING:
-    from txstore import aio, constraints, loaders
+    from txstore import aio, constraints, loaders, views
     from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
     from txstore.interchange.virtual_datasets import write_virtual
@@ -112,6 +113,7 @@ __all__ = [
     "UnequalLengthsWarning",
     "UnsupportedFormatError",
     "Upserted",
+    "ViewError",
     "WrongFileTypeError",
     "aio",
     "constraints",
@@ -120,6 +122,7 @@ __all__ = [
     "roll",
     "synchronized",
     "upsert",
+    "views",
     "write_virtual",
 ]
 
@@ -143,6 +146,7 @@ _LATE = {
     "roll": "labels",
     "synchronized": "synchronized_arrays",
     "upsert": "labels",
+    "views": "",
     "write_virtual": "interchange.virtual_datasets",
 }
 

@@ -43,6 +43,11 @@ def decode(url: str, written: Written) -> dict[str, ViewDefinition]:
     return found
 
 
+def outputs_of(url: str, written: Written) -> list[str]:
+    """Return the outputs of the views of a header. Raises what `decode` does."""
+    return [output for view in decode(url, written).values() for output in view.outputs]
+
+
 def ordered(views: Views) -> list[str]:
     """Return the names of views, each after those that make its sources.
 

@@ -187,8 +187,8 @@ def edge(before: Sequence[int], after: Sequence[int], chunk_ends: Sequence[int])
     """
     found = []
     for axis, (old, new, end) in enumerate(zip(before, after, chunk_ends, strict=True)):
-        if old != new and new:
+        if old != new:
             box = list(whole(after))
-            box[axis] = (max(0, min(old, new) - 1), min(new, max(end, old + 1)))
+            box[axis] = (max(0, min(old, new) - 1), min(new, max(end, old + 1)))  # of no length, if the axis has none
             found.append(tuple(box))
     return found

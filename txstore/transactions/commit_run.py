@@ -92,7 +92,7 @@ class CommitRun:
         made = self._merges.values[key]
         if made.length:
             yield key, packfile.REF_PACK, made.offset, made.length, made.checksum, 0
-        elif key in head:
+        elif key in head or (self._view.reflinks.any and self._view.reflinks.find(key) is not None):
             yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:
