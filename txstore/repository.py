@@ -64,7 +64,7 @@ from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
-from txstore.views.faces import Views
+from txstore.views.faces import RepositoryViews
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -1112,13 +1112,15 @@ class Repository:
         return Constraints(self._declared, self._declare)
 
     @property
-    def views(self) -> Views:
-        """The views: a `MutableMapping` from a name to an object of a class in `txstore.views`.
+    def views(self) -> RepositoryViews:
+        """The views: a `MutableMapping`. Set objects of the classes in `txstore.views`, by name.
 
         Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
         drops the view, and leaves the arrays. To do that together with other changes, use `store.views` in a
         transaction. From then on, each commit that changes a source derives what depends on the change, whichever
         process makes it: no reader ever sees outputs that do not fit their sources. See docs/how-to/views.md.
+
+        What is read is a `DeclaredView`: its `definition`, `is_current()` and, for `when="follow"`, `update()`.
 
         Examples
         --------
@@ -1134,7 +1136,7 @@ class Repository:
         array([[27.5,  4.5],
                [10.5, 12.5]])
         """
-        return Views(lambda: self.snapshot().views if self.exists else {}, self._declare_view)
+        return RepositoryViews(self, lambda: self.snapshot().views if self.exists else {}, self._declare_view)
 
     def _declare_view(self, name: str, view: ViewDefinition | None) -> None:
         self._existing()

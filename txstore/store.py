@@ -400,7 +400,10 @@ class TxStore(ZarrInterface):
                 make_outputs(self, view)
             transaction.views.declare(name, view)
 
-        return Views(self._declared_views, declare)
+        def bring_to(name: str, commit: Commit) -> None:
+            self._writer().session.transaction.views.bring_to(name, commit)
+
+        return Views(self._declared_views, declare, bring_to)
 
     def _declared_views(self) -> Mapping[str, ViewDefinition]:
         if self._session is not None:

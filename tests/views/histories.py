@@ -6,6 +6,7 @@ python -m tests.views.histories --histories 2000 --seed 1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import sys
@@ -22,6 +23,7 @@ from tests.crew import Crew, FailedError
 from tests.transactions.arrays import HAS_RECTILINEAR
 from tests.views.functions import blurred
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition
+from txstore.views.following import DeclaredView
 
 OPERATIONS = 4
 ANSWERS = [None, {"": "ours"}, {"": "theirs"}]
@@ -85,6 +87,14 @@ def check(repo: txstore.Repository) -> Counter[str]:
         for commit in repo.log(branch):
             found = repo.snapshot(at=commit.version, branch=branch)
             for name, view in found.views.items():
+                is_current = (
+                    DeclaredView(name, view, repo).is_current(commit.version, branch=branch)
+                    if view.when == "follow"
+                    else True
+                )
+                counts["current" if is_current else "behind"] += view.when == "follow"
+                if not is_current:
+                    continue
                 source = zarr.open_array(found, path=view.sources[0], mode="r")[...]
                 for output, wanted in zip(view.outputs, expected(view, source), strict=True):
                     held = zarr.open_array(found, path=output, mode="r")[...]
@@ -171,6 +181,7 @@ def redeclare(store: txstore.TxStore, drawn: random.Random) -> None:
 
 def declare(store: txstore.TxStore, drawn: random.Random) -> None:
     name = drawn.choice(["pyramid", "profile", "blurred"])
+    when = drawn.choice(["commit", "commit", "follow"])
     methods = ["mean", "min", "max", "mode", "nearest"]
     if name == "pyramid":
         factors = drawn.choice([(2, 2), (1, 2), (3, 2)])
@@ -178,9 +189,11 @@ def declare(store: txstore.TxStore, drawn: random.Random) -> None:
             "image/0", "image/{level}", factors, drawn.randrange(1, 4), drawn.choice(methods)
         )  # type: ignore[arg-type]
     elif name == "profile":
-        view = Reduce("image/0", drawn.choice("yx"), drawn.choice(["mean", "min", "max", "count"]), "profile")  # type: ignore[arg-type]
+        view = Reduce(
+            "image/0", drawn.choice("yx"), drawn.choice(["mean", "min", "max", "count"]), "profile", when=when
+        )  # type: ignore[arg-type]
     else:
-        view = Apply(blurred, ["image/0"], "blurred", overlap=1)
+        view = Apply(blurred, ["image/0"], "blurred", overlap=1, when=when)
     for output in view.outputs:  # of another type or shape, perhaps
         if f"{output}/zarr.json" in store or f"{output}/.zarray" in store:
             zarr.open_group(store, mode="a").__delitem__(output)
@@ -194,7 +207,7 @@ def work(path: str, seed: str) -> Counter[str]:
     drawn, counts = random.Random(seed), Counter[str]()
     repo = txstore.Repository(path, durability="none")
     for number in range(OPERATIONS):
-        operate = drawn.choice([*IN_ONE, *IN_ONE, branch, merge, merge, revert])
+        operate = drawn.choice([*IN_ONE, *IN_ONE, branch, merge, merge, revert, update, update])
         state = drawn.getstate()
 
         def step(store: txstore.TxStore, operate: Any = operate, state: Any = state) -> None:
@@ -203,7 +216,7 @@ def work(path: str, seed: str) -> Counter[str]:
             operate(store, again)
 
         try:
-            if operate in (branch, merge, revert):
+            if operate in (branch, merge, revert, update):
                 operate(repo, drawn, f"{seed}/{number}")
             elif drawn.random() < 0.6:
                 repo.run(step, timeout=300, message=operate.__name__)
@@ -233,6 +246,13 @@ def merge(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
     others = [each for each in repo.branches if each != "main"]
     if others:
         repo.merge(drawn.choice(others), resolve=drawn.choice(ANSWERS))
+
+
+def update(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
+    names = [name for name, view in repo.snapshot().views.items() if view.when == "follow"]
+    if names:
+        with contextlib.suppress(KeyError, ValueError):  # another process has dropped it, or declared it anew
+            repo.views[drawn.choice(names)].update()
 
 
 def revert(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
@@ -285,6 +305,12 @@ def histories(count: int, seed: int) -> Counter[str]:
                 begin(repo, drawn)
                 for report in crew.run(directory / "data.tx", number, drawn):
                     counts += report
+                for view in repo.views.values():
+                    if view.definition.when == "follow":
+                        with contextlib.suppress(txstore.ViewError):  # a revert has deleted its output
+                            view.update()
+                            if not view.is_current():
+                                raise StaleError(f"{view.name} is not current after its update")
                 counts += check(repo)
             except (StaleError, FailedError, txstore.TxStoreError) as wrong:
                 raise StaleError(f"seed {number}, {directory}: {wrong}") from wrong

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
+from txstore.commit import Commit
+from txstore.deriving.commits import DerivableCommit
 from txstore.deriving.definitions import KINDS, ViewDefinition
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.format.declarations import Written
@@ -15,13 +18,60 @@ from txstore.format.declarations import Written
 Views = Mapping[str, ViewDefinition]
 
 
-def encode(view: ViewDefinition) -> dict[str, Any]:
-    """Return a view as JSON that `decode` can read. Raises `TypeError` if it is of a class that others do not know."""
+#: The member of a view that is derived later: of which commit the outputs are. None: of none, or not in full.
+_AS_OF = "as_of"
+
+
+def encode(view: ViewDefinition, as_of: Commit | None = None) -> dict[str, Any]:
+    """Return a view as JSON that `decode` can read. `as_of`: the commit that the outputs were derived from.
+
+    Raises `TypeError` if it is of a class that others do not know.
+    """
     if type(view) is not KINDS.get(view.kind):
         kinds = ", ".join(f"views.{kind.__name__}" for kind in KINDS.values())
         raise TypeError(f"not every writer can derive {view!r}: use one of {kinds}")
     written: dict[str, Any] = json.loads(json.dumps({"kind": view.kind, **view.as_dict()}))
+    if view.when == "follow":
+        written[_AS_OF] = None if as_of is None else {"id": as_of.id, "branch": as_of.branch, "version": as_of.version}
     return written
+
+
+def as_of(url: str, name: str, fields: Mapping[str, Any]) -> CommitAt | None:
+    """Return where the commit is that the outputs of a view were derived from. Raises `CorruptionError`."""
+    told = fields.get(_AS_OF)
+    if told is None:
+        return None
+    try:
+        return CommitAt(str(told["id"]), str(told["branch"]), operator.index(told["version"]))
+    except (KeyError, TypeError) as error:
+        raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
+
+
+class CommitAt(NamedTuple):
+    """A commit's id, and where it is."""
+
+    id: str
+    branch: str  # its name then
+    version: int
+
+
+def distrust(written: Written, commit: DerivableCommit, updated: Collection[str]) -> Written:
+    """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
+
+    `updated` are those that the commit itself brings up to date.
+    """
+    found = {}
+    for name, fields in written.items():
+        if fields.get(_AS_OF) is None or name in updated:
+            continue
+        (view,) = decode("", {name: fields}).values()
+        if any(_changes(commit, output) for output in view.outputs):
+            found[name] = {**fields, _AS_OF: None}
+    return found
+
+
+def _changes(commit: DerivableCommit, path: str) -> bool:
+    return commit.clears_below(path) or commit.rewrites(path) or any(True for _ in commit.changed_below(path))
 
 
 def decode(url: str, written: Written) -> dict[str, ViewDefinition]:

@@ -8,28 +8,28 @@ and no others. What a commit itself writes to an output is replaced.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
+from txstore.deriving.commits import DerivableCommit, Value
 from txstore.deriving.declared import Views, ordered
-from txstore.deriving.definitions import ViewDefinition
+from txstore.deriving.parallel import in_order
 from txstore.deriving.stages import Stage, edge
 from txstore.errors import ViewError
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.grids import Chunk, Grid
-from txstore.format.keys import directory_prefix
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
-
-#: What is derived: values by key. None deletes the key.
-Derived = Iterator[tuple[str, bytes | None]]
 
 #: An array, and how it is cut into chunks.
 Cut = tuple[Described, Grid]
@@ -38,77 +38,47 @@ Cut = tuple[Described, Grid]
 _KEPT_BYTES = 64 << 20
 
 
-class DerivableCommit(Protocol):
-    """The state of the head after a commit on top of it. `format.constraints.Outcome` documents most of it."""
-
-    def before(self, path: str) -> Described | None: ...
-
-    def document(self, key: str) -> bytes | memoryview | None:
-        """Return a document, as it will be."""
-
-    def value(self, key: str) -> bytes | memoryview | None:
-        """Return what will be stored under a key."""
-
-    def __contains__(self, key: str) -> bool: ...
-
-    def remakes(self, path: str) -> bool: ...
-
-    def restructures(self, path: str) -> bool: ...
-
-    def clears_below(self, path: str) -> bool: ...
-
-    def changed_below(self, path: str) -> Iterator[str]: ...
-
-    def fetch(self, keys: Sequence[str]) -> None: ...
-
-
-def derive(views: Views, new: Iterable[str], commit: DerivableCommit) -> Mapping[str, bytes | None]:
-    """Return what a commit has to set and delete besides, for all views to hold. `new` views are derived as a whole.
+def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
+    """Put what a commit has to set and delete besides, for all views to hold. `new` views are derived as a whole.
 
     Raises `ViewError`.
     """
-    derivation = Derivation(commit)
     for name in ordered(views):
-        derivation.add(name, views[name], is_new=name in new)
-    return derivation.values
-
-
-class Derivation:
-    """What one commit derives. Later views, and later stages, see what earlier ones have derived."""
-
-    def __init__(self, commit: DerivableCommit) -> None:
-        self.values: dict[str, bytes | None] = {}
-        self._commit = commit
-        self._kept: OrderedDict[str, Array] = OrderedDict()
-        self._kept_bytes = 0
-
-    def add(self, name: str, view: ViewDefinition, *, is_new: bool) -> None:
-        """Derive the outputs of a view. Raises `ViewError`."""
+        derivation = Derivation(commit, is_new=name in new)
         try:
-            for stage in view.stages(self._after):
-                self._run(stage, is_new=is_new)
+            for stage in views[name].stages(derivation.after):
+                derivation.run(stage)
         except (NotMergeableError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ViewError(name, str(error)) from error
 
-    def _after(self, path: str) -> Described | None:
-        return describe(self._document, path)
 
-    def _document(self, key: str) -> bytes | memoryview | None:
-        return self.values[key] if key in self.values else self._commit.document(key)
+class Derivation:
+    """Derives the outputs of one view, stage by stage. It holds some chunks in memory at a time."""
 
-    def _value(self, key: str) -> bytes | memoryview | None:
-        return self.values[key] if key in self.values else self._commit.value(key)
+    def __init__(self, commit: DerivableCommit, *, is_new: bool) -> None:
+        self._commit = commit
+        self._is_new = is_new
+        self._chunks = _DecodedChunks()
+
+    def after(self, path: str) -> Described | None:
+        return describe(self._commit.document, path)
 
     # --- one stage
 
-    def _run(self, stage: Stage, *, is_new: bool) -> None:
+    def run(self, stage: Stage) -> None:
         inputs = [self._array(path) for path in stage.inputs]
         output, grid = self._output(stage)
-        for chunk, box in self._affected(stage, inputs, grid, is_new=is_new):
-            self._compute(stage, inputs, output, grid, chunk, box)
+        work = (
+            partial(self._chunk, stage, inputs, output, grid, chunk, box)
+            for chunk, box in self._affected(stage, inputs, grid)
+        )
+        for made in in_order(work):
+            if made is not None:
+                self._chunks.forget(made.key)
+                self._commit.put(made.key, made.value)
 
     def _array(self, path: str) -> Cut:
-        found = self._after(path)
+        found = self.after(path)
         if found is None or found.kind != "array":
             raise ValueError(f"there is no array {path!r}")
         return found, found.grid()
@@ -120,20 +90,19 @@ class Derivation:
             raise ValueError(f"{output.path!r} has {len(grid.shape)} dimensions, and not {len(stage.shape)}")
         if grid.shape == stage.shape:
             return output, grid
-        self.values[output.key] = json.dumps({**output.document, "shape": list(stage.shape)}, indent=2).encode()
+        document = json.dumps({**output.document, "shape": list(stage.shape)}, indent=2)
+        self._commit.put(output.key, document.encode())
         output, new = self._array(stage.output)
         for chunk in grid.outside(stage.shape):
             if any(place >= axis.count for place, axis in zip(chunk, new.axes, strict=True)):
                 (key,) = grid.keys([chunk])
                 if key in self._commit:
-                    self.values[key] = None
+                    self._commit.put(key, None)
         return output, new
 
-    def _affected(
-        self, stage: Stage, inputs: Sequence[Cut], grid: Grid, *, is_new: bool
-    ) -> Iterator[tuple[Chunk, Box]]:
+    def _affected(self, stage: Stage, inputs: Sequence[Cut], grid: Grid) -> Iterator[tuple[Chunk, Box]]:
         """Yield the chunks of the output to compute, each with the region of it that may have changed."""
-        if is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
+        if self._is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
             for chunk in grid.everything():
                 yield chunk, _box_of(grid, chunk)
             return
@@ -171,65 +140,95 @@ class Derivation:
                 yield _box_of(grid, place)
 
     def _changed_chunks(self, array: Described, grid: Grid) -> Iterator[Chunk]:
-        derived = (key for key in self.values if key.startswith(directory_prefix(array.path)))
-        for key in {*self._commit.changed_below(array.path), *derived}:
+        for key in self._commit.changed_below(array.path):
             if (chunk := _place_of(array, grid, key)) is not None:
                 yield chunk
 
     # --- one chunk
 
-    def _compute(
-        self,
-        stage: Stage,
-        inputs: Sequence[Cut],
-        output: Described,
-        grid: Grid,
-        chunk: Chunk,
-        box: Box,
-    ) -> None:
+    def _chunk(
+        self, stage: Stage, inputs: Sequence[Cut], output: Described, grid: Grid, chunk: Chunk, box: Box
+    ) -> Callable[[], Made | None]:
+        """Read what a chunk of the output depends on. Return what computes it, which another thread may do."""
         (key,) = grid.keys([chunk])
-        codec = _codec(output, key)
-        everything = _box_of(grid, chunk)
-        stored = self._value(key)
-        present = codec.decode(None if box == everything else stored)
-        blocks = [self._read(array, cut, stage.needs(box)) for array, cut in inputs]
-        present[slices(box, tuple((begin, begin) for begin, _ in everything))] = stage.compute(blocks, box, codec.dtype)
-        made = codec.encode(present)
-        if made != (None if stored is None else bytes(stored)):
-            self._forget(key)
-            self.values[key] = made
+        stored = self._commit.value(key)
+        regions = [_Region(array, cut, stage.needs(box)) for array, cut in inputs]
+        self._commit.fetch([each for region in regions for each in region.keys])
+        stored_inputs = [[self._commit.value(each) for each in region.keys] for region in regions]
 
-    def _read(self, array: Described, grid: Grid, box: Box) -> Array:
-        """Return a region of an array, as the commit leaves it."""
-        import numpy as np
+        def compute() -> Made | None:
+            codec = _codec(output, key)
+            everything = _box_of(grid, chunk)
+            present = codec.decode(None if box == everything else stored)
+            blocks = [
+                region.assembled(self._chunks, values) for region, values in zip(regions, stored_inputs, strict=True)
+            ]
+            origin = tuple((begin, begin) for begin, _ in everything)
+            present[slices(box, origin)] = stage.compute(blocks, box, codec.dtype)
+            made = codec.encode(present)
+            return None if made == (None if stored is None else bytes(stored)) else Made(key, made)
 
-        chunks = [] if is_empty(box) else list(grid.touched(slices(box)))
-        keys = list(grid.keys(chunks))
-        self._commit.fetch([key for key in keys if key not in self.values and key not in self._kept])
+        return compute
+
+
+class Made(NamedTuple):
+    """A value of a chunk that is another than before. None deletes the key."""
+
+    key: str
+    value: bytes | None
+
+
+class _Region:
+    """A region of an array, and the chunks that it lies in."""
+
+    def __init__(self, array: Described, grid: Grid, box: Box) -> None:
+        self._array, self._grid, self._box = array, grid, box
+        self._chunks = [] if is_empty(box) else list(grid.touched(slices(box)))
+        self.keys = list(grid.keys(self._chunks))
+
+    def assembled(self, decoded: _DecodedChunks, values: Sequence[Value]) -> Array:
+        """Return the elements. `values` are what is stored under the keys."""
         found: Array | None = None
-        for chunk, key in zip(chunks, keys, strict=True):
-            held = self._decoded(array, key)
-            there = _box_of(grid, chunk)
-            part = common(box, there)
+        for chunk, key, value in zip(self._chunks, self.keys, values, strict=True):
+            held = decoded.get(self._array, key, value)
+            there = _box_of(self._grid, chunk)
+            part = common(self._box, there)
             if found is None:
-                found = np.empty(shape_of(box), held.dtype)
-            found[slices(part, box)] = held[slices(part, there)]
-        return np.empty(shape_of(box), _dtype(array, grid)) if found is None else found
+                found = np.empty(shape_of(self._box), held.dtype)
+            found[slices(part, self._box)] = held[slices(part, there)]
+        return np.empty(shape_of(self._box), _dtype(self._array, self._grid)) if found is None else found
 
-    def _decoded(self, array: Described, key: str) -> Array:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        found = _codec(array, key).decode(self._value(key))
-        self._kept[key] = found
-        self._kept_bytes += found.nbytes
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+class _DecodedChunks:
+    """The chunks that were decoded last, by their keys. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Array] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, array: Described, key: str, value: Value) -> Array:
+        """Return a chunk, which nobody may write to."""
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        found = _codec(array, key).decode(value)
+        with self._lock:
+            self._drop(key)
+            self._held[key] = found
+            self._bytes += found.nbytes
+            while self._bytes > _KEPT_BYTES and len(self._held) > 1:
+                self._drop(next(iter(self._held)))
         return found
 
-    def _forget(self, key: str) -> None:
-        if key in self._kept:
-            self._kept_bytes -= self._kept.pop(key).nbytes
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        if key in self._held:
+            self._bytes -= self._held.pop(key).nbytes
 
 
 def _codec(array: Described, key: str) -> ChunkCodec:

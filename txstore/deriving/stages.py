@@ -173,7 +173,10 @@ class ApplyStage(Stage):
         return self.needs(box)
 
     def compute(self, blocks: Sequence[Array], box: Box, dtype: np.dtype[Any]) -> Array:
-        found = np.asarray(self.function(*blocks))
+        try:
+            found = np.asarray(self.function(*blocks))
+        except Exception as error:  # whatever a function of the user's raises
+            raise ValueError(f"its function has raised {error!r}") from error
         if found.shape != blocks[0].shape:
             raise ValueError(f"it made an array of shape {found.shape} of ones of shape {blocks[0].shape}")
         return as_dtype(found[slices(box, self.needs(box))], dtype)

@@ -15,7 +15,7 @@ from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.constraints import as_text
-from txstore.format.declarations import Declarations
+from txstore.format.declarations import Declarations, Written
 from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
@@ -90,6 +90,7 @@ class Committer:
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
         self._derived_on: Snapshot | None = None  # the head on which the outputs of views were derived
+        self._distrusted: Written = {}  # the views whose outputs it changes though they are derived later
         #: A head, what the commit declares on top of it, and what was checked there.
         self._kept: tuple[Snapshot, Declarations, declared_constraints.CheckedOn] | None = None
 
@@ -288,13 +289,16 @@ class Committer:
             return
         there = head.declared
         written = declarations.changed(self.staging.declared, there)
+        self._distrusted = {}
         if written.views:
             views = declared_views.decode(head.url, written.views)
-            new = [name for name in views if as_text(written.views[name]) != as_text(there.views.get(name))]
+            at_commit = {name: view for name, view in views.items() if view.when == "commit"}
+            new = [name for name in at_commit if as_text(written.views[name]) != as_text(there.views.get(name))]
             commit = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
-            if derived := derive(views, new, commit):
-                self.merges.derive(derived)
+            derive(at_commit, new, commit)
+            if self.merges.derived:
                 self._append_runs(head)
+            self._distrusted = declared_views.distrust(written.views, commit, self.staging.declared.views)
         self._derived_on = head
 
     def _settle(self, head: Snapshot) -> None:
@@ -319,6 +323,8 @@ class Committer:
             changes, there = self.staging.declared, head.declared
             declarations.check_unmoved(changes, self.base.declared, there)
             written = declarations.changed(changes, there)
+            if self._distrusted:
+                written = written._replace(views={**written.views, **self._distrusted})
             if written.constraints:
                 outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
                 before = None if self._kept is None else self._kept[2]

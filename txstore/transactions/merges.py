@@ -6,7 +6,7 @@ transaction continue.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.errors import ConflictError
@@ -31,8 +31,8 @@ class Merges:
         self.values: dict[str, Staged] = {}
         self.settled: Settled | None = None  # for the last head
         self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before `settle`
-        self.derived: Mapping[str, bytes | None] = {}  # by views, for the last head: documents and chunks
-        self._before_derived = 0, 0  # where the values ended before these
+        self.derived: set[str] = set()  # documents and chunks that views have made, for the last head
+        self._before_derived: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before
         self._parts: dict[str, list[Link]] = {}  # the layers of chunks that may be merged with other commits
 
     @property
@@ -71,19 +71,20 @@ class Merges:
             self._publisher.go_back(place)
             self.settled = None
 
-    def derive(self, derived: Mapping[str, bytes | None]) -> None:
-        """Set and delete these, too, whether or not they are staged. None deletes a key."""
-        self.derived, self._before_derived = derived, self._publisher.place
-        for key, value in derived.items():
-            self.values[key] = self._publisher.append_value(key.encode(), value or b"")
+    def derive(self, key: str, value: bytes | None) -> None:
+        """Set a key, too, or delete it, whether or not it is staged."""
+        if not self.derived:
+            self._before_derived = dict(self.values), self._publisher.place
+        self.derived.add(key)
+        self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
     def underive(self) -> bool:
         """Drop what was derived: it was for another head. Return whether there was anything."""
         if not self.derived:
             return False
-        self.values = {key: value for key, value in self.values.items() if key not in self.derived}
-        self._publisher.go_back(self._before_derived)
-        self.derived = {}
+        self.values, place = self._before_derived
+        self._publisher.go_back(place)
+        self.derived = set()
         return True
 
     def put_together(self) -> None:

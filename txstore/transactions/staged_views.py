@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from txstore.commit import Commit
 from txstore.deriving import declared
 from txstore.deriving.definitions import ViewDefinition
 from txstore.errors import TransactionStateError
@@ -41,6 +42,12 @@ class StagedViews:
         with self._lifecycle.lock:
             self._lifecycle.check_open()
             staging.declared.views[name] = written  # type: ignore[index]
+
+    def bring_to(self, name: str, commit: Commit) -> None:
+        """Say that the outputs of a view are, after this transaction, what it makes of its sources at a commit."""
+        with self._lifecycle.lock:
+            self._lifecycle.check_open()
+            self._staging.declared.views[name] = declared.encode(self.read()[name], commit)  # type: ignore[index]
 
     def _with(self, more: Declarations) -> Declarations:
         base = self._staging.view.base.declared

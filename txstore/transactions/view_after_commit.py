@@ -46,7 +46,7 @@ class CommitOutcome(Outcome):
     def document(self, key: str) -> bytes | memoryview | None:
         """Return a document, as it will be."""
         if key in self._derived:
-            return self._derived[key]
+            return self._merges.read(key)
         if key in self._settled:
             return self._settled[key]
         link = self._view.staged.get(key)
@@ -63,7 +63,7 @@ class CommitOutcome(Outcome):
 
     def __contains__(self, key: str) -> bool:
         if key in self._derived:
-            return self._derived[key] is not None
+            return self._merges.values[key].length > 0
         if key in self._settled:
             return self._settled[key] is not None
         link = self._view.staged.get(key)
@@ -117,7 +117,7 @@ class CommitOutcome(Outcome):
         for key in self._view.staged.between(prefix, after_prefix(prefix)):
             if key not in self._unchanged and key not in self._derived:
                 yield key
-        yield from (key for key in self._derived if key.startswith(prefix))
+        yield from [key for key in self._derived if key.startswith(prefix)]
         yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
 
     def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
@@ -155,6 +155,10 @@ class CommitOutcome(Outcome):
         for snapshot, names in self._by_snapshot(rest):
             found.update((names[name], _place(ref)) for name, ref in refs_of(snapshot, names))
         return [found.get(key) for key in keys]
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Set a key besides what the commit changes, or delete it."""
+        self._merges.derive(key, value)
 
     def fetch(self, keys: Sequence[str]) -> None:
         staged = self._view.staged

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
+from txstore.commit import Commit
 from txstore.format.mapping import Hierarchy
+from txstore.history.find import At
+from txstore.history.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from txstore.views.faces import Views
 
 
 class ViewStore(Protocol):
@@ -13,4 +22,23 @@ class ViewStore(Protocol):
     @property
     def mapping(self) -> Hierarchy: ...
 
+    @property
+    def views(self) -> Views: ...
+
     def __setitem__(self, key: str, value: Any) -> None: ...
+
+    def __delitem__(self, key: str) -> None: ...
+
+    def at_base(self) -> Self: ...
+
+    def commit(self, message: str | None = None) -> Commit | None: ...
+
+    def rollback(self) -> None: ...
+
+
+class ViewRepository(Protocol):
+    """A repository; `txstore.Repository` documents each method."""
+
+    def mapping(self, at: At | None = None, *, branch: str = ...) -> Snapshot: ...
+
+    def transaction(self, message: str | None = None, *, branch: str = ...) -> AbstractContextManager[ViewStore]: ...
