@@ -22,6 +22,9 @@ class DerivableCommit(Protocol):
     def value(self, key: str) -> Value:
         """Return what will be stored under a key."""
 
+    def value_before(self, key: str) -> Value:
+        """Return what is stored under a key at the head."""
+
     def __contains__(self, key: str) -> bool: ...
 
     def rewrites(self, path: str) -> bool: ...

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
+from txstore.deriving import periods
 from txstore.deriving.methods import Method
-from txstore.deriving.stages import ApplyStage, CoarsenStage, ReduceStage, Stage
+from txstore.deriving.stages import ApplyStage, CoarsenStage, LabelsStage, ReduceStage, Stage
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 When = Literal["commit", "follow"]
-Describe = Callable[[str], Described | None]
+
+
+class Sources(Protocol):
+    """The arrays that a view is derived from, as a commit leaves them."""
+
+    def after(self, path: str) -> Described | None:
+        """Return what is at a path."""
+
+    def elements(self, path: str) -> npt.NDArray[Any]:
+        """Return a whole array."""
+
+    def elements_before(self, path: str) -> npt.NDArray[Any] | None:
+        """Return a whole array, as it was at the head; None if there was none."""
+
 
 _COARSEN_METHODS = ("mean", "min", "max", "mode", "nearest")
 _REDUCE_METHODS = ("mean", "min", "max", "count")
@@ -37,8 +55,8 @@ class ViewDefinition(ABC):
         """The arrays that it makes, in the order in which it makes them."""
 
     @abstractmethod
-    def stages(self, describe: Describe) -> list[Stage]:
-        """Return the steps that make the outputs, where the sources are as `describe` tells.
+    def stages(self, sources: Sources) -> list[Stage]:
+        """Return the steps that make the outputs.
 
         Raises `ValueError` if the sources do not allow that.
         """
@@ -107,8 +125,8 @@ class Coarsen(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return tuple(self.to.replace("{level}", str(level)) for level in range(1, self.levels + 1))
 
-    def stages(self, describe: Describe) -> list[Stage]:
-        extents = _array(describe, self.source).node.shape
+    def stages(self, sources: Sources) -> list[Stage]:
+        extents = _array(sources, self.source).node.shape
         if len(extents) != len(self.factors):
             raise ValueError(
                 f"{self.source!r} has {len(extents)} dimensions, and there are {len(self.factors)} factors"
@@ -145,8 +163,9 @@ class Reduce(ViewDefinition):
     to : str
         The output.
     by : {"year", "month", "day", "hour"}, optional
-        Combine the elements of each period of the coordinate of this name, which ascends and has CF units ("days since
-        ..."). By default all elements along the dimension are combined, and the output does not have it.
+        Combine the elements of each such period. The labels beside the source, an array that is named as the dimension
+        is, ascend and have CF units ("days since ..."). The output's labels are those of the first element of each
+        period. By default all elements along the dimension are combined, and the output does not have it.
     when : {"commit", "follow"}
         As of `Coarsen`.
     """
@@ -165,23 +184,48 @@ class Reduce(ViewDefinition):
         _check_one_of("method", self.method, _REDUCE_METHODS)
         _check_when(self.when)
         if self.by is not None:
-            _check_one_of("by", self.by, ("year", "month", "day", "hour"))
+            _check_one_of("by", self.by, periods.PERIODS)
         _check_apart(self.sources, self.outputs)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (self.source,)
+        return (self.source,) if self.by is None else (self.source, self._coordinate)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return (self.to,)
+        if self.by is None:
+            return (self.to,)
+        return self.to, _beside(self.to, self.name_of_periods)
 
-    def stages(self, describe: Describe) -> list[Stage]:
-        if self.by is not None:
-            raise ValueError("by= is not there yet")
-        array = _array(describe, self.source)
-        extents = array.node.shape
-        return [ReduceStage(self.source, self.to, extents, axis_of(array, self.dim), None, self.method)]
+    @property
+    def name_of_periods(self) -> str:
+        """The name of the output's dimension of periods, and of their labels: `dim`, unless that is in its group."""
+        is_beside = self.to.rpartition("/")[0] == self.source.rpartition("/")[0]
+        return f"{self.dim}_{self.by}" if is_beside else self.dim
+
+    @property
+    def _coordinate(self) -> str:
+        return _beside(self.source, self.dim)
+
+    def stages(self, sources: Sources) -> list[Stage]:
+        array = _array(sources, self.source)
+        extents, axis = array.node.shape, axis_of(array, self.dim)
+        if self.by is None:
+            return [ReduceStage(self.source, self.to, extents, axis, None, self.method)]
+        path = self._coordinate
+        labels = sources.elements(path)
+        if labels.shape != (extents[axis],):
+            raise ValueError(
+                f"{path!r} has shape {labels.shape}, and {self.source!r} {extents[axis]} elements along it"
+            )
+        groups = periods.begins(labels, _array(sources, path).attributes, self.by)
+        same = periods.same_until(sources.elements_before(path), labels)
+        # The group before the first other label may have got more elements, or fewer.
+        others_from = max(0, bisect_right(groups, max(0, same - 1)) - 1)
+        return [
+            ReduceStage(self.source, self.to, extents, axis, tuple(groups), self.method, others_from),
+            LabelsStage(path, self.outputs[1], labels[groups], others_from),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         return {"source": self.source, "dim": self.dim, "method": self.method, "to": self.to, "by": self.by,
@@ -240,8 +284,8 @@ class Apply(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return (self.to,)
 
-    def stages(self, describe: Describe) -> list[Stage]:
-        shapes = {path: _array(describe, path).node.shape for path in self.inputs}
+    def stages(self, sources: Sources) -> list[Stage]:
+        shapes = {path: _array(sources, path).node.shape for path in self.inputs}
         if len(set(shapes.values())) > 1:
             raise ValueError(f"its inputs have different shapes: {shapes}")
         extents = next(iter(shapes.values()))
@@ -309,11 +353,15 @@ def axis_of(array: Described, dim: str) -> int:
     return names.index(dim)
 
 
-def _array(describe: Describe, path: str) -> Described:
-    found = describe(path)
+def _array(sources: Sources, path: str) -> Described:
+    found = sources.after(path)
     if found is None or found.kind != "array":
         raise ValueError(f"there is no array {path!r}")
     return found
+
+
+def _beside(path: str, name: str) -> str:
+    return f"{directory_prefix(path.rpartition('/')[0])}{name}"
 
 
 def _path(path: str) -> str:

@@ -46,7 +46,7 @@ def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
     for name in ordered(views):
         derivation = Derivation(commit, is_new=name in new)
         try:
-            for stage in views[name].stages(derivation.after):
+            for stage in views[name].stages(derivation):
                 derivation.run(stage)
         except (NotMergeableError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ViewError(name, str(error)) from error
@@ -64,6 +64,20 @@ class Derivation:
         return describe(self._commit.document, path)
 
     # --- one stage
+
+    def elements(self, path: str) -> Array:
+        """Return a whole array."""
+        array, grid = self._array(path)
+        region = _Region(array, grid, whole(grid.shape))
+        return region.assembled(self._chunks, [self._commit.value(key) for key in region.keys])
+
+    def elements_before(self, path: str) -> Array | None:
+        """Return a whole array, as it was at the head; None if there was none."""
+        array = self._commit.before(path)
+        if array is None or array.kind != "array":
+            return None
+        region = _Region(array, array.grid(), whole(array.grid().shape))
+        return region.assembled(_DecodedChunks(), [self._commit.value_before(key) for key in region.keys])
 
     def run(self, stage: Stage) -> None:
         inputs = [self._array(path) for path in stage.inputs]
@@ -135,6 +149,7 @@ class Derivation:
         before = self._commit.before(stage.output)
         if before is not None and before.node.shape != grid.shape:
             yield from edge(before.node.shape, grid.shape, _edge_ends(grid, before.node.shape))
+        yield from stage.also
         for key in self._commit.changed_below(output.path):
             if (place := _place_of(output, grid, key)) is not None:
                 yield _box_of(grid, place)

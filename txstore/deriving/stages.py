@@ -22,6 +22,7 @@ class Stage(ABC):
     """What makes one output. All inputs have one shape."""
 
     inputs: tuple[str, ...]
+    source: str  # the array whose chunks, type and codecs the output has when it is made
     output: str
 
     @property
@@ -33,6 +34,11 @@ class Stage(ABC):
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape that the output has."""
+
+    @property
+    def also(self) -> tuple[Box, ...]:
+        """Regions of the output that have to be computed though nothing says so that is stored in the inputs."""
+        return ()
 
     @abstractmethod
     def needs(self, box: Box) -> Box:
@@ -93,7 +99,7 @@ class CoarsenStage(Stage):
 class ReduceStage(Stage):
     """Along one axis, each element of the output combines a run of elements of the input: its `groups`.
 
-    With `groups` None, all of them, and the output has no such axis.
+    With `groups` None, all of them, and the output has no such axis. The groups from `others_from` on are others now.
     """
 
     source: str
@@ -102,6 +108,7 @@ class ReduceStage(Stage):
     axis: int
     groups: tuple[int, ...] | None  # where each begins; it ends where the next one does
     method: Method
+    others_from: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -115,6 +122,14 @@ class ReduceStage(Stage):
     def shape(self) -> tuple[int, ...]:
         along = () if self.groups is None else (len(self.groups),)
         return (*self.extents[: self.axis], *along, *self.extents[self.axis + 1 :])
+
+    @property
+    def also(self) -> tuple[Box, ...]:
+        if self.others_from is None:
+            return ()
+        region = list(whole(self.shape))
+        region[self.axis] = (self.others_from, self.shape[self.axis])
+        return (tuple(region),)
 
     def needs(self, box: Box) -> Box:
         if self.groups is None:
@@ -149,6 +164,37 @@ def _of_nothing(method: Method, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     return np.full(shape, np.nan if dtype.kind in "fc" and method != "count" else 0, dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class LabelsStage(Stage):
+    """The labels of groups: those of their first elements. `source` says how they are stored."""
+
+    source: str
+    output: str
+    labels: Array
+    others_from: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.labels.shape
+
+    @property
+    def also(self) -> tuple[Box, ...]:
+        return (((self.others_from, len(self.labels)),),)
+
+    def needs(self, box: Box) -> Box:
+        return box
+
+    def affects(self, box: Box) -> Box:
+        return box
+
+    def compute(self, blocks: Sequence[Array], box: Box, dtype: np.dtype[Any]) -> Array:
+        return self.labels[slices(box)].astype(dtype)
+
+
 @dataclass(frozen=True)
 class ApplyStage(Stage):
     """A function of equal regions of the inputs, which sees `overlap` elements more on each side, where there are."""
@@ -158,6 +204,10 @@ class ApplyStage(Stage):
     extents: tuple[int, ...]
     overlap: tuple[int, ...]
     function: Callable[..., Any]
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self.inputs[0]
 
     @property
     def shape(self) -> tuple[int, ...]:

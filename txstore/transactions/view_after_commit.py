@@ -139,6 +139,10 @@ class CommitOutcome(Outcome):
         under = self._under(key)
         return None if under is None else under[0].get_view(under[1])
 
+    def value_before(self, key: str) -> bytes | memoryview | None:
+        """Return what is stored under a key at the head."""
+        return self._head.get_view(key)
+
     def identify(self, keys: Sequence[str]) -> Sequence[Hashable | None]:
         found: dict[str, Hashable] = {}
         rest = []

@@ -121,6 +121,9 @@ class _Followed:
     def value(self, key: str) -> Value:
         return self._store.mapping.get_view(key)
 
+    def value_before(self, key: str) -> Value:
+        return None if self._old is None else self._old.get_view(key)
+
     def __contains__(self, key: str) -> bool:
         return key in self._store.mapping
 

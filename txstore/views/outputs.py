@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from txstore.deriving.definitions import Coarsen, ViewDefinition
+from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
 from txstore.deriving.stages import ReduceStage, Stage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
@@ -13,6 +13,7 @@ from txstore.views.interface import ViewStore
 from txstore.views.multiscales import describe_levels
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from zarr.abc.store import Store
 
 
@@ -22,28 +23,48 @@ def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
     Raises `ValueError` if a source is no array, or if something else is where an output belongs.
     """
 
-    def described(path: str) -> Described | None:
-        return describe(store.mapping.get_view, path)
-
-    for stage in view.stages(described):
-        source = described(stage.inputs[0])
+    sources = _StoredSources(store)
+    for stage in view.stages(sources):
+        source = sources.after(stage.source)
         assert source is not None  # for mypy: `stages` has found it, or this has made it
-        present = described(stage.output)
+        present = sources.after(stage.output)
         if present is None:
-            _make(store, stage, source)
+            _make(store, view, stage, source)
         elif present.kind != "array" or len(present.node.shape) != len(stage.shape):
             raise ValueError(f"{stage.output!r} is no array of {len(stage.shape)} dimensions: delete or move it first")
     if isinstance(view, Coarsen):
-        describe_levels(store, view, described)
+        describe_levels(store, view, sources.after)
 
 
-def _make(store: ViewStore, stage: Stage, source: Described) -> None:
+class _StoredSources:
+    """The arrays of a store."""
+
+    def __init__(self, store: ViewStore) -> None:
+        self._store = store
+
+    def after(self, path: str) -> Described | None:
+        return describe(self._store.mapping.get_view, path)
+
+    def elements(self, path: str) -> npt.NDArray[Any]:
+        import numpy as np
+        import zarr
+
+        try:
+            return np.asarray(zarr.open_array(cast("Store", self._store), path=path, mode="r")[...])
+        except FileNotFoundError:
+            raise ValueError(f"there is no array {path!r}") from None
+
+    def elements_before(self, path: str) -> npt.NDArray[Any] | None:
+        return None
+
+
+def _make(store: ViewStore, view: ViewDefinition, stage: Stage, source: Described) -> None:
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
-    if is_alike and not isinstance(stage, ReduceStage):
+    if is_alike and not isinstance(view, Reduce):
         _copy(store, stage, source)
     else:
-        _create(store, stage, source)
+        _create(store, view, stage, source)
 
 
 def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
@@ -63,7 +84,7 @@ def _copy(store: ViewStore, stage: Stage, source: Described) -> None:
         store[document_key(stage.output, ".zattrs")] = json.dumps(source.attributes, indent=2).encode()
 
 
-def _create(store: ViewStore, stage: Stage, source: Described) -> None:
+def _create(store: ViewStore, view: ViewDefinition, stage: Stage, source: Described) -> None:
     import numpy as np
     import zarr
 
@@ -80,13 +101,23 @@ def _create(store: ViewStore, stage: Stage, source: Described) -> None:
     if isinstance(stage, ReduceStage) and stage.groups is not None:
         kept, chunks[stage.axis] = list(range(array.ndim)), 1
     named = None if names is None else [names[axis] for axis in kept]
+    if isinstance(view, Reduce) and view.by is not None and named is not None:
+        named = [view.name_of_periods if name == view.dim else name for name in named]
     made = zarr.create_array(
         cast("Store", store), name=stage.output, shape=stage.shape,
         chunks=tuple(chunks[axis] for axis in kept) or "auto", dtype=dtype, fill_value=fill_value,
         zarr_format=3 if format_3 else 2, dimension_names=named if format_3 else None,
     )  # fmt: skip
+    others = {"_ARRAY_DIMENSIONS"}
+    if dtype != array.dtype:  # xarray would read them as values of this type
+        others |= {"_FillValue", "missing_value"}
+    if isinstance(stage, ReduceStage) and stage.method == "count":
+        others |= {"units", "scale_factor", "add_offset"}
+    attributes = {name: each for name, each in source.attributes.items() if name not in others}
     if named is not None and not format_3:
-        made.attrs["_ARRAY_DIMENSIONS"] = named
+        attributes["_ARRAY_DIMENSIONS"] = named
+    if attributes:
+        made.attrs.update(attributes)
 
 
 def _longest(array: Any, axis: int) -> int:
