@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from txstore.deriving import periods
 from txstore.deriving.methods import Method
-from txstore.deriving.stages import ApplyStage, CoarsenStage, LabelsStage, ReduceStage, Stage
+from txstore.deriving.stages import ApplyStage, CoarsenStage, DerivingStage, LabelsStage, ReduceStage
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 When = Literal["commit", "follow"]
 
 
-class Sources(Protocol):
+class ViewSources(Protocol):
     """The arrays that a view is derived from, as a commit leaves them."""
 
     def after(self, path: str) -> Described | None:
@@ -55,7 +55,7 @@ class ViewDefinition(ABC):
         """The arrays that it makes, in the order in which it makes them."""
 
     @abstractmethod
-    def stages(self, sources: Sources) -> list[Stage]:
+    def stages(self, sources: ViewSources) -> list[DerivingStage]:
         """Return the steps that make the outputs.
 
         Raises `ValueError` if the sources do not allow that.
@@ -125,13 +125,13 @@ class Coarsen(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return tuple(self.to.replace("{level}", str(level)) for level in range(1, self.levels + 1))
 
-    def stages(self, sources: Sources) -> list[Stage]:
+    def stages(self, sources: ViewSources) -> list[DerivingStage]:
         extents = _array(sources, self.source).node.shape
         if len(extents) != len(self.factors):
             raise ValueError(
                 f"{self.source!r} has {len(extents)} dimensions, and there are {len(self.factors)} factors"
             )
-        found: list[Stage] = []
+        found: list[DerivingStage] = []
         source = self.source
         for output in self.outputs:
             stage = CoarsenStage(source, output, extents, tuple(self.factors), self.method)
@@ -207,7 +207,7 @@ class Reduce(ViewDefinition):
     def _coordinate(self) -> str:
         return _beside(self.source, self.dim)
 
-    def stages(self, sources: Sources) -> list[Stage]:
+    def stages(self, sources: ViewSources) -> list[DerivingStage]:
         array = _array(sources, self.source)
         extents, axis = array.node.shape, axis_of(array, self.dim)
         if self.by is None:
@@ -284,7 +284,7 @@ class Apply(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return (self.to,)
 
-    def stages(self, sources: Sources) -> list[Stage]:
+    def stages(self, sources: ViewSources) -> list[DerivingStage]:
         shapes = {path: _array(sources, path).node.shape for path in self.inputs}
         if len(set(shapes.values())) > 1:
             raise ValueError(f"its inputs have different shapes: {shapes}")
@@ -353,7 +353,7 @@ def axis_of(array: Described, dim: str) -> int:
     return names.index(dim)
 
 
-def _array(sources: Sources, path: str) -> Described:
+def _array(sources: ViewSources, path: str) -> Described:
     found = sources.after(path)
     if found is None or found.kind != "array":
         raise ValueError(f"there is no array {path!r}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 
-class Stage(ABC):
+class DerivingStage(ABC):
     """What makes one output. All inputs have one shape."""
 
     inputs: tuple[str, ...]
@@ -54,7 +54,7 @@ class Stage(ABC):
 
 
 @dataclass(frozen=True)
-class CoarsenStage(Stage):
+class CoarsenStage(DerivingStage):
     """Each element of the output combines `factors` elements of the input along each axis; those at the end, fewer."""
 
     source: str
@@ -96,7 +96,7 @@ class CoarsenStage(Stage):
 
 
 @dataclass(frozen=True)
-class ReduceStage(Stage):
+class ReduceStage(DerivingStage):
     """Along one axis, each element of the output combines a run of elements of the input: its `groups`.
 
     With `groups` None, all of them, and the output has no such axis. The groups from `others_from` on are others now.
@@ -165,7 +165,7 @@ def _of_nothing(method: Method, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 @dataclass(frozen=True, eq=False)
-class LabelsStage(Stage):
+class LabelsStage(DerivingStage):
     """The labels of groups: those of their first elements. `source` says how they are stored."""
 
     source: str
@@ -196,7 +196,7 @@ class LabelsStage(Stage):
 
 
 @dataclass(frozen=True)
-class ApplyStage(Stage):
+class ApplyStage(DerivingStage):
     """A function of equal regions of the inputs, which sees `overlap` elements more on each side, where there are."""
 
     inputs: tuple[str, ...]

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
-from txstore.deriving.stages import ReduceStage, Stage
+from txstore.deriving.stages import DerivingStage, ReduceStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
 from txstore.views.interface import ViewStore
@@ -58,7 +58,7 @@ class _StoredSources:
         return None
 
 
-def _make(store: ViewStore, view: ViewDefinition, stage: Stage, source: Described) -> None:
+def _make(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: Described) -> None:
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
     if is_alike and not isinstance(view, Reduce):
@@ -75,7 +75,7 @@ def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
         root.require_group(path)
 
 
-def _copy(store: ViewStore, stage: Stage, source: Described) -> None:
+def _copy(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     """Store the output as its source is stored: chunks, codecs, type, fill value, attributes."""
     name = source.key.rpartition("/")[2]
     document = {**source.document, "shape": list(stage.shape)}
@@ -84,7 +84,7 @@ def _copy(store: ViewStore, stage: Stage, source: Described) -> None:
         store[document_key(stage.output, ".zattrs")] = json.dumps(source.attributes, indent=2).encode()
 
 
-def _create(store: ViewStore, view: ViewDefinition, stage: Stage, source: Described) -> None:
+def _create(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: Described) -> None:
     import numpy as np
     import zarr
 
