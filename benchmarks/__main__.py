@@ -19,7 +19,19 @@ from rich.table import Table
 from benchmarks.harness import Row, Setting
 from benchmarks.history import branches as history
 from benchmarks.history import merges, references
-from benchmarks.local import arrays, checkouts, commits, keys, labels, large, locks, maintenance, rechunking, verify
+from benchmarks.local import (
+    arrays,
+    checkouts,
+    commits,
+    keys,
+    labels,
+    large,
+    locks,
+    maintenance,
+    rechunking,
+    verify,
+    views,
+)
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
 from benchmarks.processes import following, group, readers
@@ -52,6 +64,7 @@ BENCHMARKS = {
     **references.BENCHMARKS,
     **remote.BENCHMARKS,
     **verify.BENCHMARKS,
+    **views.BENCHMARKS,
 }
 
 
