@@ -91,6 +91,11 @@ class Located(NamedTuple):
     later: Mapping[int, ReadInto] = MappingProxyType({})
 
 
+def may_be_replaced(kind: int, length: int, checksum: int) -> bool:
+    """Tell whether a ref may lead to a value that was replaced. One of 2^32 others looks the same."""
+    return not checksum and length > 0 and kind == packfile.REF_PACK
+
+
 def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the table that `index.locate` has found, as long as there are no buffers; and which values lie in packs.
 
@@ -101,7 +106,8 @@ def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64],
     table = np.empty((len(entries), 4), np.int64)
     table[:, 1:] = entries[:, 3:]
     table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
-    return table, entries[:, 1] << 32 | entries[:, 2], kinds == packfile.REF_PACK
+    is_replaced = (entries[:, 5] == 0) & (entries[:, 4] > 0)  # perhaps: `may_be_replaced`
+    return table, entries[:, 1] << 32 | entries[:, 2], (kinds == packfile.REF_PACK) & ~is_replaced
 
 
 #: The packs that the refs of one run have led to, by their numbers in its table.
@@ -197,10 +203,12 @@ class Runs:
         return dict(zip(self.names, zip(self._open, self._open_packs, strict=True), strict=True))
 
     def file(self, run: int) -> PackName:
-        return self._open[run].file
+        return self._open[run].file if run < len(self._open) else self._table(run).file(0)
 
     def open_pack(self, run: int, number: int) -> Pack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
+        if run >= len(self._open):
+            return self._table(run).open_pack(0, number)
         pack = self._open_packs[run].get(number)
         if pack is None:
             pack = self._packs.get(self._open[run].pack(number))
@@ -208,20 +216,77 @@ class Runs:
         return pack
 
     def lookup(self, key: bytes) -> Found | None:
-        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
+        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it.
+
+        Of a value that was replaced, return where the new one lies.
+        """
+        found = self.ref(key)
+        return found if found is None or found.checksum else self.resolved(found)
+
+    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """Return what `lookup` does for each of many keys."""
+        return [found if found is None or found.checksum else self.resolved(found) for found in self.refs(keys)]
+
+    def ref(self, key: bytes) -> Found | None:
+        """Do as `lookup`, but return the entry as it is stored."""
         try:
             found = index.lookup(self._runs, key)
         except ValueError as error:
             raise self._corrupt(error) from error
         return None if found is None else Found._make(found)
 
-    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
-        """Return what `lookup` does for each of many keys."""
+    def refs(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """Return what `ref` does for each of many keys."""
         runs, lookup, make = self._runs, index.lookup, Found._make
         try:
             return [None if (found := lookup(runs, key)) is None else make(found) for key in keys]
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    # --- values that were replaced
+
+    def resolved(self, found: Found) -> Found:
+        """Return where the value lies that replaces another; if none does, what was given."""
+        if not may_be_replaced(found.kind, found.length, found.checksum):
+            return found
+        return self._replacement(found) or found
+
+    def replacement(self, key: bytes) -> Found | None:
+        """Return where a value lies that has replaced another since this was opened; None if none has."""
+        found = self.ref(key)
+        if found is None or found.kind != packfile.REF_PACK or self._packs.replaced is None:
+            return None
+        self._packs.replaced.forget()
+        return self._replacement(found)
+
+    def _replacement(self, found: Found) -> Found | None:
+        if self._packs.replaced is None:
+            return None
+        place = self._packs.replaced.find(self.pack_name(found.run, found.pack), found.offset, self._open_table)
+        if place is None:
+            return None
+        new = place.entry
+        return Found(
+            len(self._open) + place.table, packfile.REF_PACK, found.seq, new.pack, new.offset, new.length, new.checksum
+        )
+
+    def _open_table(self, name: RunName) -> Runs:
+        return type(self)([name], None, self._packs)
+
+    def _table(self, run: int) -> Runs:
+        """Return the table that the number of a run stands for, if it is none of the commit's runs."""
+        table = self._packs.replaced.table(run - len(self._open)) if self._packs.replaced is not None else None
+        if not isinstance(table, Runs):
+            raise IndexError(f"there is no run {run}")
+        return table
+
+    def _listed(self, item: Live) -> Listed:
+        listed = Listed._make(item)
+        if listed.checksum or not may_be_replaced(listed.kind, listed.length, listed.checksum):
+            return listed
+        return Listed(listed.key, *self.resolved(Found._make(item[1:])))
+
+    # --- values
 
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
@@ -236,6 +301,8 @@ class Runs:
             return None
         run, kind, _, number, offset, length, checksum = found
         if kind == packfile.REF_PACK:
+            if not checksum:
+                return self.stored(key, self.resolved(Found._make(found)))
             return self.open_pack(run, number).view(offset, length, checksum, key)
         if kind == packfile.REF_ERASED:
             raise ErasedError(key)
@@ -271,7 +338,8 @@ class Runs:
         if found is None or found[1] in _GONE:
             return Located([], np.array([(MISSING, 0, 0, 0)], np.int64))
         run, kind, _, number, offset, length, checksum = found
-        pack = self.open_pack(run, number) if kind == packfile.REF_PACK else None
+        is_here = kind == packfile.REF_PACK and not may_be_replaced(kind, length, checksum)
+        pack = self.open_pack(run, number) if is_here else None
         if isinstance(pack, OpenPack) and not (offset | length) >> 63:  # else it is damaged: its own read says so
             return Located([pack.mapped], np.array([(0, offset, length, checksum)], np.int64))
         return Located([], np.array([(ELSEWHERE, 0, 0, 0)], np.int64))
@@ -298,12 +366,16 @@ class Runs:
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         """Return the first live keys from `start` on, below `stop`."""
         try:
-            return [Listed._make(item) for item in index.scan(self._runs, start, stop, limit)]
+            found = index.scan(self._runs, start, stop, limit)
         except ValueError as error:
             raise self._corrupt(error) from error
+        return [Listed._make(item) if item[7] else self._listed(item) for item in found]
 
     def pages(self, start: bytes, stop: bytes | None) -> Iterator[Sequence[Live]]:
-        """Yield the live keys from `start` on, below `stop`, page by page: tuples of the fields of `Listed`."""
+        """Yield the live keys from `start` on, below `stop`, page by page: tuples of the fields of `Listed`.
+
+        Of a value that was replaced, they say where it lay.
+        """
         while page := self._page(start, stop):
             yield page
             start = page[-1][0] + b"\0"
@@ -326,7 +398,7 @@ class Runs:
 
     def pack_name(self, run: int, number: int) -> PackName:
         """Return which pack a ref names."""
-        return self._open[run].pack(number)
+        return self._open[run].pack(number) if run < len(self._open) else self._table(run).pack_name(0, number)
 
     def pack(self, name: PackName) -> Pack:
         return self._packs.get(name)
