@@ -129,7 +129,8 @@ def _ends(dimension: str, values: npt.NDArray[Any], label: Any) -> tuple[Any, An
     """Return the first moment of a label, the last one, and whether that is included. Most labels are one moment."""
     moment = _comparable(dimension, values, label)
     if values.dtype.kind == "M" and isinstance(label, str):
-        return moment, (moment + 1).astype(values.dtype), False
+        unit: Any = np.datetime_data(moment.dtype)[0]
+        return moment, moment + np.timedelta64(1, unit), False
     return moment, moment, True
 
 

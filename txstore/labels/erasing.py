@@ -24,7 +24,7 @@ from txstore.segments.ranged_packs import open_packs
 
 
 class ErasedRows:
-    """The rows of arrays, or of all arrays of groups that have the dimensions: a `maintenance.erase.Rows`.
+    """The rows of arrays, or of all arrays of groups that have the dimensions: a `maintenance.erase.RowsToErase`.
 
     `paths` are those of the arrays.
     """
@@ -79,6 +79,7 @@ class ErasedRows:
 
     def check(self, *, is_begun: bool) -> bool:
         found, self._found = self._found or self._look(), None
+        found.check()
         unmet = [choice for choice in self._choices if choice.unmet]
         if unmet and not is_begun:
             shown = "; ".join(f"{choice.dimension!r}: {choice.shown_unmet}" for choice in unmet)
@@ -86,7 +87,6 @@ class ErasedRows:
                 self.paths,
                 f"no commit has such rows ({shown}), or they were erased with their labels: nothing was changed",
             )
-        found.check()
         # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
         return sum(after.value is not None for after in self._values(found)) > 0
 

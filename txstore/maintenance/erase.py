@@ -59,7 +59,7 @@ _ROUNDS = 5
 Delete = Callable[[Snapshot, str], object]
 
 
-class Rows(Protocol):
+class RowsToErase(Protocol):
     """Rows of arrays: what an erasure has to know of them if it does not erase all below the paths."""
 
     dimensions: tuple[str, ...]
@@ -118,7 +118,7 @@ def erase(
     delete: Delete,
     *,
     timeout: float | None,
-    rows: Rows | None = None,
+    rows: RowsToErase | None = None,
 ) -> ErasureReport:
     """See `Repository.erase`. `delete` makes a commit that deletes all below the paths, or overwrites the rows."""
     return _Erasing(commits, snapshots, paths, delete, timeout, rows).run()
@@ -132,7 +132,7 @@ class _Erasing:
         paths: Collection[str],
         delete: Delete,
         timeout: float | None,
-        rows: Rows | None,
+        rows: RowsToErase | None,
     ) -> None:
         self._rows = rows
         self._commits = commits
@@ -192,7 +192,7 @@ class _Erasing:
         commit = self._note(record)
         self._finish(record)
         for other in self._unfinished() if self._rows is None else ():
-            if set(other.paths) <= set(self._paths):  # its rows are gone with the rest
+            if all(is_below(path, self._paths) for path in other.paths):  # its rows are gone with the rest
                 self._finish(other)
         return ErasureReport(self._paths, commit, record.values, record.length, self._files)
 
@@ -212,7 +212,7 @@ class _Erasing:
                 raise NodeNotFoundError(path)
 
     def _checked(self, *, is_begun: bool) -> bool:
-        """Do as `Rows.check`, again if a vacuum has deleted what it was about to read."""
+        """Do as `RowsToErase.check`, again if a vacuum has deleted what it was about to read."""
         assert self._rows is not None
         while True:
             kept = self._kept()
@@ -367,7 +367,7 @@ class _Erasing:
     def _new_record(self) -> ErasureRecord:
         return ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, {})
 
-    def _replace(self, rows: Rows, record: ErasureRecord | None, until: Mapping[str, int]) -> ErasureRecord:
+    def _replace(self, rows: RowsToErase, record: ErasureRecord | None, until: Mapping[str, int]) -> ErasureRecord:
         """Write new values, then erase the old ones. Go on with an erasure that had written its new values."""
         if record is not None and record.table is not None and record.table.run is not None:
             record = self._scrub(record)
@@ -461,6 +461,11 @@ def write_record(storage: Storage, record: ErasureRecord) -> None:
 def _shown(paths: Collection[str]) -> str:
     some = [repr(path) for path, _ in zip(paths, range(5), strict=False)]
     return ", ".join(some) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+
+
+def is_below(path: str, others: Collection[str]) -> bool:
+    """Tell whether a node is one of some others, or lies below one."""
+    return any(f"{path}/".startswith(directory_prefix(other)) for other in others)
 
 
 def check_paths(paths: Collection[str]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class _File:
     stored: Stored | None = None  # of a commit file
     end: int | None = None  # end of the valid frames of a data pack, if a commit says so
     runs: tuple[commitfile.Section, ...] = ()
+    seq: int = 0  # of the entries without one of their own
 
 
 class _RunRewrite(NamedTuple):
@@ -191,7 +192,7 @@ class _Surveyor:
         for section in file.runs:
             try:
                 content = self._storage.read_range(file.name.path, section.offset, section.length)
-                run = index.Run(content, 0 if file.stored is None else file.stored.header.seq)
+                run = index.Run(content, file.seq if file.stored is None else file.stored.header.seq)
                 tables = [file.name, *map(PackName.decode, run.packs)]
             except FileNotFoundError:
                 return  # it went meanwhile
@@ -234,7 +235,7 @@ class _Surveyor:
         path = name.pack.path
         section = commitfile.Section(commitfile.SECTION_RUN, name.offset, name.length)
         size = self._storage.read_tail(path, 0)[1]
-        for _, run, tables in self._runs_of(_File(name.pack, size, runs=(section,))):
+        for _, run, tables in self._runs_of(_File(name.pack, size, runs=(section,), seq=name.seq)):
 
             def kind_after(_: bytes, number: int, offset: int, tables: Sequence[PackName] = tables) -> int | None:
                 pack = tables[number].id

@@ -30,7 +30,7 @@ class ReplacementChecks:
 
     def check(self, values: Values) -> list[Checked]:
         """Check what is there; return the counts of each pack. Raises `CorruptionError`, `OSError`."""
-        found = []
+        found, tables = list[Checked](), list[RunName]()
         for record in read_records(self._storage):
             run = run_of(record)
             packs = [PackName(pack) for pack in record.table.packs] if record.table is not None else []
@@ -39,7 +39,9 @@ class ReplacementChecks:
                 end = self._storage.read_tail(pack.path, 0)[1]
                 found.append(check_frames(self._storage, pack, self._id, end, values))
             if run is not None and packs[-1] in there:
-                self._check_table(run, values)
+                tables.append(run)
+        for run in tables:  # behind all packs: from the first question on, `values` takes no more
+            self._check_table(run, values)
         return found
 
     def _check_table(self, name: RunName, values: Values) -> None:

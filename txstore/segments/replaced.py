@@ -42,36 +42,41 @@ class Table(Protocol):
 
     def ref(self, key: bytes) -> TableEntry | None: ...
 
+    def pack_name(self, run: int, number: int) -> PackName: ...
+
 
 class Replacement(NamedTuple):
-    """The new value: an entry of one of the tables."""
+    """Where a new value lies; its pack by the number that `ReplacedValues` gives it."""
 
-    table: int
-    entry: TableEntry
+    pack: int
+    offset: int
+    length: int
+    checksum: int
 
+
+#: Packs of new values have numbers from here on; a run numbers the packs of its table far below.
+FIRST_NUMBER = 1 << 40
 
 OpenTable = Callable[[RunName], Table]
 
 
 class ReplacedValues:
-    """The tables of one repository. Safe in threads. Each keeps its number as long as this lives."""
+    """The tables of one repository. Safe in threads. Each pack keeps its number as long as this lives."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._tables: dict[RunName, Table] = {}  # in the order of their numbers
-        self._newest_first: tuple[int, ...] | None = None
+        self._tables: dict[RunName, Table] = {}
+        self._newest_first: tuple[Table, ...] | None = None
+        self._numbers: dict[PackName, int] = {}
+        self._names: list[PackName] = []
         self._lock = processes.new_lock()
-        processes.watch(self)
-
-    def after_fork_in_child(self) -> None:
-        self.forget()
 
     def forget(self) -> None:
         """Look again for erasures at the next question."""
         self._newest_first = None
 
-    def table(self, number: int) -> Table:
-        return list(self._tables.values())[number]
+    def pack_name(self, number: int) -> PackName:
+        return self._names[number - FIRST_NUMBER]
 
     def find(self, pack: PackName, offset: int, open_table: OpenTable) -> Replacement | None:
         """Return what replaces the value at an offset of a pack; None if nothing does.
@@ -86,32 +91,39 @@ class ReplacedValues:
         return found
 
     def _find(self, pack: PackName, offset: int, open_table: OpenTable) -> Replacement | None:
-        key, missing = replaced_key(pack, offset), None
-        for number in self._order(open_table):
+        key, damage = replaced_key(pack, offset), None
+        for table in self._opened(open_table):
             try:
-                entry = self.table(number).ref(key)
+                entry = table.ref(key)
+                if entry is not None and entry.kind == packfile.REF_PACK:
+                    number = self._number(table.pack_name(0, entry.pack))
+                    return Replacement(number, entry.offset, entry.length, entry.checksum)
             except CorruptionError as error:
-                missing = error
-                continue
-            if entry is not None and entry.kind == packfile.REF_PACK:
-                return Replacement(number, entry)
-        if missing is not None:
-            raise missing
+                damage = error
+        if damage is not None:
+            raise damage
         return None
 
-    def _order(self, open_table: OpenTable) -> tuple[int, ...]:
-        """Return the numbers of the tables, that of the newest erasure first."""
-        order = self._newest_first
-        if order is None:
+    def _opened(self, open_table: OpenTable) -> tuple[Table, ...]:
+        """Return the tables, that of the newest erasure first."""
+        found = self._newest_first
+        if found is None:
             runs = [run for record in reversed(read_records(self._storage)) if (run := run_of(record)) is not None]
             with self._lock:
                 for run in runs:
                     if run not in self._tables:
                         with contextlib.suppress(CorruptionError):  # a vacuum has deleted it: no commit needs it
                             self._tables[run] = open_table(run)
-                numbers = {run: number for number, run in enumerate(self._tables)}
-                self._newest_first = order = tuple([numbers[run] for run in runs if run in numbers])
-        return order
+                found = tuple(self._tables[run] for run in runs if run in self._tables)
+                self._newest_first = found
+        return found
+
+    def _number(self, name: PackName) -> int:
+        with self._lock:
+            if name not in self._numbers:
+                self._names.append(name)
+                self._numbers[name] = FIRST_NUMBER + len(self._names) - 1
+            return self._numbers[name]
 
 
 def run_of(record: ErasureRecord) -> RunName | None:

@@ -19,6 +19,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
 from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
+from txstore.segments.replaced import FIRST_NUMBER
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled
@@ -203,15 +204,13 @@ class Runs:
         return dict(zip(self.names, zip(self._open, self._open_packs, strict=True), strict=True))
 
     def file(self, run: int) -> PackName:
-        return self._open[run].file if run < len(self._open) else self._table(run).file(0)
+        return self._open[run].file
 
     def open_pack(self, run: int, number: int) -> Pack:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
-        if run >= len(self._open):
-            return self._table(run).open_pack(0, number)
         pack = self._open_packs[run].get(number)
         if pack is None:
-            pack = self._packs.get(self._open[run].pack(number))
+            pack = self._packs.get(self.pack_name(run, number))
             self._open_packs[run].keep(number, pack)
         return pack
 
@@ -265,20 +264,10 @@ class Runs:
         place = self._packs.replaced.find(self.pack_name(found.run, found.pack), found.offset, self._open_table)
         if place is None:
             return None
-        new = place.entry
-        return Found(
-            len(self._open) + place.table, packfile.REF_PACK, found.seq, new.pack, new.offset, new.length, new.checksum
-        )
+        return Found(found.run, packfile.REF_PACK, found.seq, *place)
 
     def _open_table(self, name: RunName) -> Runs:
         return type(self)([name], None, self._packs)
-
-    def _table(self, run: int) -> Runs:
-        """Return the table that the number of a run stands for, if it is none of the commit's runs."""
-        table = self._packs.replaced.table(run - len(self._open)) if self._packs.replaced is not None else None
-        if not isinstance(table, Runs):
-            raise IndexError(f"there is no run {run}")
-        return table
 
     def _listed(self, item: Live) -> Listed:
         listed = Listed._make(item)
@@ -398,7 +387,9 @@ class Runs:
 
     def pack_name(self, run: int, number: int) -> PackName:
         """Return which pack a ref names."""
-        return self._open[run].pack(number) if run < len(self._open) else self._table(run).pack_name(0, number)
+        if number >= FIRST_NUMBER and self._packs.replaced is not None:
+            return self._packs.replaced.pack_name(number)
+        return self._open[run].pack(number)
 
     def pack(self, name: PackName) -> Pack:
         return self._packs.get(name)
