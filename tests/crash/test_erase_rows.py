@@ -1,4 +1,4 @@
-"""An erasure of rows is killed, or the power lost, after every step: done again, it is done, and nothing else is lost."""
+"""An erasure of rows is killed, or loses power, after every step: done again, it is done, and nothing else is lost."""
 
 from __future__ import annotations
 
