@@ -624,6 +624,25 @@ def test_a_backup_that_has_more(repo: txstore.Repository, tmp_path: Path) -> Non
     assert list(zarr.open_array(copied.snapshot(at=0), path="patient", mode="r")[:]) == [10, 20, 30]
 
 
+# --- repair
+
+
+@pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 1), ("main", 3), ("dev", 3)])
+@pytest.mark.parametrize("what", ["run", "frame"])
+def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, version: int, what: str) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    repo.erase("", {"patient": 20})
+    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{version:010}")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"v/c/") - 20] ^= 4
+    path.write_bytes(content)
+    assert not txstore.Repository(repo.url).verify().ok
+    assert txstore.Repository(repo.url).verify(repair=True).faults == []
+    assert leaks(repo.url, *study.rows) == []
+    check(before, contents(txstore.Repository(repo.url)), study.where(before), lambda _: 0)
+
+
 # --- object stores
 
 

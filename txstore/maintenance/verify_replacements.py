@@ -11,8 +11,8 @@ from txstore.format.packfile import PackName
 from txstore.maintenance.check_file import Checked, Values, check_frames, entries_of, open_run
 from txstore.maintenance.report import Fault
 from txstore.segments.ranged_packs import open_packs
-from txstore.segments.ranged_runs import open_runs
-from txstore.segments.replaced import Table, read_records, run_of
+from txstore.segments.ranged_runs import is_replaced
+from txstore.segments.replaced import read_records, run_of
 from txstore.storage.interface import Storage
 
 
@@ -60,12 +60,7 @@ class ReplacementChecks:
 
     def has(self, pack: PackName, offset: int) -> bool:
         """Tell whether a table says which value replaces one."""
-        if self._packs.replaced is None:
-            return False
         try:
-            return self._packs.replaced.find(pack, offset, self._open) is not None
+            return is_replaced(self._packs, pack, offset)
         except CorruptionError:
             return False
-
-    def _open(self, name: RunName) -> Table:
-        return open_runs([name], self._packs)

@@ -481,6 +481,13 @@ def open_runs(names: Sequence[RunName], packs: PackSource, known: Known = NONE_K
     return (LazyRuns if packs.is_ranged else Runs)(names, None, packs, known)
 
 
+def is_replaced(packs: PackSource, pack: PackName, offset: int) -> bool:
+    """Tell whether another value replaces the one at an offset of a pack. Raises `CorruptionError`."""
+    if packs.replaced is None:
+        return False
+    return packs.replaced.find(pack, offset, lambda table: open_runs([table], packs)) is not None
+
+
 def open_run(name: RunName, packs: PackSource) -> OpenRun:
     """Open one run, for what its index says."""
     return _opened([name], packs)[name] if packs.is_ranged else OpenRun(name, packs)
