@@ -524,6 +524,42 @@ def test_values_that_no_commit_has_any_more(repo: txstore.Repository) -> None:
     assert repo.verify().ok
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> None:
+    """The chunk at the end is copied with the rows that no reader sees any more."""
+    rows = secret(8)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(10, 18), ["p"], (8,))
+        array_of(store, "v", rows, ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[4] = 1
+    if grows:
+        with repo.transaction("longer") as store:
+            for path in ("p", "v"):
+                zarr.open_array(store, path=path).resize((8,))
+            zarr.open_array(store, path="p")[6:] = [20, 21]
+    del store
+    gc.collect()
+    before = contents(repo)
+    if grows:  # the old values are seen again, under other labels
+        assert before["main", 3, "v"][7] == rows[7]
+        repo.erase("v", {"p": [17, 21]})
+    else:
+        repo.erase("v", {"p": 17})
+        assert leaks(repo.url, rows[6].tobytes())  # of the first commit, in which it is seen
+    assert leaks(repo.url, rows[7].tobytes()) == []
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return np.isin(before[branch, version, "p"], [17, 21]) if path == "v" else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+    gc.collect()
+    assert repo.erase("v", {"p": 17}).commit is None
+
+
 def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(repo)
     before = contents(repo)

@@ -22,15 +22,19 @@ class ChunkFiller(ChunkDecoder):
     def __init__(self, document: str, content: bytes, chunk: str) -> None:
         super().__init__(document, content, chunk, keeps_empty=True)
 
-    def filled(self, encoded: Buffer, places: Sequence[Places], value: Any = None) -> bytes | None:
+    def filled(
+        self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, hidden: Sequence[Places] = ()
+    ) -> bytes | None:
         """Return a chunk with the fill value, or another, in some elements. None if it has that already.
 
-        All other elements are the same, bit by bit.
+        The `hidden` ones get the fill value. All other elements are the same, bit by bit.
         """
         chunk = self.decode(encoded)
         new = chunk.copy()
         for each in places:
             new[self._index(each)] = self._fill_value if value is None else value
+        for each in hidden:
+            new[self._index(each)] = self._fill_value
         if _equal(chunk, new):
             return None
         try:
@@ -43,7 +47,7 @@ class ChunkFiller(ChunkDecoder):
         if content == bytes(encoded):  # its codecs round the fill value, and did so before
             return None
         again = self.decode(content)
-        for each in places:
+        for each in (*places, *hidden):
             again[self._index(each)] = new[self._index(each)]
         if not _equal(again, new):
             raise NotMergeableError("its codecs would change other elements, too")

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_filling import ChunkFiller
+from txstore.codecs.chunk_filling import ChunkFiller, Places
 from txstore.engine import Engine
 from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError
+from txstore.format import packfile
 from txstore.format.keys import directory_prefix
 from txstore.history.snapshot import Snapshot
 from txstore.labels.choosing import Choice
@@ -102,10 +103,12 @@ class ErasedRows:
                 yield ValueAfter(value.key, value.places, self._filled(value))
 
     def _filled(self, value: StoredValue) -> bytes | None:
-        if value.array is None or not value.length:
+        array = value.array
+        if array is None or not value.length or value.kind != packfile.REF_PACK:
             return None
         stored = self._packs.get(value.pack).view(value.offset, value.length, value.checksum, value.key)
-        return _filled(value.array, value.key, stored, value.boxes.values())
+        hidden = array.hidden(value.key, value.extents) if value.extents is not None else ()
+        return _filled(array, value.key, stored, value.boxes.values(), hidden)
 
     # --- the heads
 
@@ -131,11 +134,13 @@ class ErasedRows:
                     yield key, new
 
 
-def _filled(array: ArrayAt, key: str, stored: memoryview, boxes: Iterable[Boxes]) -> bytes | None:
+def _filled(
+    array: ArrayAt, key: str, stored: memoryview, boxes: Iterable[Boxes], hidden: Sequence[Places] = ()
+) -> bytes | None:
     described = array.described
     try:
         filler = ChunkFiller(array.document, described.content, key[len(directory_prefix(described.path)) :])
-        return filler.filled(stored, [box for each in boxes for box in each], array.missing)
+        return filler.filled(stored, [box for each in boxes for box in each], array.missing, hidden=hidden)
     except NotMergeableError as error:
         raise ErasureError(
             [described.path], f"{key!r} can't be encoded anew: {error}. Erase the array as a whole"

@@ -2,6 +2,9 @@
 
 A value is named by the place where it lies: many commits have the same one. Its rows may be at other places by the
 coordinates of other commits, then all of these are erased.
+
+If an array was made shorter, the chunk at its end may still have the rows that it had before, and copies of that chunk
+have them, too. Elements that no kept commit shows belong to no row, and are erased with the others.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class StoredValue:
     boxes: dict[int, Boxes] = field(default_factory=dict)  # by their identity
     array: ArrayAt | None = None  # at a commit that has rows in it
     unlabelled: Commit | None = None  # a commit that does not say which rows it has, as long as no other does
+    extents: tuple[int, ...] | None = None  # of an array that was made shorter: the longest that any commit shows
 
     @property
     def places(self) -> tuple[Address, ...]:
@@ -75,7 +79,16 @@ class RowsInHistory:
         self._leaves_labels = leaves_labels
         self._nodes: set[str] = set()  # that have had a document
         self._packs = open_packs(commits.storage)
-        chains = groupby(kept_commits(commits, {}), key=lambda stored: stored.header.branch)
+        self._shortened: set[str] = set()
+        self._longest: dict[str, tuple[int, ...]] = {}
+        self._walk_all()
+        if self._shortened - rows.shortened:
+            rows.shortened |= self._shortened
+            self.values.clear()
+            self._walk_all()
+
+    def _walk_all(self) -> None:
+        chains = groupby(kept_commits(self._commits, {}), key=lambda stored: stored.header.branch)
         for _, chain in chains:
             self._walk(list(chain)[::-1])
 
@@ -138,10 +151,14 @@ class RowsInHistory:
         last[path] = array
         if array is not None:
             self.paths.add(path)
+            longest = self._longest.get(path, array.extents)
+            if any(one < other for one, other in zip(array.extents, longest, strict=False)):
+                self._shortened.add(path)
+            self._longest[path] = tuple(map(max, array.extents, longest))
         keys = dict.fromkeys(fresh)
         if array is not None and (was is None or was.signature != array.signature):
             keys.update(dict.fromkeys(array.boxes))
-            if was is None or was.is_labelled != array.is_labelled:
+            if was is None or was.is_labelled != array.is_labelled or path in self._rows.shortened:
                 keys.update(dict.fromkeys(self._live_below(snapshot, path)))
         for key, found in zip(keys, snapshot.runs.refs([key.encode() for key in keys]), strict=True):
             if found is not None and found.kind in packfile.FRAME_OF_REF:
@@ -165,6 +182,11 @@ class RowsInHistory:
             return
         if array.is_labelled:
             value.unlabelled = None
+        if path in self._rows.shortened:
+            known = value.extents if value.extents is not None and value.array is not None else array.extents
+            value.extents = tuple(map(max, array.extents, known))
+            if value.array is None:
+                value.array, value.key, value.path = array, key, path
         boxes = array.boxes.get(key)
         if boxes is not None:
             value.boxes[id(boxes)] = boxes

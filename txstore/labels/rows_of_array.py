@@ -15,7 +15,7 @@ import numpy.typing as npt
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.errors import ErasureError
 from txstore.format.documents import Described, describe
-from txstore.format.keys import ancestors, document_key
+from txstore.format.keys import ancestors, directory_prefix, document_key
 from txstore.history.changes import refs_of
 from txstore.history.snapshot import Snapshot
 from txstore.labels.choosing import Choice, Positions, decoded
@@ -32,16 +32,38 @@ class ArrayAt:
     """An array at one commit, and the chunks that have rows to erase, by their keys.
 
     `is_labelled`: its coordinates say which rows those are. Of two with the same `signature`, `boxes` are the same.
+    `axes` are those that the rows are chosen along.
     """
 
     described: Described
     is_labelled: bool
     signature: tuple[Any, ...]
+    axes: tuple[int, ...]
     boxes: Mapping[str, Boxes] = field(repr=False)
 
     @property
     def document(self) -> str:
         return self.described.key.rpartition("/")[2]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """How long it is along these axes."""
+        return tuple(self.described.node.shape[axis] for axis in self.axes)
+
+    def hidden(self, key: str, extents: Sequence[int]) -> list[Places]:
+        """Return the elements of a chunk that lie behind these ends: no array of this length shows them."""
+        index = self.described.node.index_of(key[len(directory_prefix(self.described.path)) :])
+        if index is None:
+            return []
+        grid = self.described.grid()
+        found: list[Places] = []
+        for axis, end in zip(self.axes, extents, strict=True):
+            start = int(grid.axes[axis].start_of(index[axis]))
+            size = int(grid.axes[axis].start_of(index[axis] + 1)) - start
+            if end - start < size:
+                behind = np.arange(max(end - start, 0), size)
+                found.append(tuple(behind if each == axis else None for each in range(len(index))))
+        return found
 
     @property
     def is_coordinate(self) -> bool:
@@ -68,6 +90,7 @@ class ArrayRows:
         self._positions: dict[tuple[Any, ...], Positions | None] = {}
         self._last: dict[str, ArrayAt] = {}
         self.coordinates: set[str] = set()  # that labels were looked for in
+        self.shortened: set[str] = set()  # arrays whose length is part of their signature
 
     def at(self, snapshot: Snapshot, path: str) -> ArrayAt | None:
         """Return an array at a commit; None if there is none, or it lacks one of the dimensions.
@@ -99,14 +122,14 @@ class ArrayRows:
         described_grid = described.document.get("chunk_grid") or described.document.get("chunks")
         signature = (
             is_labelled, repr(described_grid), repr(described.document.get("chunk_key_encoding")), others, names,
-            *(found.tobytes() for found in known.values()),
+            grid.shape if path in self.shortened else (), *(found.tobytes() for found in known.values()),
         )  # fmt: skip
         last = self._last.get(path)
         if last is not None and last.signature == signature:
             boxes = last.boxes
         else:
             boxes = dict(_boxes(described, axes, known)) if is_labelled else {}
-        found = ArrayAt(described, is_labelled, signature, boxes)
+        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), boxes)
         self._last[path] = found
         return found
 
