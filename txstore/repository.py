@@ -90,6 +90,14 @@ _LEAST_RETRIES = 10
 _SHOWN_COMMITS = 5
 
 
+def _texts(paths: Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return paths of nodes. Raises `TypeError`."""
+    for path in paths:
+        if not isinstance(path, str):
+            raise TypeError(f"{path!r} is no path: a mapping of rows comes last, and once")
+    return tuple(path for path in paths if isinstance(path, str))
+
+
 def _made(commit: Commit | None) -> dict[str, str]:
     """Return what the record of an operation says of the commit that the operation made."""
     return {} if commit is None else {"commit": commit.id}
@@ -1669,18 +1677,36 @@ class Repository:
         return report
 
     @keeps_nothing
-    def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
-        """Erase every version of some arrays or groups from every commit, branch and tag, for good.
+    def erase(
+        self,
+        *paths: str | Mapping[str, Any],
+        labels: bool = False,
+        positions: bool = False,
+        timeout: float | None = 60.0,
+    ) -> ErasureReport:
+        """Erase every version of some arrays or groups, or of some rows, from every commit, branch and tag, for good.
 
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
         call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
 
+        With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
+        that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they
+        read as missing values (the array's `_FillValue`, or else its fill value), and everything else as before.
+
         Parameters
         ----------
         *paths : str
-            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together.
+            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together. The
+            last one may be a mapping: from dimensions to labels of the coordinates with their names. Labels are one
+            label, a list of them, or a slice, which includes both ends, as in xarray's `.sel`. With several dimensions,
+            what has labels of all of them is erased.
+        labels : bool
+            Also erase the labels of the rows, in the coordinate: it gets fill values there. For one dimension.
+        positions : bool
+            The mapping has positions from 0 on in place of labels, or slices without their ends, as numpy counts them.
+            They are those of each commit: give labels if rows were inserted or moved.
         timeout : float, optional
             Seconds to wait for readers of older commits and for open transactions. None waits without limit.
 
@@ -1689,7 +1715,8 @@ class Repository:
         NodeNotFoundError
             No commit has ever had a node there.
         ErasureError
-            Other keys share the values, or there is a quarantine: the message says what to do. Nothing was changed.
+            Other keys share the values, there is a quarantine, no commit has such rows, or they can't be encoded anew:
+            the message says what to do. Nothing was changed.
         ErasureTimeoutError
             A process still reads the data, or has a transaction open: the message names it.
         ConstraintError
@@ -1711,8 +1738,22 @@ class Repository:
         ... except txstore.ErasedError as error:
         ...     print(error.key)
         patient-7/zarr.json
+
+        Rows of an array, by their labels:
+
+        >>> with repo.transaction("visits") as store:
+        ...     for name, data in {"patient": [7, 8, 9], "weight": [70.0, 80.0, 90.0]}.items():
+        ...         z = zarr.create_array(store, name=name, data=np.array(data), dimension_names=["patient"])
+        >>> repo.erase("weight", {"patient": 8}).values
+        1
+        >>> zarr.open_array(repo.snapshot(at=-3), path="weight", mode="r")[:]
+        array([70.,  0., 90.])
         """
-        commits, meant = self._existing(), check_paths(paths)
+        if paths and isinstance(paths[-1], Mapping):
+            return self._erase_rows(paths[:-1], paths[-1], labels=labels, positions=positions, timeout=timeout)
+        if labels or positions:
+            raise ValueError("labels= and positions= are about rows: give {dimension: labels} behind the paths")
+        commits, meant = self._existing(), check_paths(_texts(paths))
 
         def delete(head: Snapshot, branch: str) -> None:
             message = f"delete {', '.join(meant)}, to be erased"
@@ -1723,6 +1764,31 @@ class Repository:
         try:
             with recorded(commits.storage, "erase", {"paths": list(meant)}) as result:
                 report = erase(commits, self.engine.snapshots, meant, delete, timeout=timeout)
+                result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
+                result.update(_made(report.commit))
+            return report
+        finally:
+            self.chunk_cache.clear()  # it may hold what was erased
+
+    def _erase_rows(
+        self,
+        paths: Sequence[str | Mapping[str, Any]],
+        chosen: Mapping[str, Any],
+        *,
+        labels: bool,
+        positions: bool,
+        timeout: float | None,
+    ) -> ErasureReport:
+        from txstore.labels.erasing import ErasedRows  # late: it imports numpy
+
+        commits = self._existing()
+        if not paths:
+            raise ValueError("name the arrays or groups whose rows are to be erased: '' for all")
+        rows = ErasedRows(self.engine, _texts(paths), chosen, labels=labels, positions=positions)
+        about = {"paths": list(rows.paths), "dimensions": list(rows.dimensions)}  # never the labels
+        try:
+            with recorded(commits.storage, "erase", about) as result:
+                report = erase(commits, self.engine.snapshots, rows.paths, rows.overwrite, timeout=timeout, rows=rows)
                 result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
                 result.update(_made(report.commit))
             return report

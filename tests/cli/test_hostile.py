@@ -128,6 +128,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
     yield "tx commit", [url, "job1"]
     yield "tx rollback", [url, "job2", "--yes"]
     del store  # which reads what is erased
+    yield "erase", [url, "imported", "--yes", "--timeout", "5", "--rows", f"{STEERING}={STEERING}"]
     yield "erase", [url, "imported", "--yes", "--timeout", "5"]
 
 

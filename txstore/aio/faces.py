@@ -1481,18 +1481,36 @@ class AsyncRepository:
             lambda: self.repository.vacuum(keep=keep, older_than=older_than, dry_run=dry_run, branch=branch)
         )
 
-    async def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
-        """Erase every version of some arrays or groups from every commit, branch and tag, for good.
+    async def erase(
+        self,
+        *paths: str | Mapping[str, Any],
+        labels: bool = False,
+        positions: bool = False,
+        timeout: float | None = 60.0,
+    ) -> ErasureReport:
+        """Erase every version of some arrays or groups, or of some rows, from every commit, branch and tag, for good.
 
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
         call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
 
+        With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
+        that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they
+        read as missing values (the array's `_FillValue`, or else its fill value), and everything else as before.
+
         Parameters
         ----------
         *paths : str
-            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together.
+            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together. The
+            last one may be a mapping: from dimensions to labels of the coordinates with their names. Labels are one
+            label, a list of them, or a slice, which includes both ends, as in xarray's `.sel`. With several dimensions,
+            what has labels of all of them is erased.
+        labels : bool
+            Also erase the labels of the rows, in the coordinate: it gets fill values there. For one dimension.
+        positions : bool
+            The mapping has positions from 0 on in place of labels, or slices without their ends, as numpy counts them.
+            They are those of each commit: give labels if rows were inserted or moved.
         timeout : float, optional
             Seconds to wait for readers of older commits and for open transactions. None waits without limit.
 
@@ -1501,13 +1519,14 @@ class AsyncRepository:
         NodeNotFoundError
             No commit has ever had a node there.
         ErasureError
-            Other keys share the values, or there is a quarantine: the message says what to do. Nothing was changed.
+            Other keys share the values, there is a quarantine, no commit has such rows, or they can't be encoded anew:
+            the message says what to do. Nothing was changed.
         ErasureTimeoutError
             A process still reads the data, or has a transaction open: the message names it.
         ConstraintError
             A constraint refers to one of the paths: drop it first.
         """
-        return await call(lambda: self.repository.erase(*paths, timeout=timeout))
+        return await call(lambda: self.repository.erase(*paths, labels=labels, positions=positions, timeout=timeout))
 
     async def erasures(self) -> list[Erasure]:
         """Return the records of erasures, oldest first: the paths, the user and the time."""
