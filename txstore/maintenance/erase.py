@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from txstore.commit import MAIN, Commit, Stored
+from txstore.deriving.declared import decode
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -34,7 +35,7 @@ from txstore.errors import (
 )
 from txstore.format import names
 from txstore.format.display import html_head, readable_size
-from txstore.format.keys import directory_prefix
+from txstore.format.keys import directory_prefix, is_related
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
 from txstore.history.open_transactions import recorded
@@ -145,15 +146,15 @@ class _Erasing:
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
-        self._clean: dict[
-            str, int
-        ] = {}  # by branch: the seq from which on all commits that were looked at lack the rows
+        #: By branch: the seq from which on all commits that were looked at lack the rows.
+        self._clean: dict[str, int] = {}
         # By branch, until the first wait has ended: the result of `_first_without` when it began. Else the erasure
         # would wait for a moment without any reader, which may never come beside processes that keep committing.
         self._began: dict[str, int] | None = {}
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
+        self._check_views()
         found = self._survey(None)
         record = self._begun()
         if record is None:
@@ -205,6 +206,19 @@ class _Erasing:
                 f"a repair has left files in {names.QUARANTINE}/, and they may hold these values: look at them, "
                 "delete them",
             )
+
+    def _check_views(self) -> None:
+        """Refuse sources of views: what was derived from them tells of them."""
+        for branch in living_branches(self._commits):
+            head = self._commits.head(branch)
+            views = {} if head is None else decode(self._storage.url, head.header.declared.views)
+            for name, view in views.items():
+                if any(is_related(source, path) for source in view.sources for path in self._paths):
+                    raise ErasureError(
+                        self._paths,
+                        f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
+                        "outputs, too, or delete them and let a vacuum expire these commits",
+                    )
 
     def _check_met(self, found: Survey) -> None:
         for path in self._paths:
