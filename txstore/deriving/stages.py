@@ -157,7 +157,7 @@ class ApplyStage(Stage):
     output: str
     extents: tuple[int, ...]
     overlap: tuple[int, ...]
-    function: Callable[..., Any]
+    find: Callable[[], Callable[..., Any]]  # the function; who derives nothing need not have it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,8 +173,9 @@ class ApplyStage(Stage):
         return self.needs(box)
 
     def compute(self, blocks: Sequence[Array], box: Box, dtype: np.dtype[Any]) -> Array:
+        function = self.find()
         try:
-            found = np.asarray(self.function(*blocks))
+            found = np.asarray(function(*blocks))
         except Exception as error:  # whatever a function of the user's raises
             raise ValueError(f"its function has raised {error!r}") from error
         if found.shape != blocks[0].shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
@@ -60,6 +60,24 @@ class DeclaredView:
         place = declared.as_of(snapshot.url, name, snapshot.declared.views[name])
         derived_from = self._derived_from(place)
         return derived_from is not None and not _have_changed(view, derived_from, snapshot)
+
+    def as_dict(self, at: At | None = None, *, branch: str = MAIN) -> dict[str, Any]:
+        """Return what is known of the view at a commit, for JSON: its definition, and whether it is current.
+
+        `as_of` is, with `when="follow"`, the commit that the outputs were derived from: a dict with `id`, `branch` and
+        `version`, or None.
+        """
+        snapshot = self._repo.mapping(at, branch=branch)
+        fields = snapshot.declared.views.get(self.name, {})
+        place = declared.as_of(snapshot.url, self.name, fields)
+        return {
+            "kind": self.definition.kind,
+            **self.definition.as_dict(),
+            "sources": list(self.definition.sources),
+            "outputs": list(self.definition.outputs),
+            "current": self.is_current(at, branch=branch),
+            "as_of": None if place is None else place._asdict(),
+        }
 
     def update(self, *, branch: str = MAIN, message: str | None = None) -> Commit | None:
         """Derive what has changed in the sources since the last time, in one commit. None if nothing has.
