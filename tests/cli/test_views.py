@@ -171,7 +171,8 @@ def test_it_goes_on_with_each_commit(declared: txstore.Repository, tmp_path: Pat
     with out.open("w") as stdout, err.open("w") as stderr:
         workers = [subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr) for _ in range(2)]
         try:
-            wait_until(lambda: declared.views["largest"].is_current())
+            wait_until(lambda: declared.views["largest"].is_current() or err.read_text())
+            assert err.read_text() == ""
             for number in range(20, 30):
                 put(declared, number)
             wait_until(lambda: declared.views["largest"].is_current() and value(declared) == 29)
@@ -183,7 +184,7 @@ def test_it_goes_on_with_each_commit(declared: txstore.Repository, tmp_path: Pat
         finally:
             for worker in workers:
                 wait_until(lambda worker=worker: _interrupted(worker))  # type: ignore[misc]
-        assert [worker.returncode for worker in workers] == [130, 130]
+        assert {worker.returncode for worker in workers} <= {130, -signal.SIGINT}  # the latter in the middle of its end
     assert err.read_text().count("there is no array 'largest'") <= 2  # each says it once
     commits = [json.loads(line) for line in out.read_text().splitlines()]
     assert len({each["commit"]["id"] for each in commits}) == len(commits)
