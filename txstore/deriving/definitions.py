@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from txstore.deriving import periods
@@ -292,7 +293,7 @@ class Apply(ViewDefinition):
         overlap = (self.overlap,) * len(extents) if isinstance(self.overlap, int) else tuple(self.overlap)
         if len(overlap) != len(extents):
             raise ValueError(f"overlap={self.overlap}, and the inputs have {len(extents)} dimensions")
-        return [ApplyStage(tuple(self.inputs), self.to, extents, overlap, registered(self.function))]
+        return [ApplyStage(tuple(self.inputs), self.to, extents, overlap, partial(registered, self.function))]
 
     def as_dict(self) -> dict[str, Any]:
         overlap = self.overlap if isinstance(self.overlap, int) else list(self.overlap)

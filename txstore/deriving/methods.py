@@ -30,8 +30,12 @@ def combined(method: Method, values: Array, starts: Sequence[Starts | None], dty
 def as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
     """Convert results to the type in which they are stored. Integers are rounded, halves to the even neighbour."""
     if values.dtype.kind == "f" and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return np.clip(np.rint(values), limits.min, limits.max).astype(dtype)
+        limits, rounded = np.iinfo(dtype), np.rint(values)
+        with np.errstate(invalid="ignore"):
+            found = np.clip(rounded, limits.min, limits.max).astype(dtype)
+        # As a float, the largest of 64 bits is too large for them.
+        found = np.where(rounded >= limits.max, dtype.type(limits.max), found)
+        return np.where(np.isnan(rounded), dtype.type(0), found)
     return values.astype(dtype, copy=False)
 
 

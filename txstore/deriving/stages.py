@@ -203,7 +203,7 @@ class ApplyStage(DerivingStage):
     output: str
     extents: tuple[int, ...]
     overlap: tuple[int, ...]
-    function: Callable[..., Any]
+    find: Callable[[], Callable[..., Any]]  # the function; who derives nothing need not have it
 
     @property
     def source(self) -> str:  # type: ignore[override]
@@ -223,8 +223,9 @@ class ApplyStage(DerivingStage):
         return self.needs(box)
 
     def compute(self, blocks: Sequence[Array], box: Box, dtype: np.dtype[Any]) -> Array:
+        function = self.find()
         try:
-            found = np.asarray(self.function(*blocks))
+            found = np.asarray(function(*blocks))
         except Exception as error:  # whatever a function of the user's raises
             raise ValueError(f"its function has raised {error!r}") from error
         if found.shape != blocks[0].shape:

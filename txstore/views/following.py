@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
@@ -44,22 +44,25 @@ class DeclaredView:
         With `when="commit"` they always are, from the commit on that declared the view. Else this looks for changes of
         the sources since the outputs were derived. False where the view is not declared.
         """
-        snapshot = self._repo.mapping(at, branch=branch)
-        views = declared.decode(snapshot.url, snapshot.declared.views)
-        makers = {output: name for name, view in views.items() for output in view.outputs}
-        names = [self.name]
-        for name in names:  # those that make its sources, too, and so on
-            if name not in views or not self._is_current(snapshot, name, views[name]):
-                return False
-            names += [makers[path] for path in views[name].sources if path in makers]
-        return True
+        return is_current(self.name, self._repo.mapping(at, branch=branch), self._derived_from)
 
-    def _is_current(self, snapshot: Snapshot, name: str, view: ViewDefinition) -> bool:
-        if view.when == "commit":
-            return True
-        place = declared.as_of(snapshot.url, name, snapshot.declared.views[name])
-        derived_from = self._derived_from(place)
-        return derived_from is not None and not _have_changed(view, derived_from, snapshot)
+    def as_dict(self, at: At | None = None, *, branch: str = MAIN) -> dict[str, Any]:
+        """Return what is known of the view at a commit, for JSON: its definition, and whether it is current.
+
+        `as_of` is, with `when="follow"`, the commit that the outputs were derived from: a dict with `id`, `branch` and
+        `version`, or None.
+        """
+        snapshot = self._repo.mapping(at, branch=branch)
+        fields = snapshot.declared.views.get(self.name, {})
+        place = declared.as_of(snapshot.url, self.name, fields)
+        return {
+            "kind": self.definition.kind,
+            **self.definition.as_dict(),
+            "sources": list(self.definition.sources),
+            "outputs": list(self.definition.outputs),
+            "current": self.is_current(at, branch=branch),
+            "as_of": None if place is None else place._asdict(),
+        }
 
     def update(self, *, branch: str = MAIN, message: str | None = None) -> Commit | None:
         """Derive what has changed in the sources since the last time, in one commit. None if nothing has.
@@ -79,7 +82,7 @@ class DeclaredView:
             view = store.views[self.name]
             if view.when == "commit":
                 raise ValueError(f"the view {self.name!r} is derived by each commit: it needs no update")
-            old = self._derived_from(declared.as_of(base.url, self.name, fields))
+            old = _derived_from(self.name, base, self._derived_from)
             if old is not None and not _have_changed(view, old, base):
                 store.rollback()
                 return None
@@ -87,18 +90,39 @@ class DeclaredView:
             store.views.bring_to(self.name, base.commit)
             return store.commit()
 
-    def _derived_from(self, place: CommitAt | None) -> Snapshot | None:
-        """Return the commit that the outputs were derived from; None if it is not there any more."""
-        if place is None:
-            return None
-        try:
-            found = self._repo.mapping(place.id)
-        except (CommitNotFoundError, SnapshotExpiredError):
-            return None
-        return found
+    def _derived_from(self, place: CommitAt) -> Snapshot:
+        return self._repo.mapping(place.id)
 
     def __repr__(self) -> str:
         return f"<DeclaredView {self.name!r}: {self.definition}>"
+
+
+def is_current(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapshot]) -> bool:
+    """Tell what `DeclaredView.is_current` does. `find` opens a commit; it may raise `CommitNotFoundError`."""
+    views = declared.decode(snapshot.url, snapshot.declared.views)
+    makers = {output: each for each, view in views.items() for output in view.outputs}
+    names = [name]
+    for each in names:  # those that make its sources, too, and so on
+        if each not in views:
+            return False
+        view = views[each]
+        if view.when == "follow":
+            old = _derived_from(each, snapshot, find)
+            if old is None or _have_changed(view, old, snapshot):
+                return False
+        names += [makers[path] for path in view.sources if path in makers]
+    return True
+
+
+def _derived_from(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapshot]) -> Snapshot | None:
+    """Return the commit that the outputs of a view were derived from; None if there is none, or if it is gone."""
+    place = declared.as_of(snapshot.url, name, snapshot.declared.views[name])
+    if place is None:
+        return None
+    try:
+        return find(place)
+    except (CommitNotFoundError, SnapshotExpiredError):
+        return None
 
 
 def _have_changed(view: ViewDefinition, old: Snapshot, new: Snapshot) -> bool:
