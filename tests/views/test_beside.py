@@ -38,7 +38,7 @@ def check_log(repo: txstore.Repository) -> None:
 # --- other processes
 
 
-@pytest.mark.parametrize("chunks", [0, 1, 3, 5])
+@pytest.mark.parametrize("chunks", [0, 1, 3, 4])
 def test_killed_while_it_derives(repo: txstore.Repository, chunks: int) -> None:
     commit(repo, image(values=np.ones((16, 16))), pyramid=PYRAMID)
     head = repo.head()
@@ -134,9 +134,6 @@ def test_rechunk_of_a_source_and_of_an_output(repo: txstore.Repository) -> None:
 
 def test_erase_of_a_source(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID)
-    with pytest.raises(ViewError, match="'image/0'"):
-        repo.erase("image/0")
-    check(repo)
     del repo.views["pyramid"]
     repo.erase("image/0", "image/1", "image/2")
     assert "image/1/zarr.json" not in repo.mapping()
