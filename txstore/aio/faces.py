@@ -9,6 +9,7 @@ from txstore.aio.calls import Listing, call, call_back
 from txstore.aio.following import follow_branch
 from txstore.aio.mappings import AsyncMapping
 from txstore.commit import MAIN, Commit
+from txstore.deriving.definitions import ViewDefinition
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
 from txstore.history.branches import Branches
@@ -18,6 +19,8 @@ from txstore.history.opening import CHUNK_CACHE_SIZE
 from txstore.history.tags import Tags
 from txstore.repository import Repository
 from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.views.faces import RepositoryViews, Views
+from txstore.views.following import DeclaredView
 
 if TYPE_CHECKING:
     import os
@@ -145,6 +148,14 @@ class AsyncConstraints(AsyncMapping[Constraints, Constraint, Constraint]):
     """The constraints of a repository or a transaction, by name."""
 
 
+class AsyncViews(AsyncMapping[Views, ViewDefinition, ViewDefinition]):
+    """The views of a transaction, by name."""
+
+
+class AsyncRepositoryViews(AsyncMapping[RepositoryViews, DeclaredView, ViewDefinition]):
+    """The views of a repository, by name."""
+
+
 class AsyncTransaction(TransactionBlock):
     """A transaction for tasks of an event loop: what `TxStore` offers beyond zarr, each in a thread.
 
@@ -264,6 +275,14 @@ class AsyncTransaction(TransactionBlock):
         The commit of this transaction declares the names that you set, and drops the names that you delete.
         """
         return AsyncConstraints(lambda: self.store.constraints)
+
+    @property
+    def views(self) -> AsyncViews:
+        """The views by name: see `Repository.views`. In a writable store they can be changed.
+
+        Setting a name makes the output arrays in this transaction. Its commit derives them, and declares the view.
+        """
+        return AsyncViews(lambda: self.store.views)
 
     async def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Publish the changes that this process and all other participants staged. The store then reads the new commit.
@@ -971,6 +990,19 @@ class AsyncRepository:
         docs/how-to/constraints.md.
         """
         return AsyncConstraints(lambda: self.repository.constraints)
+
+    @property
+    def views(self) -> AsyncRepositoryViews:
+        """The views: a `MutableMapping`. Set objects of the classes in `txstore.views`, by name.
+
+        Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
+        drops the view, and leaves the arrays. To do that together with other changes, use `store.views` in a
+        transaction. From then on, each commit that changes a source derives what depends on the change, whichever
+        process makes it: no reader ever sees outputs that do not fit their sources. See docs/how-to/views.md.
+
+        What is read is a `DeclaredView`: its `definition`, `is_current()` and, for `when="follow"`, `update()`.
+        """
+        return AsyncRepositoryViews(lambda: self.repository.views)
 
     async def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
