@@ -62,8 +62,9 @@ TOWER = [
     "_native",
 ]
 
-#: The only places where a module is named in a string: their public names are imported when they are asked for.
-LATE_NAMES = {"__init__", "loaders"}
+#: The only places where a module is named in a string: public names that are imported when they are asked for, and
+#: modules that a user names on the command line.
+LATE_NAMES = {"__init__", "loaders", "cli.views"}
 
 
 def modules() -> dict[str, str]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from txstore.deriving.methods import Method
-from txstore.deriving.stages import ApplyStage, CoarsenStage, ReduceStage, Stage
+from txstore.deriving.stages import ApplyStage, CoarsenStage, ReduceStage, ViewStage
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
 
@@ -38,7 +38,7 @@ class ViewDefinition(ABC):
         """The arrays that it makes, in the order in which it makes them."""
 
     @abstractmethod
-    def stages(self, describe: Describe) -> list[Stage]:
+    def stages(self, describe: Describe) -> list[ViewStage]:
         """Return the steps that make the outputs, where the sources are as `describe` tells.
 
         Raises `ValueError` if the sources do not allow that.
@@ -108,13 +108,13 @@ class Coarsen(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return tuple(self.to.replace("{level}", str(level)) for level in range(1, self.levels + 1))
 
-    def stages(self, describe: Describe) -> list[Stage]:
+    def stages(self, describe: Describe) -> list[ViewStage]:
         extents = _array(describe, self.source).node.shape
         if len(extents) != len(self.factors):
             raise ValueError(
                 f"{self.source!r} has {len(extents)} dimensions, and there are {len(self.factors)} factors"
             )
-        found: list[Stage] = []
+        found: list[ViewStage] = []
         source = self.source
         for output in self.outputs:
             stage = CoarsenStage(source, output, extents, tuple(self.factors), self.method)
@@ -177,7 +177,7 @@ class Reduce(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return (self.to,)
 
-    def stages(self, describe: Describe) -> list[Stage]:
+    def stages(self, describe: Describe) -> list[ViewStage]:
         if self.by is not None:
             raise ValueError("by= is not there yet")
         array = _array(describe, self.source)
@@ -241,7 +241,7 @@ class Apply(ViewDefinition):
     def outputs(self) -> tuple[str, ...]:
         return (self.to,)
 
-    def stages(self, describe: Describe) -> list[Stage]:
+    def stages(self, describe: Describe) -> list[ViewStage]:
         shapes = {path: _array(describe, path).node.shape for path in self.inputs}
         if len(set(shapes.values())) > 1:
             raise ValueError(f"its inputs have different shapes: {shapes}")

@@ -21,7 +21,7 @@ from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slic
 from txstore.deriving.commits import DerivableCommit, Value
 from txstore.deriving.declared import Views, ordered
 from txstore.deriving.parallel import in_order
-from txstore.deriving.stages import Stage, edge
+from txstore.deriving.stages import ViewStage, edge
 from txstore.errors import ViewError
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.grids import Chunk, Grid
@@ -65,7 +65,7 @@ class Derivation:
 
     # --- one stage
 
-    def run(self, stage: Stage) -> None:
+    def run(self, stage: ViewStage) -> None:
         inputs = [self._array(path) for path in stage.inputs]
         output, grid = self._output(stage)
         work = (
@@ -83,7 +83,7 @@ class Derivation:
             raise ValueError(f"there is no array {path!r}")
         return found, found.grid()
 
-    def _output(self, stage: Stage) -> Cut:
+    def _output(self, stage: ViewStage) -> Cut:
         """Return the output, in its new shape. Delete its chunks that are outside of that."""
         output, grid = self._array(stage.output)
         if len(grid.shape) != len(stage.shape):
@@ -100,7 +100,7 @@ class Derivation:
                     self._commit.put(key, None)
         return output, new
 
-    def _affected(self, stage: Stage, inputs: Sequence[Cut], grid: Grid) -> Iterator[tuple[Chunk, Box]]:
+    def _affected(self, stage: ViewStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[tuple[Chunk, Box]]:
         """Yield the chunks of the output to compute, each with the region of it that may have changed."""
         if self._is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
             for chunk in grid.everything():
@@ -119,7 +119,7 @@ class Derivation:
     def _is_made_anew(self, path: str) -> bool:
         return self._commit.remakes(path) or self._commit.clears_below(path) or self._commit.restructures(path)
 
-    def _regions(self, stage: Stage, inputs: Sequence[Cut], grid: Grid) -> Iterator[Box]:
+    def _regions(self, stage: ViewStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[Box]:
         """Yield regions of the output that depend on what was changed, or were changed themselves."""
         output, _ = self._array(stage.output)
         # Where nothing is stored, the inputs have their fill value. Unless it depends on more, so has the output then.
@@ -147,7 +147,7 @@ class Derivation:
     # --- one chunk
 
     def _chunk(
-        self, stage: Stage, inputs: Sequence[Cut], output: Described, grid: Grid, chunk: Chunk, box: Box
+        self, stage: ViewStage, inputs: Sequence[Cut], output: Described, grid: Grid, chunk: Chunk, box: Box
     ) -> Callable[[], Made | None]:
         """Read what a chunk of the output depends on. Return what computes it, which another thread may do."""
         (key,) = grid.keys([chunk])

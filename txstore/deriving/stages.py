@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 
-class Stage(ABC):
+class ViewStage(ABC):
     """What makes one output. All inputs have one shape."""
 
     inputs: tuple[str, ...]
@@ -48,7 +48,7 @@ class Stage(ABC):
 
 
 @dataclass(frozen=True)
-class CoarsenStage(Stage):
+class CoarsenStage(ViewStage):
     """Each element of the output combines `factors` elements of the input along each axis; those at the end, fewer."""
 
     source: str
@@ -90,7 +90,7 @@ class CoarsenStage(Stage):
 
 
 @dataclass(frozen=True)
-class ReduceStage(Stage):
+class ReduceStage(ViewStage):
     """Along one axis, each element of the output combines a run of elements of the input: its `groups`.
 
     With `groups` None, all of them, and the output has no such axis.
@@ -150,7 +150,7 @@ def _of_nothing(method: Method, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 @dataclass(frozen=True)
-class ApplyStage(Stage):
+class ApplyStage(ViewStage):
     """A function of equal regions of the inputs, which sees `overlap` elements more on each side, where there are."""
 
     inputs: tuple[str, ...]

@@ -86,7 +86,7 @@ class DeclaredView:
             if old is not None and not _have_changed(view, old, base):
                 store.rollback()
                 return None
-            derive({self.name: view}, () if old is not None else (self.name,), _Followed(store, view, old, base))
+            derive({self.name: view}, () if old is not None else (self.name,), _SourceChanges(store, view, old, base))
             store.views.bring_to(self.name, base.commit)
             return store.commit()
 
@@ -129,7 +129,7 @@ def _have_changed(view: ViewDefinition, old: Snapshot, new: Snapshot) -> bool:
     return any(True for path in view.sources for _ in changed(old, new, path))
 
 
-class _Followed:
+class _SourceChanges:
     """What has changed between two commits, as if one commit had done it. What is derived is staged in a store."""
 
     def __init__(self, store: ViewStore, view: ViewDefinition, old: Snapshot | None, new: Snapshot) -> None:

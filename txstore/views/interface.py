@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.commit import Commit
+from txstore.deriving.definitions import ViewDefinition
 from txstore.format.mapping import Hierarchy
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
@@ -13,7 +15,14 @@ from txstore.history.snapshot import Snapshot
 if TYPE_CHECKING:
     from typing import Self
 
-    from txstore.views.faces import Views
+
+class UpdatableViews(Protocol):
+    """The views of a transaction; `Views` documents each member."""
+
+    @property
+    def bring_to(self) -> Callable[[str, Commit], None]: ...
+
+    def __getitem__(self, name: str) -> ViewDefinition: ...
 
 
 class ViewStore(Protocol):
@@ -23,7 +32,7 @@ class ViewStore(Protocol):
     def mapping(self) -> Hierarchy: ...
 
     @property
-    def views(self) -> Views: ...
+    def views(self) -> UpdatableViews: ...
 
     def __setitem__(self, key: str, value: Any) -> None: ...
 

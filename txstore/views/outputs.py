@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 from txstore.deriving.definitions import Coarsen, ViewDefinition
-from txstore.deriving.stages import ReduceStage, Stage
+from txstore.deriving.stages import ReduceStage, ViewStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
 from txstore.views.interface import ViewStore
@@ -37,7 +37,7 @@ def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
         describe_levels(store, view, described)
 
 
-def _make(store: ViewStore, stage: Stage, source: Described) -> None:
+def _make(store: ViewStore, stage: ViewStage, source: Described) -> None:
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
     if is_alike and not isinstance(stage, ReduceStage):
@@ -54,7 +54,7 @@ def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
         root.require_group(path)
 
 
-def _copy(store: ViewStore, stage: Stage, source: Described) -> None:
+def _copy(store: ViewStore, stage: ViewStage, source: Described) -> None:
     """Store the output as its source is stored: chunks, codecs, type, fill value, attributes."""
     name = source.key.rpartition("/")[2]
     document = {**source.document, "shape": list(stage.shape)}
@@ -63,7 +63,7 @@ def _copy(store: ViewStore, stage: Stage, source: Described) -> None:
         store[document_key(stage.output, ".zattrs")] = json.dumps(source.attributes, indent=2).encode()
 
 
-def _create(store: ViewStore, stage: Stage, source: Described) -> None:
+def _create(store: ViewStore, stage: ViewStage, source: Described) -> None:
     import numpy as np
     import zarr
 
