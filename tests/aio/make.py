@@ -16,8 +16,8 @@ MADE = PACKAGE / "aio" / "faces.py"
 
 #: Of a store, what belongs to its transaction. The rest is for zarr, or is there under another name.
 OF_A_TRANSACTION = {
-    "url", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "commit", "unchanged",
-    "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys", "rely_on", "views",
+    "url", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "views", "commit",
+    "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys", "rely_on",
 }  # fmt: skip
 #: Properties that read nothing. The others become methods.
 AT_HAND = {"url", "chunk_cache", "staged_count", "unchanged"}
@@ -25,7 +25,8 @@ AT_HAND = {"url", "chunk_cache", "staged_count", "unchanged"}
 BEGINS = {"transaction"}
 FOLLOWS = {"follow"}
 COMMITS = {"commit"}
-MAPPINGS = {"Branches": "AsyncBranches", "Tags": "AsyncTags", "Constraints": "AsyncConstraints"}
+MAPPINGS = {"Branches": "AsyncBranches", "Tags": "AsyncTags", "Constraints": "AsyncConstraints",
+            "RepositoryViews": "AsyncRepositoryViews", "Views": "AsyncViews"}  # fmt: skip
 #: By the type of what the synchronous method returns: what each element is.
 LISTED = {
     "Log": "Commit",
@@ -78,8 +79,7 @@ MAPPING = {
     ),
     "AsyncViews": ("Views", "ViewDefinition", "ViewDefinition", "The views of a transaction, by name."),
     "AsyncRepositoryViews": (
-        "RepositoryViews", "DeclaredView", "ViewDefinition",
-        "The views of a repository, by name. `is_current` and `update` of a `DeclaredView` belong in a thread.",
+        "RepositoryViews", "DeclaredView", "ViewDefinition", "The views of a repository, by name.",
     ),
 }  # fmt: skip
 

@@ -153,7 +153,7 @@ class AsyncViews(AsyncMapping[Views, ViewDefinition, ViewDefinition]):
 
 
 class AsyncRepositoryViews(AsyncMapping[RepositoryViews, DeclaredView, ViewDefinition]):
-    """The views of a repository, by name. `is_current` and `update` of a `DeclaredView` belong in a thread."""
+    """The views of a repository, by name."""
 
 
 class AsyncTransaction(TransactionBlock):
@@ -276,12 +276,13 @@ class AsyncTransaction(TransactionBlock):
         """
         return AsyncConstraints(lambda: self.store.constraints)
 
-    async def views(self) -> Views:
+    @property
+    def views(self) -> AsyncViews:
         """The views by name: see `Repository.views`. In a writable store they can be changed.
 
         Setting a name makes the output arrays in this transaction. Its commit derives them, and declares the view.
         """
-        return await call(lambda: self.store.views)
+        return AsyncViews(lambda: self.store.views)
 
     async def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Publish the changes that this process and all other participants staged. The store then reads the new commit.
@@ -990,7 +991,8 @@ class AsyncRepository:
         """
         return AsyncConstraints(lambda: self.repository.constraints)
 
-    async def views(self) -> RepositoryViews:
+    @property
+    def views(self) -> AsyncRepositoryViews:
         """The views: a `MutableMapping`. Set objects of the classes in `txstore.views`, by name.
 
         Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
@@ -1000,7 +1002,7 @@ class AsyncRepository:
 
         What is read is a `DeclaredView`: its `definition`, `is_current()` and, for `when="follow"`, `update()`.
         """
-        return await call(lambda: self.repository.views)
+        return AsyncRepositoryViews(lambda: self.repository.views)
 
     async def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from txstore import processes
 from txstore.commit import Commit, Stored
 from txstore.deriving.declared import decode
-from txstore.errors import NodeNotFoundError
+from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, count_members, layout_of, members
@@ -80,7 +80,10 @@ class Nodes:
 
     def _views(self, snapshot: Snapshot, path: str) -> list[dict[str, Any]]:
         """Return the views that read or make a node, or one below it."""
-        found = decode(snapshot.url, snapshot.declared.views)
+        try:
+            found = decode(snapshot.url, snapshot.declared.views)
+        except UnsupportedFormatError:  # of a later version: whoever reads needs none of them
+            return []
         prefix = directory_prefix(path)
         return [
             {
