@@ -28,6 +28,7 @@ from txstore.errors import (
     TxStoreError,
     keeps_nothing,
 )
+from txstore.feeds.named_feeds import Feeds
 from txstore.format.constraints import Constraint, Frozen
 from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
@@ -1108,6 +1109,38 @@ class Repository:
         its first dimension is 5, and that of 'x' 0
         """
         return Constraints(self._declared, self._declare)
+
+    @property
+    def feeds(self) -> Feeds:
+        """The feeds: a mapping from names; `create(name)` makes one. A job takes from its feed each change once.
+
+        A feed is a cursor in the history. The job commits its output together with the cursor's move, so that both
+        become visible, or neither. See docs/how-to/feeds.md.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     raw = zarr.create_array(store, name="raw", data=np.zeros(6), chunks=(2,))
+        ...     mean = zarr.create_array(store, name="mean", data=np.zeros(3), chunks=(1,))
+        >>> feed = repo.feeds.create("means", paths="raw")
+        >>> with repo.transaction() as store:
+        ...     zarr.open_array(store, path="raw")[3:] = 8
+        >>> for change in feed:
+        ...     raw = zarr.open_array(change.snapshot(), path="raw", mode="r")
+        ...     with repo.transaction() as store:
+        ...         for (part,) in change.nodes[0].regions:
+        ...             means = raw[part].reshape(-1, 2).mean(axis=1)
+        ...             zarr.open_array(store, path="mean")[part.start // 2 : part.stop // 2] = means
+        ...         feed.advance(store, to=change)
+        >>> zarr.open_array(repo.snapshot(), path="mean", mode="r")[:]
+        array([0., 4., 8.])
+        >>> list(feed)
+        []
+        """
+        self._existing()
+        return Feeds(self)
 
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.

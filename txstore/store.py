@@ -19,6 +19,7 @@ from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
 from txstore.format.tree import tree_lines
 from txstore.history.declared_constraints import Constraints
+from txstore.history.declared_cursors import Cursors
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.labels import window
@@ -213,6 +214,11 @@ class TxStore(ZarrInterface):
         return self._engine.url
 
     @property
+    def branch(self) -> str:
+        """The name of the branch that the store reads, or commits to."""
+        return self._engine.commits.branches.name_of(self._position.branch)
+
+    @property
     def base(self) -> Commit | None:
         """The commit that the store reads, and that is the base of its staged changes. None if there is no commit."""
         stored = self._position.snapshot().stored
@@ -382,6 +388,19 @@ class TxStore(ZarrInterface):
             self._writer().session.transaction.constraints.declare(name, constraint)
 
         return Constraints(lambda: self.mapping.constraints, declare)
+
+    @property
+    def cursors(self) -> Cursors:
+        """How far each feed has come, by name, as JSON: for programs that keep such a place by themselves.
+
+        `Repository.feeds` is what most programs use. In a writable store, the commit of this transaction moves the
+        cursors that you set, and drops those that you delete; `ConflictError` if another commit has moved one first.
+        """
+
+        def move(name: str, cursor: Mapping[str, Any] | None) -> None:
+            self._writer().session.transaction.cursors.move(name, cursor)
+
+        return Cursors(lambda: self.mapping.cursors, move)
 
     # --- transactions
 

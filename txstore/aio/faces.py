@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txstore.codecs.chunk_cache import ChunkCache
     from txstore.comparing.blame import Blame
     from txstore.comparing.diff import Diff
+    from txstore.feeds.named_feeds import Feeds
     from txstore.format.records import Isolation
     from txstore.history.erasures import Erasure
     from txstore.history.operations import LoggedOperation
@@ -971,6 +972,14 @@ class AsyncRepository:
         docs/how-to/constraints.md.
         """
         return AsyncConstraints(lambda: self.repository.constraints)
+
+    async def feeds(self) -> Feeds:
+        """The feeds: a mapping from names; `create(name)` makes one. A job takes from its feed each change once.
+
+        A feed is a cursor in the history. The job commits its output together with the cursor's move, so that both
+        become visible, or neither. See docs/how-to/feeds.md.
+        """
+        return await call(lambda: self.repository.feeds)
 
     async def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
