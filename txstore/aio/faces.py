@@ -159,6 +159,11 @@ class AsyncTransaction(TransactionBlock):
         """The location of the repository."""
         return self.store.url
 
+    @property
+    def branch(self) -> str:
+        """The name of the branch that the store reads, or commits to."""
+        return self.store.branch
+
     async def base(self) -> Commit | None:
         """The commit that the store reads, and that is the base of its staged changes. None if there is no commit."""
         return await call(lambda: self.store.base)

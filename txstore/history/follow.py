@@ -101,22 +101,24 @@ class Follower:
         self._commits = commits
         self._branch = branch
         self.last = _beginning(commits, branch, since)  # None: before the first commit
-        self._bell = _Bell(commits, branch)
+        self._bell: _Bell | None = None
 
     def next(self, timeout: float | None, *, is_given_up: Callable[[], bool] = bool) -> Stored | None:
         """Return the next commit. None if none comes for `timeout` seconds, or when `is_given_up()` is true."""
+        bell = self._bell = self._bell or _Bell(self._commits, self._branch)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while (found := _next(self._commits, self._branch, self.last)) is None:
             left = deadline - time.monotonic()
             if left <= 0 or is_given_up():
                 return None
-            self._bell.wait(left)
+            bell.wait(left)
         self.last = _place(found)
-        self._bell.rang()
+        bell.rang()
         return found
 
     def close(self) -> None:
-        self._bell.close()
+        if self._bell is not None:
+            self._bell.close()
 
 
 def _next(commits: Commits, branch: str, last: Followed | None) -> Stored | None:
