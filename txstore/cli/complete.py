@@ -1,4 +1,4 @@
-"""Completes names of branches, tags and transactions in the shell, for repositories on this machine.
+"""Completes names of branches, tags, feeds and transactions in the shell, for repositories on this machine.
 
 If the repository can't be read, the shell gets no names, and no error. A completion never asks a server: the Tab key
 must not wait for a network, nor need credentials.
@@ -36,6 +36,10 @@ def complete_tag(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_transaction(context: typer.Context, incomplete: str) -> list[str]:
     return _names(context, incomplete, lambda repo: [each.name for each in repo.transactions()])
+
+
+def complete_feed(context: typer.Context, incomplete: str) -> list[str]:
+    return _names(context, incomplete, lambda repo: repo.feeds)
 
 
 def _names(context: typer.Context, incomplete: str, asked: Callable[[Repository], Iterable[str]]) -> list[str]:
