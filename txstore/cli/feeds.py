@@ -230,7 +230,7 @@ def _run(command: str, change: FeedChange, path: str) -> None:
     about = {"TXSTORE_TOKEN": change.token, "TXSTORE_COMMIT": change.commit.id, "TXSTORE_PATH": path}
     done = subprocess.run(
         command,
-        shell=True,  # noqa: S602 - the user's own command line
+        shell=True,  # it is the user's own command line
         input=json.dumps(change.as_dict()),
         text=True,
         env={**os.environ, **about},
@@ -253,7 +253,8 @@ def _print_change(change: FeedChange, *, as_json: bool) -> None:
         tell(f"  erased   {path}")
     for node in change.nodes:
         came = "" if node.moved_from is None else f", from {node.moved_from}"
-        regions = f", {len(node.regions):,} regions" if node.kind == "array" else ""
+        count = len(node.regions)
+        regions = f", {count:,} region{'' if count == 1 else 's'}" if node.kind == "array" else ""
         tell(f"  {node.change:8} {node.path or '/'}{came}{regions}")
 
 
