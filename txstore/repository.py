@@ -1637,9 +1637,9 @@ class Repository:
         """Delete files that no kept commit needs. Every commit is kept unless `keep` or `older_than` say otherwise.
 
         A vacuum always keeps tagged commits, commits at which branches start, and merged commits. It also keeps the
-        oldest commit that a living process reads, or that is the base of a transaction, and all later commits. It
-        deletes data that only a deleted branch has. Reading an expired commit raises `SnapshotExpiredError`. If a
-        vacuum is interrupted, run it again.
+        oldest commit that a living process reads, that is the base of a transaction, or that a feed needs, and all
+        later commits; for a feed up to its limit. It deletes data that only a deleted branch has. Reading an expired
+        commit raises `SnapshotExpiredError`. If a vacuum is interrupted, run it again.
 
         Parameters
         ----------

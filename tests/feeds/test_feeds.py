@@ -167,7 +167,7 @@ def test_a_branch_has_feeds_of_its_own(filled: txstore.Repository) -> None:
         there.advance(store, to=change)
     assert list(there) == []
     assert len(list(filled.feeds["f"])) == 1
-    with filled.transaction(branch="dev") as store, pytest.raises(ValueError, match="feeds.on"):
+    with filled.transaction(branch="dev") as store, pytest.raises(ValueError, match="kept on"):
         filled.feeds["f"].advance(store, to=change)
     of_dev = filled.feeds.on("dev").create("own")
     write(filled, 1, branch="dev")

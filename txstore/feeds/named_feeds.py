@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from txstore.commit import MAIN
-from txstore.errors import FeedNotFoundError
-from txstore.feeds.feed import Feed, place_since
+from txstore.errors import CommitNotFoundError, FeedNotFoundError
+from txstore.feeds.feed import Feed, FeedStatus, place_since
 from txstore.feeds.kept_cursor import KeptCursor, new_token
 from txstore.format.cursors import Cursor, Keep, is_mark
 from txstore.format.keys import check_name, directory_prefix
@@ -98,6 +99,22 @@ class Feeds(Mapping[str, Feed]):
 
         kept.commit(f"feed {name} created", create)
         return Feed(self._repo, name, self._kept_on)
+
+    def statuses(self) -> list[FeedStatus]:
+        """Return how far all feeds of the repository have come: those kept here, then those of other branches.
+
+        Of a name that is kept on several branches, this lists the first: a branch has those of the commit at which it
+        begins.
+        """
+        found: dict[str, FeedStatus] = {}
+        for branch in [self._kept_on, MAIN, *sorted(self._repo.engine.commits.branches.all())]:
+            feeds = self.on(branch)
+            with suppress(CommitNotFoundError):  # the branch was deleted meanwhile
+                for name in feeds:
+                    if name not in found:
+                        with suppress(FeedNotFoundError):
+                            found[name] = feeds[name].status()
+        return list(found.values())
 
     def __delitem__(self, name: str) -> None:
         kept = self._kept(name)
