@@ -19,7 +19,19 @@ from rich.table import Table
 from benchmarks.harness import Row, Setting
 from benchmarks.history import branches as history
 from benchmarks.history import merges, references
-from benchmarks.local import arrays, checkouts, commits, keys, labels, large, locks, maintenance, rechunking, verify
+from benchmarks.local import (
+    arrays,
+    checkouts,
+    commits,
+    feeds,
+    keys,
+    labels,
+    large,
+    locks,
+    maintenance,
+    rechunking,
+    verify,
+)
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
 from benchmarks.processes import following, group, readers
@@ -39,6 +51,7 @@ BENCHMARKS = {
     **large.BENCHMARKS,
     **keys.BENCHMARKS,
     **labels.BENCHMARKS,
+    **feeds.BENCHMARKS,
     **following.BENCHMARKS,
     **group.BENCHMARKS,
     **history.BENCHMARKS,
