@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from txstore.engine import Engine
     from txstore.feeds.interface import FeedRepository
     from txstore.history.declared_cursors import Cursors
+    from txstore.history.snapshot import Snapshot
     from txstore.store import TxStore
 
 
@@ -241,7 +242,7 @@ class Feed:
         `since` is as in `Repository.follow`: a commit, -1 is before the first one. With a store, the transaction's
         commit moves the feed, together with what it was made anew. Workers that share a change are told.
         """
-        place = place_since(self._kept.engine, self._kept.read().branch, since)
+        place, pinned = place_since(self._kept.engine, self._kept.read().branch, since)
 
         def move(cursors: Cursors) -> None:
             self._kept.put(cursors, self._kept.decode(cursors)._replace(place=place, token=new_token(), shares=None))
@@ -251,6 +252,7 @@ class Feed:
         else:
             self._check_store(store)
             move(store.cursors)
+        del pinned
 
     # --- where it is
 
@@ -284,11 +286,13 @@ class Feed:
         )
 
 
-def place_since(engine: Engine, branch: str, since: At | None) -> FeedPlace:
-    """Return the place of a commit of a branch, as `Repository.follow` takes it. Raises its errors."""
-    if since is None and engine.commits.head(branch) is None:
-        return BEGINNING
-    follower = Follower(engine.commits, branch, since)
-    follower.close()
-    last = follower.last
-    return BEGINNING if last is None else FeedPlace(last.version, last.id.hex())
+def place_since(engine: Engine, branch: str, since: At | None) -> tuple[FeedPlace, Snapshot]:
+    """Return the place of a commit of a branch, as `Repository.follow` takes it, and its snapshot. Raises its errors.
+
+    While the snapshot is kept, no vacuum expires the commit; from then on, none does because of the feed's cursor.
+    """
+    last = Follower(engine.commits, branch, since).last
+    if last is None:
+        return BEGINNING, engine.snapshots.of(None)
+    pinned = engine.snapshots.of(engine.commits.files.at(branch, last.version))
+    return FeedPlace(last.version, last.id.hex()), pinned

@@ -53,7 +53,7 @@ class KeptCursor:
         # Fields that a later version has added stay.
         rest = {field: each for field, each in written.get(self.name, {}).items() if field != "shares"}
         cursors.move(self.name, None if cursor is None else {**rest, **cursor.as_dict()})
-        if shares is not None and (cursor is None or cursor.shares is None):
+        if shares is not None and (cursor is None or cursor.shares != shares):
             for number in range(shares.into + 1):
                 # Those without a mark, too: a worker that commits one at the same time conflicts.
                 cursors.move(mark_of(self.name, number), None)

@@ -87,10 +87,9 @@ class Feeds(Mapping[str, Feed]):
         check_name("feed", name)
         engine, kept = self._repo.engine, self._kept(name)
         followed = engine.branch(self._kept_on if branch is None else branch)
-        cursor = Cursor(
-            followed, _outermost(paths), place_since(engine, followed, since), new_token(), time.time_ns() // 1000,
-            _checked(keep),
-        )  # fmt: skip
+        place, pinned = place_since(engine, followed, since)
+        now = time.time_ns() // 1000
+        cursor = Cursor(followed, _outermost(paths), place, new_token(), now, _checked(keep))
 
         def create(cursors: Cursors) -> None:
             if name in cursors:
@@ -98,6 +97,7 @@ class Feeds(Mapping[str, Feed]):
             kept.put(cursors, cursor)
 
         kept.commit(f"feed {name} created", create)
+        del pinned
         return Feed(self._repo, name, self._kept_on)
 
     def statuses(self) -> list[FeedStatus]:

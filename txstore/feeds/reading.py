@@ -65,19 +65,27 @@ class Reading:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._expiring():
             while self._ahead is None:
-                left = max(0.0, deadline - time.monotonic())
-                stored = self._follower.next(None if left == math.inf else left)
-                if stored is None:
-                    return False
-                after = self._engine.snapshots.of(stored)
-                erased = self._erased(after)
-                if erased or _has_data(stored):
-                    diff = between(self._engine, self._before, after, self.cursor.paths)
-                    if erased or diff.nodes:
-                        self._ahead = _Ahead(after, diff, erased)
-                        return True
-                self._before = after
+                left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                last = self._follower.last
+                try:
+                    stored = self._follower.next(left)
+                    if stored is None:
+                        return False
+                    self._look_at(stored)
+                except BaseException:
+                    self._follower.last = last  # no error lets this pass over a commit
+                    raise
         return True
+
+    def _look_at(self, stored: Stored) -> None:
+        after = self._engine.snapshots.of(stored)
+        erased = self._erased(after)
+        if erased or _has_data(stored):
+            diff = between(self._engine, self._before, after, self.cursor.paths)
+            if erased or diff.nodes:
+                self._ahead = _Ahead(after, diff, erased)
+                return
+        self._before = after
 
     def next(self, timeout: float | None) -> FeedChange | None:
         """Return the change of the next commit that has one. None if none comes for `timeout` seconds."""

@@ -9,9 +9,9 @@ that finds all shares done moves the cursor.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from txstore.errors import FeedMovedError, FeedNotFoundError, LockTimeoutError
@@ -82,22 +82,20 @@ class Share:
 class SharedChange:
     """One worker's view of a change that is shared."""
 
-    def __init__(self, kept: KeptCursor, cursor: Cursor, shares: Shares) -> None:
-        self.shares = shares
+    def __init__(self, kept: KeptCursor, change: FeedChange | None, into: int) -> None:
+        self.shares: Shares | None = None
         self._kept = kept
-        reading = Reading(kept.engine, kept.name, cursor)
-        self._change = reading.until(shares.to)
-        reading.close()
+        self._change = change
+        nodes = [] if change is None else change.nodes
+        self._nodes = [node for node in nodes if _is_structural(node)]  # those whose documents have changed
+        self._has_first = bool(self._nodes or (change is not None and change.erased))
+        self._divisions: list[Regions] = [*divided([(node.path, node.chunks) for node in nodes], into)]
 
-    @cached_property
-    def _nodes(self) -> list[FeedNode]:
-        """The nodes whose documents have changed."""
-        return [] if self._change is None else [node for node in self._change.nodes if _is_structural(node)]
-
-    @cached_property
-    def _divisions(self) -> list[Regions]:
-        arrays = [] if self._change is None else [(node.path, node.chunks) for node in self._change.nodes]
-        return [*divided(arrays, self.shares.into)]
+    @property
+    def division(self) -> str:
+        """A digest of all shares."""
+        told = repr(([node.path for node in self._nodes], self._has_first, self._divisions))
+        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
     def take(self) -> Iterator[Share]:
         """Yield one share after another, as long as any is undone; wait for those of other workers."""
@@ -110,13 +108,11 @@ class SharedChange:
                     return
                 random.shuffle(left)
                 for number in left:
-                    if (share := self._share(number)) is None:
-                        continue
                     owner = engine.owner()
                     try:
                         owner.acquire([f"feed/{kept.branch}/{kept.name}/{number}"], timeout=0)
                         if number in (self._left() or ()):
-                            yield share
+                            yield self._share(number)
                             break
                     except LockTimeoutError:
                         continue
@@ -132,16 +128,16 @@ class SharedChange:
             shares = self._kept.decode(written).shares
         except FeedNotFoundError:
             return None
-        if shares is None or shares.token != self.shares.token:
+        if shares is None or shares != self.shares:
             return None
         undone = self._kept.undone(written, shares, len(self._divisions) + 1)
-        if not self._nodes and not (self._change is not None and self._change.erased):
+        if not self._has_first:
             return [number for number in undone if number]
         return [0] if 0 in undone else undone
 
-    def _share(self, number: int) -> Share | None:
-        if self._change is None:
-            return None
+    def _share(self, number: int) -> Share:
+        assert self._change is not None  # else nothing is left to do
+        assert self.shares is not None
         nodes, regions = (self._nodes, []) if number == 0 else ([], self._divisions[number - 1])
         return Share(self._kept, self._change, self.shares, number, list(nodes), regions)
 
@@ -150,36 +146,41 @@ class SharedChange:
 
         def settle(cursors: Cursors) -> None:
             cursor = self._kept.decode(cursors) if self._kept.name in cursors else None
-            if cursor is not None and cursor.shares is not None and cursor.shares.token == self.shares.token:
-                self._kept.put(cursors, cursor._replace(place=self.shares.to, token=new_token(), shares=None))
+            if cursor is not None and cursor.shares is not None and cursor.shares == self.shares:
+                self._kept.put(cursors, cursor._replace(place=cursor.shares.to, token=new_token(), shares=None))
 
         self._kept.commit(f"feed {self._kept.name} moved", settle)
 
 
-def begin_sharing(kept: KeptCursor, count: int, timeout: float | None) -> SharedChange | None:
+def begin_sharing(kept: KeptCursor, into: int, timeout: float | None) -> SharedChange | None:
     """Join the workers that share a change, or begin to share all that is pending. None if nothing is."""
-    if not 0 < count <= MAX_SHARES:
-        raise ValueError(f"shares={count!r}: give a number from 1 to {MAX_SHARES}")
-    cursor = kept.read()
-    if cursor.shares is None:
-        reading = Reading(kept.engine, kept.name, cursor)
+    if not 0 < into <= MAX_SHARES:
+        raise ValueError(f"shares={into!r}: give a number from 1 to {MAX_SHARES}")
+    while True:
+        cursor = kept.read()
+        reading, shares = Reading(kept.engine, kept.name, cursor), cursor.shares
         with contextlib.closing(reading):
-            change = reading.sum(timeout)
-        if change is None:
+            change = reading.sum(timeout) if shares is None else reading.until(shares.to)
+        if shares is None and change is None:
             return None
-        shares = Shares(change.place, count, new_token())
+        shared = SharedChange(kept, change, into if shares is None else shares.into)
+        if shares is not None and shares.division == shared.division:
+            shared.shares = shares
+            return shared
+        # Nobody shares it yet. Or this worker divides it otherwise than the one that has begun, because something was
+        # erased since, or the two have different versions of this program. Then all begin anew.
+        if shares is None:
+            assert change is not None
+            to = change.place
+        else:
+            to, into = shares.to, shares.into
+        new = cursor._replace(token=new_token(), shares=Shares(to, into, new_token(), shared.division))
 
-        def begin(cursors: Cursors) -> Cursor:
-            there = kept.decode(cursors)
-            if there.shares is None and there.token == cursor.token:
-                there = cursor._replace(token=new_token(), shares=shares)
-                kept.put(cursors, there)
-            return there
+        def begin(cursors: Cursors, old: Cursor = cursor, new: Cursor = new) -> None:
+            if kept.decode(cursors) == old:  # else another worker was faster
+                kept.put(cursors, new)
 
-        cursor = kept.commit(f"feed {kept.name} shared by workers", begin)
-        if cursor.shares is None:  # another worker has moved it meanwhile
-            return begin_sharing(kept, count, timeout)
-    return SharedChange(kept, cursor, cursor.shares)
+        kept.commit(f"feed {kept.name} shared by workers", begin)
 
 
 def _is_structural(node: FeedNode) -> bool:

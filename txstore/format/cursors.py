@@ -44,11 +44,15 @@ class Keep(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A change that several workers share: where it ends, into how many shares it is divided, and its token."""
+    """A change that several workers share: where it ends, into how many shares it is divided, and its token.
+
+    `division` is a digest of the shares. A worker that would divide the change otherwise finds out by it.
+    """
 
     to: FeedPlace
     into: int
     token: str
+    division: str
 
 
 class Cursor(NamedTuple):
@@ -68,8 +72,8 @@ class Cursor(NamedTuple):
             "created": self.created, "keep": self.keep._asdict(),
         }  # fmt: skip
         if self.shares is not None:
-            to, into, token = self.shares
-            written["shares"] = {"to": to.as_dict(), "into": into, "token": token}
+            to, into, token, division = self.shares
+            written["shares"] = {"to": to.as_dict(), "into": into, "token": token, "division": division}
         return written
 
     @classmethod
@@ -95,7 +99,8 @@ def _shares(written: Any) -> Shares | None:
     into = written["into"]
     if not _is_number(into) or not 0 < into <= MAX_SHARES:
         raise ValueError(f"{into!r} is no number of shares")
-    return Shares(FeedPlace.from_dict(written["to"]), into, _check_id(written["token"]))
+    to, token = FeedPlace.from_dict(written["to"]), _check_id(written["token"])
+    return Shares(to, into, token, _check_id(written["division"]))
 
 
 def _is_number(found: Any) -> bool:
