@@ -192,7 +192,7 @@ class TxStore(ZarrInterface):
         if session is None:
             joined = engine.join(shared_id, engine.commits.identity.id)
             joining = Joining(shared_id, engine.commits.identity.id, {})
-            position = Position.of(engine, joined.base, MAIN)
+            position = Position.of(engine, joined.base, joined.branch)
             session = Session(engine, position, joining=joining, isolation=joined.isolation)
         elif session.current.ended is not None or session.transaction.shared_id != shared_id:
             raise TransactionStateError(
@@ -391,10 +391,10 @@ class TxStore(ZarrInterface):
 
     @property
     def cursors(self) -> Cursors:
-        """How far each feed has come, by name, as JSON: for programs that keep such a place by themselves.
+        """How far each feed has come, by name, as JSON (docs/understand/format.md, "Cursors").
 
-        `Repository.feeds` is what most programs use. In a writable store, the commit of this transaction moves the
-        cursors that you set, and drops those that you delete; `ConflictError` if another commit has moved one first.
+        `Repository.feeds` moves them. In a writable store, the commit of this transaction moves the cursors that are
+        set, and drops those that are deleted; `ConflictError` if another commit has moved one first.
         """
 
         def move(name: str, cursor: Mapping[str, Any] | None) -> None:

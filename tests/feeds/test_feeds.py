@@ -387,6 +387,38 @@ def test_a_participant_can_not_move_it(filled: txstore.Repository) -> None:
     store.rollback()
 
 
+def test_what_is_no_cursor_is_refused(filled: txstore.Repository) -> None:
+    """A vacuum has to understand each."""
+    filled.feeds.create("f")
+    with filled.transaction() as store:
+        good = dict(store.cursors["f"])
+        for bad in (
+            {}, {**good, "place": {"version": 1, "commit": None}}, {**good, "keep": {}},
+            {**good, "paths": "src"}, {**good, "token": "x"}, {**good, "created": True},
+            {**good, "shares": {"to": good["place"], "into": 0, "token": good["token"], "division": good["token"]}},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="no cursor"):
+                store.cursors["f"] = bad
+        with pytest.raises(ValueError, match="no cursor"):
+            store.cursors["f#1"] = {"token": "x"}
+        with pytest.raises(txstore.KeyFormatError):
+            store.cursors["f#x"] = good
+        store.cursors["f"] = {**good, "later": {"n": 1}}
+    filled.feeds["f"].reset(0)
+    assert filled.snapshot().cursors["f"]["later"] == {"n": 1}  # what a later version has added stays
+
+
+def test_a_merge_brings_no_cursor(filled: txstore.Repository) -> None:
+    filled.feeds.create("f", paths="src")
+    filled.branches["dev"] = filled.head()
+    write(filled, 0, branch="dev")
+    filled.feeds.on("dev")["f"].reset(0)
+    place = filled.feeds["f"].status().version
+    filled.merge("dev")
+    assert filled.feeds["f"].status().version == place
+    assert len(told(filled.feeds["f"])) == 1
+
+
 # --- vacuum
 
 

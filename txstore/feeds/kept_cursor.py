@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from txstore.errors import ConflictError, CorruptionError, FeedNotFoundError
@@ -49,7 +50,10 @@ class KeptCursor:
     def put(self, cursors: Cursors, cursor: Cursor | None) -> None:
         """Let a transaction move the cursor, or drop it. What workers have done of a shared change is forgotten."""
         written = dict(cursors)
-        shares = self.decode(written).shares if self.name in written else None
+        shares = None
+        if self.name in written:
+            with suppress(*([CorruptionError] if cursor is None else [])):  # what can't be understood can be deleted
+                shares = self.decode(written).shares
         # Fields that a later version has added stay.
         rest = {field: each for field, each in written.get(self.name, {}).items() if field != "shares"}
         cursors.move(self.name, None if cursor is None else {**rest, **cursor.as_dict()})

@@ -132,3 +132,15 @@ def mark_of(feed: str, share: int) -> str:
 
 def is_mark(name: str) -> bool:
     return _OF_SHARE in name
+
+
+def check_cursor(name: str, written: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless this is a cursor, or for the name of a mark, a mark: a vacuum must understand it."""
+    try:
+        if is_mark(name):
+            _check_id(written["shares"])
+            _check_id(written["token"])
+        else:
+            Cursor.from_dict(written)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"this is no cursor of a feed, which repo.feeds makes: {error!r}") from error

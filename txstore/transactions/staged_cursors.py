@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstore.errors import TransactionStateError
+from txstore.format.cursors import check_cursor
 from txstore.format.declarations import Declarations
 from txstore.history import declarations
 from txstore.history.declared_cursors import Cursors
@@ -32,6 +33,8 @@ def cursors_of(staging: Staging, lifecycle: Lifecycle) -> Cursors:
                 state="foreign",
             )
         written = None if cursor is None else json.loads(json.dumps(dict(cursor)))
+        if written is not None:
+            check_cursor(name, written)
         # Raises an error now, not at the commit, if they are too large.
         changes = Declarations(cursors={**staging.declared.cursors, name: written})
         declarations.changed(changes, staging.view.base.declared)

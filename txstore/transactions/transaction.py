@@ -134,6 +134,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._staging.record.id
 
     @property
+    def branch(self) -> str:
+        """The id of the branch to commit to."""
+        return self._staging.record.branch
+
+    @property
     def isolation(self) -> str:
         """ "snapshot" or "serializable"."""
         return self._staging.record.isolation
