@@ -112,7 +112,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "feed create", [url, f"f{suffix}", "--from-beginning", "--path", NAMES]
         yield "feed list", [url]
         yield "feed show", [url, f"f{suffix}"]
-        yield "feed watch", [url, f"f{suffix}", "--timeout", "0", "--exec", "cat >&2"]
+        yield "feed watch", [url, f"f{suffix}", "--timeout", "0", "--combine", "--exec", "cat >/dev/null"]
         yield "feed reset", [url, f"f{suffix}", "--since", "v1"]
         yield "feed delete", [url, f"f{suffix}"]
         yield "du", [url]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -22,7 +21,16 @@ from txstore.cli.options import (
     find_commit,
     open_repository,
 )
-from txstore.cli.output import Commands, local_time, print_json, print_outcome, print_table, reporting_errors, tell
+from txstore.cli.output import (
+    Commands,
+    json_text,
+    local_time,
+    print_json,
+    print_outcome,
+    print_table,
+    reporting_errors,
+    tell,
+)
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
@@ -217,9 +225,9 @@ def watch(
                 feed.advance()
                 continue
             for change in feed.changes(combine=combine):
-                _print_change(change, as_json=as_json)
                 _run(command, change, path)
                 feed.advance(to=change)
+                _print_change(change, as_json=as_json)
             until = math.inf if timeout is None else time.monotonic() + timeout
     except KeyboardInterrupt:
         pass
@@ -231,7 +239,7 @@ def _run(command: str, change: FeedChange, path: str) -> None:
     done = subprocess.run(
         command,
         shell=True,  # it is the user's own command line
-        input=json.dumps(change.as_dict()),
+        input=json_text(change.as_dict()),
         text=True,
         env={**os.environ, **about},
         stdout=2,
