@@ -66,7 +66,7 @@ def test_each_module_says_what_it_is() -> None:
 def test_a_glossary_can_be_read() -> None:
     terms = re.findall(r"^[a-z].*$", (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8"), re.M)
     assert terms == sorted(terms)
-    assert len(terms) <= 35
+    assert len(terms) <= 40
 
 
 def test_the_picture_has_each_wing() -> None:

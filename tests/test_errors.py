@@ -46,6 +46,9 @@ EXAMPLES = [
     errors.CommitNotFoundError("version 7", advice="look"),
     errors.CommitTimeoutError("/data.tx", "locks/commit", "process 7 of ana@lab", 5.0),
     errors.NodeNotFoundError("a"),
+    errors.FeedNotFoundError("thumbnails", "main"),
+    errors.FeedMovedError("thumbnails", "it is at version 7 now"),
+    errors.FeedExpiredError("thumbnails", "main@7 has expired"),
     errors.UnsupportedFormatError("format.json", found="2", supported="1"),
     errors.TransactionStateError("it has ended", state="ended"),
     errors.KeyFormatError("a key is not empty"),
@@ -65,7 +68,7 @@ def test_no_exception_reads_as_a_missing_key():
     """zarr, fsspec and xarray go on without a key if one of these is raised, and zarr 2 if it is any `OSError`."""
     missing = (KeyError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
     found = {type(error) for error in EXAMPLES if isinstance(error, missing)}
-    assert found == {errors.NodeNotFoundError}  # which nothing that reads keys raises
+    assert found == {errors.NodeNotFoundError, errors.FeedNotFoundError}  # which nothing that reads keys raises
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

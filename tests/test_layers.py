@@ -33,6 +33,7 @@ TOWER = [
     "serving",
     "interchange",
     "rechunk",
+    "feeds",
     "store",
     "labels",
     "views",

@@ -575,6 +575,42 @@ class NodeNotFoundError(TxStoreError, KeyError):
         return str(self.args[0])  # KeyError's own would return the message's repr
 
 
+class FeedNotFoundError(TxStoreError, KeyError):
+    """There is no feed with this name on the branch."""
+
+    def __init__(self, feed: str, branch: str) -> None:
+        self.feed = feed
+        self.branch = branch
+        super().__init__(f"feed {feed!r} on branch {branch!r}: there is none; list(repo.feeds) has all")
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0])
+
+
+class FeedMovedError(TxStoreError):
+    """Another worker has moved the feed: drop this work with `rollback()`, and begin at what is pending now."""
+
+    def __init__(self, feed: str, reason: str) -> None:
+        self.feed = feed
+        self.reason = reason
+        super().__init__(
+            f"feed {feed!r}: {reason}. Nothing was committed: roll this transaction back, and take what is pending now "
+            f"from repo.feeds[{feed!r}]"
+        )
+
+
+class FeedExpiredError(TxStoreError):
+    """It is too late for this feed: commits that it has not seen are gone. Start anew with `feed.reset()`."""
+
+    def __init__(self, feed: str, reason: str) -> None:
+        self.feed = feed
+        self.reason = reason
+        super().__init__(
+            f"feed {feed!r} is too late: {reason}. Start anew: make what it feeds from a whole snapshot, and reset the "
+            f"feed to that commit: repo.feeds[{feed!r}].reset(commit, store=store)"
+        )
+
+
 class UnsupportedFormatError(TxStoreError):
     """The repository was written by a newer TxStore: upgrade."""
 

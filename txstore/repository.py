@@ -28,6 +28,7 @@ from txstore.errors import (
     TxStoreError,
     keeps_nothing,
 )
+from txstore.feeds.named_feeds import Feeds
 from txstore.format.constraints import Constraint, Frozen
 from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
@@ -1151,6 +1152,38 @@ class Repository:
         with self.transaction(f"view {name!r} {'dropped' if view is None else 'declared'}") as store:
             store.views.declare(name, view)
 
+    @property
+    def feeds(self) -> Feeds:
+        """The feeds: a mapping from names; `create(name)` makes one. A job takes from its feed each change once.
+
+        A feed is a cursor in the history. The job commits its output together with the cursor's move, so that both
+        become visible, or neither. See docs/how-to/feeds.md.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     raw = zarr.create_array(store, name="raw", data=np.zeros(6), chunks=(2,))
+        ...     mean = zarr.create_array(store, name="mean", data=np.zeros(3), chunks=(1,))
+        >>> feed = repo.feeds.create("means", paths="raw")
+        >>> with repo.transaction() as store:
+        ...     zarr.open_array(store, path="raw")[3:] = 8
+        >>> for change in feed:
+        ...     raw = zarr.open_array(change.snapshot(), path="raw", mode="r")
+        ...     with repo.transaction() as store:
+        ...         for (part,) in change.nodes[0].regions:
+        ...             means = raw[part].reshape(-1, 2).mean(axis=1)
+        ...             zarr.open_array(store, path="mean")[part.start // 2 : part.stop // 2] = means
+        ...         feed.advance(store, to=change)
+        >>> zarr.open_array(repo.snapshot(), path="mean", mode="r")[:]
+        array([0., 4., 8.])
+        >>> list(feed)
+        []
+        """
+        self._existing()
+        return Feeds(self)
+
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
 
@@ -1646,9 +1679,9 @@ class Repository:
         """Delete files that no kept commit needs. Every commit is kept unless `keep` or `older_than` say otherwise.
 
         A vacuum always keeps tagged commits, commits at which branches start, and merged commits. It also keeps the
-        oldest commit that a living process reads, or that is the base of a transaction, and all later commits. It
-        deletes data that only a deleted branch has. Reading an expired commit raises `SnapshotExpiredError`. If a
-        vacuum is interrupted, run it again.
+        oldest commit that a living process reads, that is the base of a transaction, or that a feed needs, and all
+        later commits; for a feed up to its limit. It deletes data that only a deleted branch has. Reading an expired
+        commit raises `SnapshotExpiredError`. If a vacuum is interrupted, run it again.
 
         Parameters
         ----------

@@ -20,6 +20,7 @@ from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
 from txstore.format.tree import tree_lines
 from txstore.history.declared_constraints import Constraints
+from txstore.history.declared_cursors import Cursors
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.labels import window
@@ -195,7 +196,7 @@ class TxStore(ZarrInterface):
         if session is None:
             joined = engine.join(shared_id, engine.commits.identity.id)
             joining = Joining(shared_id, engine.commits.identity.id, {})
-            position = Position.of(engine, joined.base, MAIN)
+            position = Position.of(engine, joined.base, joined.branch)
             session = Session(engine, position, joining=joining, isolation=joined.isolation)
         elif session.current.ended is not None or session.transaction.shared_id != shared_id:
             raise TransactionStateError(
@@ -215,6 +216,11 @@ class TxStore(ZarrInterface):
     def url(self) -> str:
         """The location of the repository."""
         return self._engine.url
+
+    @property
+    def branch(self) -> str:
+        """The name of the branch that the store reads, or commits to."""
+        return self._engine.commits.branches.name_of(self._position.branch)
 
     @property
     def base(self) -> Commit | None:
@@ -409,6 +415,19 @@ class TxStore(ZarrInterface):
         if self._session is not None:
             return self._session.transaction.views.read()
         return decode(self.url, self._position.snapshot().declared.views)
+
+    @property
+    def cursors(self) -> Cursors:
+        """How far each feed has come, by name, as JSON (docs/understand/format.md, "Cursors").
+
+        `Repository.feeds` moves them. In a writable store, the commit of this transaction moves the cursors that are
+        set, and drops those that are deleted; `ConflictError` if another commit has moved one first.
+        """
+
+        def move(name: str, cursor: Mapping[str, Any] | None) -> None:
+            self._writer().session.transaction.cursors.move(name, cursor)
+
+        return Cursors(lambda: self.mapping.cursors, move)
 
     # --- transactions
 

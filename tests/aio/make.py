@@ -16,11 +16,12 @@ MADE = PACKAGE / "aio" / "faces.py"
 
 #: Of a store, what belongs to its transaction. The rest is for zarr, or is there under another name.
 OF_A_TRANSACTION = {
-    "url", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "views", "commit",
+    "url", "branch", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "views",
+    "commit",
     "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys", "rely_on",
 }  # fmt: skip
 #: Properties that read nothing. The others become methods.
-AT_HAND = {"url", "chunk_cache", "staged_count", "unchanged"}
+AT_HAND = {"url", "branch", "chunk_cache", "staged_count", "unchanged"}
 #: Methods that are more than a call in a thread, and what they return instead.
 BEGINS = {"transaction"}
 FOLLOWS = {"follow"}

@@ -279,6 +279,8 @@ REMOTE = [
     ["backup", None, "copy"], ["export", None, "copy"], ["publish", None, "copy"],
     ["references", None, "x.json", "--tag", "v1"], ["import", "old.zarr", None],
     ["merge", None, "dev"], ["revert", None, "1"], ["cherry-pick", None, "1"], ["tag", "list", None],
+    ["feed", "list", None], ["feed", "show", None, "x"], ["feed", "watch", None, "x"], ["feed", "reset", None, "x"],
+    ["feed", "create", None, "x"], ["feed", "delete", None, "x"],
     ["tag", "create", None, "v1"], ["tag", "delete", None, "v1"], ["serve"],
 ]  # fmt: skip
 

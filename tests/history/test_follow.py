@@ -471,7 +471,7 @@ def test_it_leaves_no_descriptor(repo, end):
     else:
         with later(lambda: put(repo, "4")):
             next(commits)
-        bell = commits.gi_frame.f_locals["bell"]
+        bell = commits.gi_frame.f_locals["follower"]._bell
         bell.wait(0)  # it may not have had to wait
         assert len(new_descriptors(before)) == (following.watch.IMPLEMENTATION == "c")
         del bell

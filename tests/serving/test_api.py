@@ -280,6 +280,20 @@ def test_who_holds_locks(get: Get, repo: txstore.Repository) -> None:
     assert [each for each in get("/api/locks").json["holders"] if each["locks"]] == []
 
 
+def test_how_far_feeds_are_behind(get: Get, repo: txstore.Repository) -> None:
+    assert get("/api/feeds").json == {"feeds": []}
+    feed = repo.feeds.create("means", paths="three/plain")
+    repo.branches["other"] = repo.head()
+    repo.feeds.on("other").create("own")
+    with repo.transaction() as store:
+        zarr.open_array(store, path="three/plain")[0, 0] = 3
+    first, second = get("/api/feeds").json["feeds"]
+    assert (first["name"], first["behind"], first["pending"], first["kept_on"]) == ("means", 2, True, "main")
+    assert (second["name"], second["behind"], second["pending"], second["kept_on"]) == ("own", 1, False, "other")
+    feed.reset()
+    assert not get("/api/feeds").json["feeds"][0]["pending"]
+
+
 def test_json_is_compressed_for_whoever_can_read_that(get: Get, repo: txstore.Repository) -> None:
     import gzip
 
@@ -305,5 +319,6 @@ def test_no_question_needs_to_write(open_repo: Any, tmp_path: Any) -> None:
         "usage/main",
         "transactions",
         "locks",
+        "feeds",
     ):
         assert ask(app, f"/api/{place}").status == 200, place

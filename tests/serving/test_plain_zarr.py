@@ -276,7 +276,7 @@ def test_a_repository_that_is_away(repo: txstore.Repository) -> None:
                 assert ask(app, f"/at/{ref}/{KEY}", **given).status == 503, (ref, given)
         for place in (
             "repository", "commits", "commit/v1", "diff/v1/main", "tree/main", "node/dev/three", "usage/main",
-            "chunks/v1/three/plain", "transactions", "locks", "preview/main/three/plain", "events",
+            "chunks/v1/three/plain", "transactions", "locks", "feeds", "preview/main/three/plain", "events",
         ):  # fmt: skip
             answer = ask(app, f"/api/{place}")
             assert (answer.status, error(answer)) == (503, "RepositoryNotFoundError"), place

@@ -318,6 +318,19 @@ def views_that_follow(path: Path) -> None:
     commit(repo, "into the output", row__c__0=bytes([1, 2]))
 
 
+@vector("Cursors of feeds, which each commit hands on: one moves, one is shared, with a mark of a share that is done")
+def cursors(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    feed, shared = repo.feeds.create("all", since=-1), repo.feeds.create("shared", paths="a", since=-1, keep=7)
+    commit(repo, "output", b=b"1")
+    feed.advance(to=next(iter(feed)))
+    share = next(shared.claim(2))
+    with repo.transaction() as store:
+        share.done(store)
+    commit(repo, "after", a__c__0=b"abcd")
+
+
 @vector("Commits that were made without a sync: an optional feature")
 def not_synced(path: Path) -> None:
     repo = txstore.Repository(path, durability="none")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from txstore.codecs.chunk_cache import ChunkCache
     from txstore.comparing.blame import Blame
     from txstore.comparing.diff import Diff
+    from txstore.feeds.named_feeds import Feeds
     from txstore.format.records import Isolation
     from txstore.history.erasures import Erasure
     from txstore.history.operations import LoggedOperation
@@ -168,6 +169,11 @@ class AsyncTransaction(TransactionBlock):
     def url(self) -> str:
         """The location of the repository."""
         return self.store.url
+
+    @property
+    def branch(self) -> str:
+        """The name of the branch that the store reads, or commits to."""
+        return self.store.branch
 
     async def base(self) -> Commit | None:
         """The commit that the store reads, and that is the base of its staged changes. None if there is no commit."""
@@ -1004,6 +1010,14 @@ class AsyncRepository:
         """
         return AsyncRepositoryViews(lambda: self.repository.views)
 
+    async def feeds(self) -> Feeds:
+        """The feeds: a mapping from names; `create(name)` makes one. A job takes from its feed each change once.
+
+        A feed is a cursor in the history. The job commits its output together with the cursor's move, so that both
+        become visible, or neither. See docs/how-to/feeds.md.
+        """
+        return await call(lambda: self.repository.feeds)
+
     async def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
 
@@ -1464,9 +1478,9 @@ class AsyncRepository:
         """Delete files that no kept commit needs. Every commit is kept unless `keep` or `older_than` say otherwise.
 
         A vacuum always keeps tagged commits, commits at which branches start, and merged commits. It also keeps the
-        oldest commit that a living process reads, or that is the base of a transaction, and all later commits. It
-        deletes data that only a deleted branch has. Reading an expired commit raises `SnapshotExpiredError`. If a
-        vacuum is interrupted, run it again.
+        oldest commit that a living process reads, that is the base of a transaction, or that a feed needs, and all
+        later commits; for a feed up to its limit. It deletes data that only a deleted branch has. Reading an expired
+        commit raises `SnapshotExpiredError`. If a vacuum is interrupted, run it again.
 
         Parameters
         ----------

@@ -18,6 +18,7 @@ import txstore
 from txstore.cli import (
     branches,
     diff,
+    feeds,
     import_export,
     maintenance,
     merging,
@@ -74,6 +75,7 @@ app.add_typer(transactions.app, name="tx")
 app.add_typer(branches.app, name="branch")
 app.add_typer(tags.app, name="tag")
 app.add_typer(views.app, name="views")
+app.add_typer(feeds.app, name="feed")
 app.command()(maintenance.verify)
 app.command()(maintenance.check_format)
 app.command()(maintenance.backup)

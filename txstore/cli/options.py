@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 #: A commit argument (`history/find.py`). A decimal number this short is a version; a longer one is the start of an id.
 _VERSION = re.compile(r"(-?\d{1,9})((?:~\d*)*)")
 _NEGATIVE = re.compile(r"-\d+(~\d*)*")
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _COMMIT = "A version (-1: the newest), id, tag, branch, date, or HEAD~1."
 
 PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="The repository.", show_default=False)]
@@ -148,6 +151,14 @@ def sources_of(given: list[str] | None) -> dict[str, dict[str, Any]]:
         except ValueError as error:  # the message omits the value: it may be a secret
             raise typer.BadParameter(f"the options of {public(prefix)!r} are not JSON: {error}") from None
     return found
+
+
+def age_of(text: str) -> timedelta:
+    """Return an age such as 30d. Raises `typer.BadParameter`."""
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not an age: give a number and one of s, m, h, d or w, such as 30d")
+    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
 
 
 def one_of(option: str, given: str | None, known: Sequence[str]) -> None:

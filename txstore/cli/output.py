@@ -167,8 +167,13 @@ def tell(text: str = "", *, err: bool = False) -> None:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print JSON, in ASCII only. Numbers that are not finite become strings, as Zarr writes them."""
-    typer.echo(json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"))
+    """Print JSON, as `json_text` makes it."""
+    typer.echo(json_text(value, indent=indent))
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return JSON, in ASCII only. Numbers that are not finite become strings, as Zarr writes them."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +17,7 @@ from txstore.cli.options import (
     PathArgument,
     StorageOption,
     YesOption,
+    age_of,
     open_repository,
 )
 from txstore.cli.output import (
@@ -33,9 +32,6 @@ from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
     from txstore.maintenance.usage import Usage
-
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +72,7 @@ def vacuum(
     as_json: JsonOption = False,
 ) -> None:
     """Delete files that no kept commit needs. Every commit is kept unless an option expires it, in one branch."""
-    age = None if older_than is None else _age(older_than)
+    age = None if older_than is None else age_of(older_than)
     repo = open_repository(path, storage_options)
     report = repo.vacuum(keep=keep, older_than=age, dry_run=dry_run, branch=branch)
     if as_json:
@@ -187,11 +183,3 @@ def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
     yield usage.staged, "staged: open transactions, and what dead ones left"
     yield usage.orphan, "orphan: not needed; the next vacuum deletes it"
     yield usage.total, "total"
-
-
-def _age(text: str) -> timedelta:
-    """Raises `typer.BadParameter`."""
-    found = _AGE.fullmatch(text.strip())
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not an age: give a number and one of s, m, h, d or w, such as 30d")
-    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])

@@ -27,7 +27,7 @@ from txstore.history.find import At, find_commit
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 
 
-class _Followed(NamedTuple):
+class Followed(NamedTuple):
     """The last yielded commit, or the commit after which the follower began."""
 
     version: int
@@ -46,13 +46,18 @@ def follow(
 
     It ends within a second when `is_given_up()` is true: another thread can't close a generator that waits.
     """
+    check_timeout(timeout)
+    # Find the start here, not at the first next(): the follower has to yield every commit from now on.
+    return _follow(Follower(commits, branch, since), timeout, is_given_up)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise `ValueError` if this is no number of seconds to wait for a commit."""
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait without limit")
-    # Find the start here, not at the first next(): the follower has to yield every commit from now on.
-    return _follow(commits, branch, _beginning(commits, branch, since), timeout, is_given_up)
 
 
-def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | None:
+def _beginning(commits: Commits, branch: str, since: At | None) -> Followed | None:
     """Return the commit after which to begin. None: begin with the branch's first commit."""
     if not commits.identity.exists():
         if since in (None, -1):
@@ -81,22 +86,42 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> _Followed | N
 
 
 def _follow(
-    commits: Commits, branch: str, last: _Followed | None, timeout: float | None, is_given_up: Callable[[], bool]
+    follower: Follower, timeout: float | None, is_given_up: Callable[[], bool]
 ) -> Generator[Commit, None, None]:
-    with closing(_Bell(commits, branch)) as bell:
-        while True:
-            deadline = math.inf if timeout is None else time.monotonic() + timeout
-            while (found := _next(commits, branch, last)) is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or is_given_up():
-                    return
-                bell.wait(left)
-            last = _place(found)
-            bell.rang()
+    with closing(follower):
+        while (found := follower.next(timeout, is_given_up=is_given_up)) is not None:
             yield found.commit
 
 
-def _next(commits: Commits, branch: str, last: _Followed | None) -> Stored | None:
+class Follower:
+    """Reads one branch, commit after commit. `close` releases its watch; it may go on after that."""
+
+    def __init__(self, commits: Commits, branch: str = MAIN, since: At | None = None) -> None:
+        """Begin after `since`, as `Repository.follow` does, and with its errors."""
+        self._commits = commits
+        self._branch = branch
+        self.last = _beginning(commits, branch, since)  # None: before the first commit
+        self._bell: _Bell | None = None
+
+    def next(self, timeout: float | None, *, is_given_up: Callable[[], bool] = bool) -> Stored | None:
+        """Return the next commit. None if none comes for `timeout` seconds, or when `is_given_up()` is true."""
+        bell = self._bell = self._bell or _Bell(self._commits, self._branch)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (found := _next(self._commits, self._branch, self.last)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or is_given_up():
+                return None
+            bell.wait(left)
+        self.last = _place(found)
+        bell.rang()
+        return found
+
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+
+
+def _next(commits: Commits, branch: str, last: Followed | None) -> Stored | None:
     """Return the commit that follows the last one. None if there is no such commit yet.
 
     If the commit in the next version has another parent, it is an orphan. But if the head is at or above it, the
@@ -138,8 +163,8 @@ def _is_given_up(commits: Commits, branch: str, version: int) -> bool:
     return commits.oldest_kept.is_above(commits.branches.owner(branch, version), version)
 
 
-def _place(stored: Stored) -> _Followed:
-    return _Followed(stored.header.version, stored.header.id)
+def _place(stored: Stored) -> Followed:
+    return Followed(stored.header.version, stored.header.id)
 
 
 def _replaced(branch: str, version: int) -> CorruptionError:

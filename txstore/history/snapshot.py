@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Never
+from typing import Any, Never
 
 from txstore import observing
 from txstore.commit import MAIN, Commit, Stored
@@ -154,6 +155,11 @@ class Snapshot(Hierarchy):
     def constraints(self) -> Mapping[str, Constraint]:
         """The declared constraints by name. Raises `UnsupportedFormatError` for an unknown kind of constraint."""
         return decode_constraints(self.url, self.declared.constraints)
+
+    @property
+    def cursors(self) -> Mapping[str, Any]:
+        """The cursors of feeds by name, as JSON objects of the caller's own."""
+        return copy.deepcopy(dict(self.declared.cursors))
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.url} {self.commit or '(empty)'}>"

@@ -36,6 +36,7 @@ from txstore.history.operations import delete_old
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
+from txstore.maintenance.kept_for_feeds import kept_for_feeds
 from txstore.maintenance.reachable import (
     Reachable,
     StagedPacks,
@@ -218,7 +219,7 @@ class _Vacuum:
 
     def _limited(self, head: Stored, wanted: int) -> int:
         wanted = self._pinned(head, below=wanted)  # first: see above
-        return min([wanted, *self._bases()])
+        return min([wanted, *self._bases(), *kept_for_feeds(self.commits, head)])
 
     def _bases(self) -> Iterator[int]:
         """Yield the base versions of recorded transactions: a named transaction outlives its processes."""

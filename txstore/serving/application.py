@@ -108,6 +108,7 @@ class Application:
             "/usage/{ref}": (work.usage, ()),
             "/transactions": (work.transactions, ()),
             "/locks": (work.locks, ()),
+            "/feeds": (work.feeds, ()),
         }
         routes = [Route(f"/api{path}", _Question(*question)) for path, question in questions.items()]
         picture = _Question(self._pictures.read, ("selection",), is_long=True)

@@ -1,4 +1,4 @@
-"""Answers about current work: open transactions with their participants, locks with their holders; and stored bytes."""
+"""Answers about current work: open transactions, locks with their holders, how far feeds are; and stored bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from txstore import processes
 from txstore.errors import LocksUnavailableError
+from txstore.feeds.named_feeds import Feeds
 from txstore.format import names
 from txstore.format.documents import describe
 from txstore.format.keys import document_key
@@ -28,6 +29,7 @@ class Work:
     """Answers questions about the current work of processes. Safe in threads."""
 
     def __init__(self, repository: Served, positions: Positions) -> None:
+        self._repository = repository
         self._engine = repository.engine
         self._positions = positions
         self._watch = Watch(repository.engine.commits)
@@ -77,6 +79,15 @@ class Work:
             "committing": whose_turn(directory, names.COMMIT_LOCK.rpartition("/")[2]),
             "visible": True,
         }
+
+    def feeds(self) -> dict[str, Any]:
+        """Return the feeds, and how far each is behind."""
+        if not self._engine.exists():
+            return {"feeds": []}
+        found = Feeds(self._repository).statuses()
+        if not found:
+            self._engine.commits.identity.check_there()
+        return {"feeds": [each.as_dict() for each in found]}
 
     def _nodes(self, found: Holders) -> dict[int, str]:
         """Return for each held slot a node whose keys may be locked there."""

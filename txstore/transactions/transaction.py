@@ -19,6 +19,7 @@ from txstore.format.regions import Region
 from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declared_constraints import Constraints
+from txstore.history.declared_cursors import Cursors
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments.frame_batch import FrameBatch
 from txstore.segments.pack_writer import Frames
@@ -33,6 +34,7 @@ from txstore.transactions.node_copies import NodeCopies
 from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
 from txstore.transactions.staged_constraints import constraints_of
+from txstore.transactions.staged_cursors import cursors_of
 from txstore.transactions.staged_views import StagedViews
 from txstore.transactions.staging import Staging
 
@@ -133,6 +135,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self._staging.record.id
 
     @property
+    def branch(self) -> str:
+        """The id of the branch to commit to."""
+        return self._staging.record.branch
+
+    @property
     def isolation(self) -> str:
         """ "snapshot" or "serializable"."""
         return self._staging.record.isolation
@@ -159,6 +166,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def views(self) -> StagedViews:
         """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
         return StagedViews(self._staging, self.lifecycle)
+
+    @property
+    def cursors(self) -> Cursors:
+        """How far each feed has come, by name: see `TxStore.cursors`."""
+        return cursors_of(self._staging, self.lifecycle)
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""

@@ -69,6 +69,7 @@ const served = {
   usage: (ref, signal) => ask(`api/usage/${at(ref)}`, signal),
   transactions: (signal) => ask("api/transactions", signal),
   locks: (signal) => ask("api/locks", signal),
+  feeds: (signal) => ask("api/feeds", signal),
   preview: (ref, path, selection, signal) => answered(`api/preview/${below(ref, path)}${query({ selection })}`, signal),
 };
 

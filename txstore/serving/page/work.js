@@ -1,4 +1,4 @@
-// The current work: open transactions, their participants, and held locks.
+// The current work: open transactions, their participants, held locks, and how far feeds are behind.
 
 import { api } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -18,12 +18,14 @@ const KINDS = {
 export async function show(view) {
   const transactions = h("section", { "aria-labelledby": "open" });
   const locks = h("section", { "aria-labelledby": "held" });
+  const feeds = h("section", { "aria-labelledby": "feeds" });
   replace(
     view.root,
     h("div", { class: "tools" }, h("h1", {}, "Work"), h("span", { class: "quiet" }, "looked at every 3 seconds")),
     h("div", { class: "work" },
       h("div", {}, h("h2", { id: "open" }, "Open transactions"), transactions),
-      h("div", {}, h("h2", { id: "held" }, "Locks held"), locks)),
+      h("div", {}, h("h2", { id: "held" }, "Locks held"), locks,
+        h("h2", { id: "feeds" }, "Feeds"), feeds)),
     line(`${pythonRepository()}.transactions()`),
   );
   const look = async (into, ask, draw) => {
@@ -37,7 +39,9 @@ export async function show(view) {
       if (error.name !== "AbortError") replace(into, failure(error));
     }
   };
-  const all = () => Promise.all([look(transactions, api.transactions, drawTransactions), look(locks, api.locks, drawLocks)]);
+  const all = () => Promise.all([
+    look(transactions, api.transactions, drawTransactions), look(locks, api.locks, drawLocks), look(feeds, api.feeds, drawFeeds),
+  ]);
   const timer = setInterval(() => document.hidden || all(), EVERY);
   view.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
   view.onCommit(all);
@@ -91,4 +95,14 @@ function drawLocks({ visible, kind, holders, committing }) {
       : notice("No lock is held."),
     kind ? notice(KINDS[kind] ?? kind) : null,
   ];
+}
+
+function drawFeeds({ feeds }) {
+  if (!feeds.length) return notice("No job takes changes from a feed.");
+  return h("div", { class: "card" }, table(["Feed", "Follows", "Behind"], feeds.map((each) => [
+    h("span", { class: "mono" }, each.name),
+    h("div", { class: "wrap" }, chip("branch", each.branch), " ", each.paths.join(", ") || "everything"),
+    each.too_late ? h("span", { class: "badge lost", title: each.too_late }, "too late")
+      : each.pending ? `${plural(each.behind, "commit")}${each.shared ? ", shared by workers" : ""}` : "nothing pending",
+  ])));
 }

@@ -55,6 +55,7 @@ export function answers(url) {
     usage: onlyServed("Sums over all arrays"),
     transactions: onlyServed("Open transactions"),
     locks: onlyServed("Locks"),
+    feeds: onlyServed("Places of feeds"),
     preview: async () => {
       throw new ServerError(501, { message: "This is more than a browser reads from files, or in a codec that it does not know: choose less of it, or run `txstore serve`." });
     },

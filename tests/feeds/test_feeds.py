@@ -1,0 +1,500 @@
+"""What a feed tells, and where it stands when something else happens to the history. Processes: test_workers.py."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.feeds.copying import apply, content
+from txstore.feeds import Feed
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    with repo.transaction("begin") as store:
+        zarr.create_group(store, path="src/g")
+        zarr.create_array(store, name="src/x", data=np.arange(10), chunks=(4,))
+        zarr.create_array(store, name="out", shape=(4,), chunks=(1,), dtype="i8")
+    return repo
+
+
+def write(repo: txstore.Repository, at: int | slice, value: int = 77, *, branch: str = "main") -> txstore.Commit:
+    with repo.transaction(branch=branch) as store:
+        zarr.open_array(store, path="src/x")[at] = value
+    head = repo.head(branch)
+    assert head is not None
+    return head
+
+
+def beside(repo: txstore.Repository, count: int = 1) -> None:
+    """Commit what the feeds of `src` do not follow."""
+    for number in range(count):
+        with repo.transaction() as store:
+            store["out/c/0"] = bytes([number % 250]) * 8
+
+
+def told(feed: Feed, **options: bool) -> list[tuple[int, list[tuple[str, str, list[tuple[int, int]]]]]]:
+    return [
+        (
+            change.commit.version,
+            [(node.path, node.change, [(part.start, part.stop) for part, *_ in node.regions]) for node in change],
+        )
+        for change in feed.changes(**options)
+    ]
+
+
+# --- what is told
+
+
+def test_commit_after_commit_and_the_sum(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src/x")
+    first = write(filled, 0)
+    beside(filled)
+    second = write(filled, slice(7, 10))
+    assert told(feed) == [
+        (first.version, [("src/x", "changed", [(0, 4)])]),
+        (second.version, [("src/x", "changed", [(4, 10)])]),
+    ]
+    assert told(feed, combine=True) == [(second.version, [("src/x", "changed", [(0, 10)])])]
+    assert feed.status().behind == 4  # with the one that created it
+    write(filled, 0, 0)
+    write(filled, slice(7, 10), 0)
+    with filled.transaction() as store:
+        store.restore("src", at=first.version - 1)
+    assert told(feed, combine=True) == []  # they cancel each other
+    assert not feed.status().pending
+    assert len(told(feed)) == 5
+
+
+def test_from_the_beginning(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", since=-1)
+    ((version, nodes),) = told(feed)
+    assert version == 0
+    assert ("src/x", "added", [(0, 10)]) in nodes
+    assert ("src/g", "added", []) in nodes
+    (change,) = feed
+    assert change.before is None
+    assert (change.changed, change.removed, change.moved, len(change.added)) == ([], [], [], len(nodes))
+
+
+def test_moves_into_the_paths_and_out_of_them(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths=["src/g", "/src/g/deeper/", "src/none"])
+    assert feed.status().paths == ("src/g", "src/none")
+    for source, destination in (("src/x", "src/g/x"), ("src/g/x", "src/g/y"), ("src/g/y", "src/x")):
+        with filled.transaction() as store:
+            store.move(source, destination)
+    found = [[(node.path, node.change, node.moved_from, len(node.regions)) for node in change] for change in feed]
+    assert found == [
+        [("src/g/x", "added", None, 1)],
+        [("src/g/y", "moved", "src/g/x", 0)],
+        [("src/g/y", "removed", None, 0)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "regions"),
+    [
+        (lambda array: array.resize((12,)), [(8, 12)]),  # what the last chunk has behind the old end shows
+        (lambda array: array.resize((12,)) or array.__setitem__(11, 1), [(8, 12)]),
+        (lambda array: array.resize((5,)), []),
+        (lambda array: array.resize((5,)) or array.__setitem__(0, 1), [(0, 4)]),
+        (lambda array: array.resize((0,)), []),
+        (lambda array: array.resize((30,)) or array.__setitem__(29, 1), [(8, 12), (28, 30)]),
+        (lambda array: array.attrs.update(n=1), []),
+    ],
+)
+def test_regions_lie_in_the_shape(
+    filled: txstore.Repository, change: Callable[[zarr.Array], None], regions: list[tuple[int, int]]
+) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    with filled.transaction() as store:
+        change(zarr.open_array(store, path="src/x"))
+    ((_, nodes),) = told(feed)
+    assert nodes == [("src/x", "changed", regions)]
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "f4"}, {"fill_value": 3}, {"chunks": (5,)}, {"shape": (5, 2), "chunks": (2, 2)}]
+)
+def test_another_array_in_its_place_differs_as_a_whole(filled: txstore.Repository, other: dict[str, object]) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    how = {"shape": (10,), "chunks": (4,), "dtype": "i8", **other}
+    with filled.transaction() as store:
+        zarr.create_array(store, name="src/x", overwrite=True, **how)  # type: ignore[arg-type]
+    (change,) = feed
+    assert change.nodes[0].regions == [tuple(slice(0, n) for n in how["shape"])]  # type: ignore[attr-defined]
+
+
+def test_scalars_and_groups(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    with filled.transaction() as store:
+        zarr.create_array(store, name="src/s", shape=(), dtype="i4", chunks=())[...] = 3
+        zarr.open_group(store, path="src/g").attrs["n"] = 1
+    (change,) = feed
+    assert [(node.path, node.change, node.regions) for node in change] == [
+        ("src/g", "changed", []),
+        ("src/s", "added", [()]),
+    ]
+    assert change.nodes[0].diff.attributes[0].after == 1
+
+
+def test_branches_merges_and_reverts_are_told_as_commits_of_the_followed_branch(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    filled.branches["dev"] = filled.head()
+    write(filled, 0, branch="dev")
+    write(filled, 9, branch="dev")
+    assert told(feed) == []
+    merged = filled.merge("dev")
+    assert told(feed) == [(merged.version, [("src/x", "changed", [(0, 4), (8, 10)])])]
+    reverted = filled.revert(merged)
+    assert told(feed)[1:] == [(reverted.version, [("src/x", "changed", [(0, 4), (8, 10)])])]
+    assert told(feed, combine=True) == []
+
+
+def test_a_branch_has_feeds_of_its_own(filled: txstore.Repository) -> None:
+    filled.feeds.create("f", paths="src", since=-1)
+    filled.branches["dev"] = filled.head()
+    there = filled.feeds.on("dev")["f"]
+    assert there.status().branch == "main"  # it follows what it did
+    (change,) = there
+    with filled.transaction(branch="dev") as store:
+        there.advance(store, to=change)
+    assert list(there) == []
+    assert len(list(filled.feeds["f"])) == 1
+    with filled.transaction(branch="dev") as store, pytest.raises(ValueError, match="kept on"):
+        filled.feeds["f"].advance(store, to=change)
+    of_dev = filled.feeds.on("dev").create("own")
+    write(filled, 1, branch="dev")
+    assert len(told(of_dev)) == 1
+    filled.branches.rename("dev", "later")
+    assert len(told(filled.feeds.on("later")["own"])) == 1
+    by_main = filled.feeds.create("later", branch="later", since=-1)
+    assert len(told(by_main)) == 2
+    del filled.branches["later"]
+    with pytest.raises(txstore.CommitNotFoundError, match="deleted"):
+        list(by_main)
+    assert "deleted" in (by_main.status().too_late or "")
+
+
+def test_what_was_erased(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths=["src/x", "out"])
+    write(filled, 0)
+    filled.erase("src")
+    assert [(change.erased, change.nodes) for change in feed] == [(("src/x",), [])]
+    assert [change.erased for change in feed.changes(combine=True)] == [("src/x",)]
+    assert feed.status().pending
+    (share,) = iter([next(feed.claim(4))])
+    assert share.change.erased == ("src/x",)
+    for change in filled.feeds.create("late", paths="src", since=-1):
+        assert (change.erased, [*change]) == (("src",), [])
+
+
+# --- moving
+
+
+def test_output_and_move_in_one_commit(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    (change,) = feed
+    store = filled.transaction()
+    zarr.open_array(store, path="out")[0] = 5
+    feed.advance(store, to=change)
+    assert len(list(filled.feeds["f"])) == 1  # not yet
+    store.rollback()
+    assert len(list(filled.feeds["f"])) == 1
+    with filled.transaction() as store:
+        zarr.open_array(store, path="out")[0] = 5
+        feed.advance(store, to=change)
+    head = filled.head()
+    assert head is not None
+    snapshot = filled.snapshot(head)
+    assert zarr.open_array(snapshot, path="out", mode="r")[0] == 5
+    assert snapshot.cursors["f"]["place"]["version"] == change.commit.version
+    assert list(filled.feeds["f"]) == []  # the commit that moves it changes nothing that it follows
+
+
+def test_two_workers_of_one_change(filled: txstore.Repository) -> None:
+    feeds = [filled.feeds.create("f", paths="src"), filled.feeds["f"]]
+    write(filled, 0)
+    stores = []
+    for number, feed in enumerate(feeds):
+        (change,) = feed
+        stores.append(filled.transaction())
+        zarr.open_array(stores[-1], path="out")[number] = 1
+        feed.advance(stores[-1], to=change)
+    stores[0].commit()
+    with pytest.raises(txstore.ConflictError, match="moved"):
+        stores[1].commit()
+    stores[1].rollback()
+    with pytest.raises(txstore.FeedMovedError, match="is at version"):
+        feeds[1].advance(stores[1], to=change)
+    runs = 0
+
+    def again(store: txstore.TxStore) -> None:
+        nonlocal runs
+        runs += 1
+        feeds[1].advance(store, to=change)
+
+    with pytest.raises(txstore.FeedMovedError):
+        filled.run(again)
+    assert runs == 1  # it is no conflict that goes away
+
+
+def test_several_changes_in_one_transaction(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    for at in range(3):
+        write(filled, at)
+    with filled.transaction() as store:
+        for change in feed:
+            feed.advance(store, to=change)
+    assert list(feed) == []
+    write(filled, 4)
+    write(filled, 5)
+    *_, last = feed
+    with filled.transaction() as store, pytest.raises(txstore.FeedMovedError):
+        feed.advance(store, to=last)  # the one before it is not done
+
+
+def test_output_elsewhere_has_a_token(filled: txstore.Repository, open_repo: Callable[..., txstore.Repository]) -> None:
+    other, feed = open_repo("other.tx"), filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    (change,) = feed
+    for _ in range(2):  # it is killed before it has moved the feed
+        (again,) = filled.feeds["f"]
+        assert again.token == change.token
+        done = other.log(limit=100) if other.exists else ()
+        if change.token not in [commit.properties.get("token") for commit in done]:
+            with other.transaction(properties={"token": change.token}) as store:
+                zarr.create_array(store, name="y", data=np.arange(3))
+    with pytest.raises(ValueError, match="token"), other.transaction() as store:
+        feed.advance(store, to=change)
+    feed.advance(to=change)
+    assert list(feed) == []
+    assert len(other.log()) == 1
+    write(filled, 1)
+    assert next(iter(feed)).token != change.token
+
+
+def test_passing_over_what_changes_nothing(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    beside(filled, 10)
+    before = filled.head()
+    feed.advance()
+    assert filled.head() == before  # not worth a commit
+    beside(filled, 60)
+    feed.advance()
+    assert feed.status().behind == 1
+    before = filled.head()
+    feed.advance()
+    assert filled.head() == before
+    write(filled, 0)
+    beside(filled, 70)
+    feed.advance()
+    assert len(told(feed)) == 1  # no further than to the next change
+
+
+def test_reset(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    first = write(filled, 0)
+    write(filled, 1)
+    feed.reset()
+    assert list(feed) == []
+    feed.reset(first)
+    assert len(told(feed)) == 1
+    feed.reset(-1)
+    assert len(told(feed)) == 3
+    with filled.transaction() as store:
+        feed.reset(first, store=store)
+        zarr.open_array(store, path="out")[0] = 1
+    assert len(told(feed)) == 1
+    with pytest.raises(txstore.CommitNotFoundError):
+        feed.reset(99)
+
+
+def test_waiting(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    assert not feed.wait(0)
+    beside(filled)
+    assert not feed.wait(0.01)
+    write(filled, 0)
+    assert feed.wait(0)
+    assert feed.wait(None)
+    assert len(list(feed.changes(timeout=0))) == 1
+    assert len(list(feed.changes(combine=True, timeout=0.01))) == 1
+    with pytest.raises(ValueError, match="timeout"):
+        feed.wait(-1)
+
+
+def test_names(filled: txstore.Repository) -> None:
+    assert dict(filled.feeds) == {}
+    feed = filled.feeds.create("f")
+    assert list(filled.feeds) == ["f"]
+    assert "f" in filled.feeds
+    assert "g" not in filled.feeds
+    assert filled.feeds.get("g") is None
+    assert pickle.loads(pickle.dumps(feed)).status() == feed.status()
+    with pytest.raises(ValueError, match="already"):
+        filled.feeds.create("f")
+    for name in ("", "a/b", "a#1", "-x"):
+        with pytest.raises(txstore.KeyFormatError):
+            filled.feeds.create(name)
+    with pytest.raises(txstore.FeedNotFoundError):
+        filled.feeds["g"]
+    with pytest.raises(txstore.FeedNotFoundError):
+        del filled.feeds["g"]
+    with pytest.raises(txstore.CommitNotFoundError):
+        filled.feeds.create("g", branch="none")
+    with pytest.raises(txstore.CommitNotFoundError):
+        filled.feeds.create("g", since=99)
+    for keep in (0, timedelta(0)):
+        with pytest.raises(ValueError, match="keep"):
+            filled.feeds.create("g", keep=keep)
+    write(filled, 0)
+    (change,) = feed
+    del filled.feeds["f"]
+    assert list(filled.feeds) == []
+    with filled.transaction() as store, pytest.raises(txstore.FeedMovedError, match="deleted"):
+        feed.advance(store, to=change)
+    with pytest.raises(txstore.FeedNotFoundError):
+        list(feed)
+
+
+def test_a_feed_that_was_made_anew_is_another_one(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", since=0)
+    write(filled, 0)
+    change = next(iter(feed))
+    store = filled.transaction()
+    feed.advance(store, to=change)
+    del filled.feeds["f"]
+    filled.feeds.create("f", since=0)
+    with pytest.raises(txstore.ConflictError):
+        store.commit()
+    store.rollback()
+
+
+def test_a_participant_can_not_move_it(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f")
+    write(filled, 0)
+    store = filled.transaction(name="job")
+    with pytest.raises(txstore.TransactionStateError, match="without a name"):
+        feed.advance(store, to=next(iter(feed)))
+    store.rollback()
+
+
+def test_what_is_no_cursor_is_refused(filled: txstore.Repository) -> None:
+    """A vacuum has to understand each."""
+    filled.feeds.create("f")
+    with filled.transaction() as store:
+        good = dict(store.cursors["f"])
+        for bad in (
+            {}, {**good, "place": {"version": 1, "commit": None}}, {**good, "keep": {}},
+            {**good, "paths": "src"}, {**good, "token": "x"}, {**good, "created": True},
+            {**good, "shares": {"to": good["place"], "into": 0, "token": good["token"], "division": good["token"]}},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="no cursor"):
+                store.cursors["f"] = bad
+        with pytest.raises(ValueError, match="no cursor"):
+            store.cursors["f#1"] = {"token": "x"}
+        with pytest.raises(txstore.KeyFormatError):
+            store.cursors["f#x"] = good
+        store.cursors["f"] = {**good, "later": {"n": 1}}
+    filled.feeds["f"].reset(0)
+    assert filled.snapshot().cursors["f"]["later"] == {"n": 1}  # what a later version has added stays
+
+
+def test_a_merge_brings_no_cursor(filled: txstore.Repository) -> None:
+    filled.feeds.create("f", paths="src")
+    filled.branches["dev"] = filled.head()
+    write(filled, 0, branch="dev")
+    filled.feeds.on("dev")["f"].reset(0)
+    place = filled.feeds["f"].status().version
+    filled.merge("dev")
+    assert filled.feeds["f"].status().version == place
+    assert len(told(filled.feeds["f"])) == 1
+
+
+# --- vacuum
+
+
+def test_a_vacuum_keeps_what_a_feed_has_not_seen(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    for at in range(6):
+        write(filled, at)
+    filled.vacuum(keep=1)
+    assert len(told(feed)) == 6
+    for number, change in enumerate(feed):
+        if number < 4:
+            feed.advance(to=change)
+    filled.vacuum(keep=1)
+    assert len(told(feed)) == 2
+    with pytest.raises(txstore.SnapshotExpiredError):
+        filled.snapshot(at=2)
+    del filled.feeds["f"], change  # which pins a commit
+    assert filled.vacuum(keep=1).expired >= 2
+
+
+@pytest.mark.parametrize("keep", [3, timedelta(microseconds=1)])
+def test_too_late(filled: txstore.Repository, keep: int | timedelta) -> None:
+    feed = filled.feeds.create("f", paths="src", keep=keep)
+    for at in range(6):
+        write(filled, at)
+    filled.vacuum(keep=1)
+    for combine in (False, True):
+        with pytest.raises(txstore.FeedExpiredError, match="too late"):
+            list(feed.changes(combine=combine))
+    with pytest.raises(txstore.FeedExpiredError):
+        feed.wait(0)
+    status = feed.status()
+    assert status.too_late is not None
+    assert not status.pending
+    feed.reset()
+    write(filled, 0, 7)
+    assert len(told(feed)) == 1
+
+
+def test_a_feed_kept_on_another_branch_and_what_lies_before_the_fork(filled: txstore.Repository) -> None:
+    write(filled, 0)
+    write(filled, 1)
+    filled.branches["dev"] = filled.head()
+    write(filled, 2, branch="dev")
+    of_main = filled.feeds.on("dev").create("of-main", branch="main")
+    of_dev = filled.feeds.create("of-dev", branch="dev", paths="src", since=0)
+    for at in range(4):
+        write(filled, at, 5)
+    filled.vacuum(keep=1)
+    filled.vacuum(keep=1, branch="dev")
+    assert len(told(of_main)) == 4
+    assert len(told(of_dev)) == 3
+
+
+# --- the copy
+
+
+def test_a_copy_equals_the_source_at_every_commit(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("copy", paths="src", since=-1)
+    steps: list[Callable[[txstore.TxStore], object]] = [
+        lambda store: zarr.create_array(store, name="src/g/y", data=np.arange(12).reshape(3, 4), chunks=(2, 2)),
+        lambda store: zarr.open_array(store, path="src/g/y").resize((2, 3)),
+        lambda store: zarr.open_array(store, path="src/g/y").resize((5, 4)),
+        lambda store: store.move("src/g", "src/h"),
+        lambda store: store.copy("src/h/y", "src/z"),
+        lambda store: zarr.create_array(store, name="src/x", shape=(3,), dtype="f8", overwrite=True),
+        lambda store: zarr.open_group(store, path="src").attrs.update(n=1),
+        lambda store: store.restore("src", at=1),
+        lambda store: zarr.create_group(store, path="src/x", overwrite=True),
+    ]
+    for step in steps:
+        with filled.transaction() as store:
+            step(store)
+        for change in feed:
+            with filled.transaction() as store:
+                apply(change, store)
+                feed.advance(store, to=change)
+            assert content(filled.snapshot(), "copy") == content(change.snapshot(), "src")
+    assert len(filled.log(path="copy")) == len(steps) + 1

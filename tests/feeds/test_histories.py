@@ -1,0 +1,18 @@
+"""Some histories of processes that are killed, against the copy that a feed keeps. `make feeds` makes more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.feeds.histories import histories
+
+
+@pytest.mark.long
+def test_histories() -> None:
+    count = int(os.environ.get("TXSTORE_FEED_HISTORIES", "12"))
+    counts = histories(count, 10_000)
+    assert counts["moves"] >= count
+    assert counts["changes"] >= count
+    assert counts["shares"] > 0

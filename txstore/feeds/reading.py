@@ -1,0 +1,196 @@
+"""Reads the branch that a feed follows, from a place on: the next commit with a change below its paths, or the sum."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from txstore.comparing.diff import Diff
+from txstore.errors import CommitNotFoundError, FeedExpiredError, SnapshotExpiredError
+from txstore.feeds.changes import FeedChange, between
+from txstore.format.cursors import Cursor, FeedPlace
+from txstore.format.keys import directory_prefix
+from txstore.history.changes import changed
+from txstore.history.follow import Follower, check_timeout
+from txstore.segments.replaced import read_records
+
+if TYPE_CHECKING:
+    from txstore.commit import Stored
+    from txstore.engine import Engine
+    from txstore.history.snapshot import Snapshot
+
+
+class _Ahead(NamedTuple):
+    """The next commit with a change."""
+
+    after: Snapshot
+    diff: Diff
+    erased: Sequence[str]
+
+
+class Reading:
+    """One pass over the commits that a feed has not seen. It writes nothing. Use it in one thread."""
+
+    def __init__(self, engine: Engine, feed: str, cursor: Cursor) -> None:
+        """Begin where the cursor is. Raises `FeedExpiredError`, and `CommitNotFoundError` for a deleted branch."""
+        self.cursor = cursor
+        self._engine = engine
+        self._feed = feed
+        self._start = cursor.place  # where the feed has to be for the next change
+        self._ahead: _Ahead | None = None
+        engine.commits.branches.check_living(cursor.branch)
+        with self._expiring():
+            stored = self._stored(cursor.place)
+            self._before = engine.snapshots.of(stored)
+            self._follower = self._follow(stored)
+        # Only what was erased before now: an erasure waits for the commit that this has pinned. The commits that have
+        # deleted such paths tell nothing, since the ones before them have nothing there any more.
+        self._erasures = [
+            (until, [*_common(record.paths, cursor.paths)])
+            for record in read_records(engine.storage)
+            if (until := record.until.get(cursor.branch, -1)) > cursor.place.version
+        ]
+
+    @property
+    def passed(self) -> FeedPlace:
+        """The newest commit that is known to change nothing since the start, or the start."""
+        return _place_of(self._before)
+
+    def peek(self, timeout: float | None) -> bool:
+        """Look for the next commit that changes something below the paths; wait for it, if need be."""
+        check_timeout(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._expiring():
+            while self._ahead is None:
+                left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                last = self._follower.last
+                try:
+                    stored = self._follower.next(left)
+                    if stored is None:
+                        return False
+                    self._look_at(stored)
+                except BaseException:
+                    self._follower.last = last  # no error lets this pass over a commit
+                    raise
+        return True
+
+    def _look_at(self, stored: Stored) -> None:
+        after = self._engine.snapshots.of(stored)
+        erased = self._erased(after)
+        if erased or _has_data(stored):
+            diff = between(self._engine, self._before, after, self.cursor.paths)
+            if erased or diff.nodes:
+                self._ahead = _Ahead(after, diff, erased)
+                return
+        self._before = after
+
+    def next(self, timeout: float | None) -> FeedChange | None:
+        """Return the change of the next commit that has one. None if none comes for `timeout` seconds."""
+        if not self.peek(timeout) or self._ahead is None:
+            return None
+        ahead, self._ahead = self._ahead, None
+        return self._made(*ahead)
+
+    def sum(self, timeout: float | None) -> FeedChange | None:
+        """Return all pending changes as one, with the newest values. None if none comes for `timeout` seconds."""
+        check_timeout(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            head = self._engine.commits.head(self.cursor.branch)
+            if head is not None and head.header.version > self._before.version:
+                if (found := self._jump(head)) is not None:
+                    return found
+            elif not self.peek(None if timeout is None else max(0.0, deadline - time.monotonic())):
+                return None
+
+    def until(self, place: FeedPlace) -> FeedChange | None:
+        """Return all changes up to a commit as one. None if they cancel each other."""
+        with self._expiring():
+            stored = self._stored(place)
+            assert stored is not None  # a change ends at a commit
+            return self._jump(stored)
+
+    def is_pending(self) -> bool:
+        """Tell whether the newest commit differs from the start below the paths, without looking at all of it."""
+        with self._expiring():
+            head = self._engine.snapshots.newest(self.cursor.branch)
+            if head.version <= self._before.version:
+                return False
+            if self._erased(head):
+                return True
+            paths = self.cursor.paths or ("",)
+            return any(next(changed(self._before, head, path), None) is not None for path in paths)
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def _jump(self, stored: Stored) -> FeedChange | None:
+        with self._expiring():
+            after = self._engine.snapshots.of(stored)
+            diff = between(self._engine, self._before, after, self.cursor.paths)
+            self.close()
+            self._ahead, self._follower = None, self._follow(stored)
+        erased = self._erased(after)
+        if diff.nodes or erased:
+            return self._made(after, diff, erased)
+        self._before = after
+        return None
+
+    def _erased(self, after: Snapshot) -> list[str]:
+        """Return the paths that were erased between the last place and a commit."""
+        here = (paths for until, paths in self._erasures if self._before.version < until <= after.version)
+        return sorted({path for paths in here for path in paths})
+
+    def _made(self, after: Snapshot, diff: Diff, erased: Sequence[str]) -> FeedChange:
+        change = FeedChange(self._feed, self._start, self._engine, diff, after, erased)
+        self._before, self._start = after, change.place
+        return change
+
+    def _follow(self, stored: Stored | None) -> Follower:
+        return Follower(self._engine.commits, self.cursor.branch, -1 if stored is None else stored.commit)
+
+    def _stored(self, place: FeedPlace) -> Stored | None:
+        if place.commit is None:
+            return None
+        commits = self._engine.commits
+        stored = commits.files.at(self.cursor.branch, place.version)
+        label = commits.branches.label(self.cursor.branch, place.version)
+        if stored is None and commits.oldest_kept.is_above(
+            commits.branches.owner(self.cursor.branch, place.version), place.version
+        ):
+            raise SnapshotExpiredError(label)
+        if stored is None or stored.header.id.hex() != place.commit:
+            reason = f"commit {place.commit} is not in the history any more, where {label} was"
+            raise FeedExpiredError(self._feed, reason)
+        return stored
+
+    @contextmanager
+    def _expiring(self) -> Iterator[None]:
+        try:
+            yield
+        except (SnapshotExpiredError, CommitNotFoundError) as error:
+            self._engine.commits.branches.check_living(self.cursor.branch)
+            raise FeedExpiredError(self._feed, f"a vacuum has expired commits that it has not seen: {error}") from error
+
+
+def _has_data(stored: Stored) -> bool:
+    """Tell whether a commit may change any key. Commits that only move a cursor do not, nor does a vacuum."""
+    header = stored.header
+    return bool(header.sections or header.merged is not None or any(header.statistics.as_tuple()))
+
+
+def _place_of(snapshot: Snapshot) -> FeedPlace:
+    stored = snapshot.stored
+    return FeedPlace(-1, None) if stored is None else FeedPlace(stored.header.version, stored.header.id.hex())
+
+
+def _common(erased: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
+    """Yield what erased paths and the paths of a feed have in common: of two, the one below the other."""
+    for one in erased:
+        for other in paths or ("",):
+            inner, outer = (one, other) if len(one) > len(other) else (other, one)
+            if directory_prefix(inner).startswith(directory_prefix(outer)):
+                yield inner
