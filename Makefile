@@ -68,7 +68,7 @@ define environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels feeds merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js
+.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels feeds merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js views
 .DEFAULT_GOAL := help
 
 help:
@@ -106,6 +106,7 @@ help:
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
 	@echo 'make feeds       a job that is killed at any step keeps a copy by a feed: two thousand histories, each change once'
+	@echo 'make views       sources of views changed by four processes: two thousand histories, each output against numpy'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
 	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
 	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP, in Node and Chromium'
@@ -439,6 +440,11 @@ labels: $(TEST)/stamp
 FEED_HISTORIES ?= 2000
 feeds: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.feeds --histories $(FEED_HISTORIES)
+
+# Four processes change the sources of views: is each output, at each commit, what numpy makes of them?
+VIEW_HISTORIES ?= 2000
+views: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.views.histories --histories $(VIEW_HISTORIES)
 
 # Random histories of branches that pull from one another: is anything other than git makes of them? Takes git 2.39.
 MERGE_SEEDS ?= 5000

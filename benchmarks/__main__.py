@@ -31,6 +31,7 @@ from benchmarks.local import (
     maintenance,
     rechunking,
     verify,
+    views,
 )
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
@@ -65,6 +66,7 @@ BENCHMARKS = {
     **references.BENCHMARKS,
     **remote.BENCHMARKS,
     **verify.BENCHMARKS,
+    **views.BENCHMARKS,
 }
 
 

@@ -14,6 +14,7 @@ import txstore.aio
 import txstore.constraints
 import txstore.loaders
 import txstore.pipeline
+import txstore.views
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -87,9 +88,9 @@ def documented() -> set[str]:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    modules = {"aio", "constraints", "loaders"}  # of txstore: their names follow
+    modules = {"aio", "constraints", "loaders", "views"}  # of txstore: their names follow
     public = {f"txstore.{name}" for name in txstore.__all__ if name not in modules}
-    for module in (txstore.aio, txstore.constraints, txstore.loaders):
+    for module in (txstore.aio, txstore.constraints, txstore.loaders, txstore.views):
         public |= {f"{module.__name__}.{name}" for name in module.__all__}
     assert public - documented() == set()
 

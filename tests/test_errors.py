@@ -18,6 +18,7 @@ EXAMPLES = [
     errors.MergeConflictError([Conflict("a", "elements", "a/c/0", (slice(0, 2),))]),
     errors.NoCommonAncestorError("main@7", "dev@9"),
     errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
+    errors.ViewError("pyramid", "there is no array 'image/0'"),
     errors.StaleArrayError("a", reason="it changed"),
     errors.LockTimeoutError(["a/c/0"], "process 7"),
     errors.LockRegionError("a", "too much"),

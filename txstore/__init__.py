@@ -46,12 +46,13 @@ from txstore.errors import (
     UncommittedChangesWarning,
     UnequalLengthsWarning,
     UnsupportedFormatError,
+    ViewError,
     WrongFileTypeError,
 )
 from txstore.interchange.bare_path import keep_repositories
 
 if TYPE_CHECKING:
-    from txstore import aio, constraints, loaders
+    from txstore import aio, constraints, loaders, views
     from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
     from txstore.interchange.virtual_datasets import write_virtual
@@ -118,6 +119,7 @@ __all__ = [
     "UnequalLengthsWarning",
     "UnsupportedFormatError",
     "Upserted",
+    "ViewError",
     "WrongFileTypeError",
     "aio",
     "constraints",
@@ -126,6 +128,7 @@ __all__ = [
     "roll",
     "synchronized",
     "upsert",
+    "views",
     "write_virtual",
 ]
 
@@ -149,6 +152,7 @@ _LATE = {
     "roll": "labels",
     "synchronized": "synchronized_arrays",
     "upsert": "labels",
+    "views": "",
     "write_virtual": "interchange.virtual_datasets",
 }
 

@@ -223,6 +223,20 @@ class ConstraintError(TxStoreError):
         )
 
 
+class ViewError(TxStoreError):
+    """A view can't derive its outputs: nothing was published. `view` is its name.
+
+    As after `ConstraintError`, the staged changes remain unless a `with` block has rolled back.
+    """
+
+    def __init__(self, view: str, reason: str) -> None:
+        self.view, self.reason = view, reason
+        super().__init__(
+            f"the view {view!r} can't be derived: {reason}. Nothing was published: correct this and commit again, or "
+            f"drop the view: del repo.views[{view!r}]"
+        )
+
+
 class StaleArrayError(ConflictError):
     """An array or group object is older than a change by another writer: reopen it, as the message says.
 

@@ -65,11 +65,13 @@ from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
+from txstore.views.faces import RepositoryViews
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
     from txstore.comparing.blame import Blame
+    from txstore.deriving.definitions import ViewDefinition
     from txstore.interchange.checkout import Checkout
     from txstore.interchange.export import Export
     from txstore.interchange.publish import Published
@@ -87,6 +89,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
 _LEAST_RETRIES = 10
 #: Number of commits that a notebook shows for a repository.
 _SHOWN_COMMITS = 5
+
+
+def _texts(paths: Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return paths of nodes. Raises `TypeError`."""
+    for path in paths:
+        if not isinstance(path, str):
+            raise TypeError(f"{path!r} is no path: a mapping of rows comes last, and once")
+    return tuple(path for path in paths if isinstance(path, str))
 
 
 def _made(commit: Commit | None) -> dict[str, str]:
@@ -1142,6 +1152,38 @@ class Repository:
         self._existing()
         return Feeds(self)
 
+    @property
+    def views(self) -> RepositoryViews:
+        """The views: a `MutableMapping`. Set objects of the classes in `txstore.views`, by name.
+
+        Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
+        drops the view, and leaves the arrays. To do that together with other changes, use `store.views` in a
+        transaction. From then on, each commit that changes a source derives what depends on the change, whichever
+        process makes it: no reader ever sees outputs that do not fit their sources. See docs/how-to/views.md.
+
+        What is read is a `DeclaredView`: its `definition`, `is_current()` and, for `when="follow"`, `update()`.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile, txstore, zarr
+        >>> from txstore.views import Coarsen
+        >>> repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx")
+        >>> with repo.transaction() as store:
+        ...     image = zarr.create_array(store, name="image/0", data=np.arange(16.0).reshape(4, 4), chunks=(2, 2))
+        >>> repo.views["pyramid"] = Coarsen("image/0", to="image/{level}", factors=(2, 2), levels=2)
+        >>> with repo.transaction() as store:
+        ...     zarr.open_array(store, path="image/0")[0, 0] = 100
+        >>> zarr.open_array(repo.snapshot(), path="image/1", mode="r")[:]
+        array([[27.5,  4.5],
+               [10.5, 12.5]])
+        """
+        return RepositoryViews(self, lambda: self.snapshot().views if self.exists else {}, self._declare_view)
+
+    def _declare_view(self, name: str, view: ViewDefinition | None) -> None:
+        self._existing()
+        with self.transaction(f"view {name!r} {'dropped' if view is None else 'declared'}") as store:
+            store.views.declare(name, view)
+
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
 
@@ -1668,18 +1710,36 @@ class Repository:
         return report
 
     @keeps_nothing
-    def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
-        """Erase every version of some arrays or groups from every commit, branch and tag, for good.
+    def erase(
+        self,
+        *paths: str | Mapping[str, Any],
+        labels: bool = False,
+        positions: bool = False,
+        timeout: float | None = 60.0,
+    ) -> ErasureReport:
+        """Erase every version of some arrays or groups, or of some rows, from every commit, branch and tag, for good.
 
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
         call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
 
+        With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
+        that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they
+        read as missing values (the array's `_FillValue`, or else its fill value), and everything else as before.
+
         Parameters
         ----------
         *paths : str
-            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together.
+            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together. The
+            last one may be a mapping: from dimensions to labels of the coordinates with their names. Labels are one
+            label, a list of them, or a slice, which includes both ends, as in xarray's `.sel`. With several dimensions,
+            what has labels of all of them is erased.
+        labels : bool
+            Also erase the labels of the rows, in the coordinate: it gets fill values there. For one dimension.
+        positions : bool
+            The mapping has positions from 0 on in place of labels, or slices without their ends, as numpy counts them.
+            They are those of each commit: give labels if rows were inserted or moved.
         timeout : float, optional
             Seconds to wait for readers of older commits and for open transactions. None waits without limit.
 
@@ -1688,7 +1748,8 @@ class Repository:
         NodeNotFoundError
             No commit has ever had a node there.
         ErasureError
-            Other keys share the values, or there is a quarantine: the message says what to do. Nothing was changed.
+            Other keys share the values, there is a quarantine, no commit has such rows, or they can't be encoded anew:
+            the message says what to do. Nothing was changed.
         ErasureTimeoutError
             A process still reads the data, or has a transaction open: the message names it.
         ConstraintError
@@ -1710,8 +1771,22 @@ class Repository:
         ... except txstore.ErasedError as error:
         ...     print(error.key)
         patient-7/zarr.json
+
+        Rows of an array, by their labels:
+
+        >>> with repo.transaction("visits") as store:
+        ...     for name, data in {"patient": [7, 8, 9], "weight": [70.0, 80.0, 90.0]}.items():
+        ...         z = zarr.create_array(store, name=name, data=np.array(data), dimension_names=["patient"])
+        >>> repo.erase("weight", {"patient": 8}).values
+        1
+        >>> zarr.open_array(repo.snapshot(at=-3), path="weight", mode="r")[:]
+        array([70.,  0., 90.])
         """
-        commits, meant = self._existing(), check_paths(paths)
+        if paths and isinstance(paths[-1], Mapping):
+            return self._erase_rows(paths[:-1], paths[-1], labels=labels, positions=positions, timeout=timeout)
+        if labels or positions:
+            raise ValueError("labels= and positions= are about rows: give {dimension: labels} behind the paths")
+        commits, meant = self._existing(), check_paths(_texts(paths))
 
         def delete(head: Snapshot, branch: str) -> None:
             message = f"delete {', '.join(meant)}, to be erased"
@@ -1722,6 +1797,31 @@ class Repository:
         try:
             with recorded(commits.storage, "erase", {"paths": list(meant)}) as result:
                 report = erase(commits, self.engine.snapshots, meant, delete, timeout=timeout)
+                result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
+                result.update(_made(report.commit))
+            return report
+        finally:
+            self.chunk_cache.clear()  # it may hold what was erased
+
+    def _erase_rows(
+        self,
+        paths: Sequence[str | Mapping[str, Any]],
+        chosen: Mapping[str, Any],
+        *,
+        labels: bool,
+        positions: bool,
+        timeout: float | None,
+    ) -> ErasureReport:
+        from txstore.labels.erasing import ErasedRows  # late: it imports numpy
+
+        commits = self._existing()
+        if not paths:
+            raise ValueError("name the arrays or groups whose rows are to be erased: '' for all")
+        rows = ErasedRows(self.engine, _texts(paths), chosen, labels=labels, positions=positions)
+        about = {"paths": list(rows.paths), "dimensions": list(rows.dimensions)}  # never the labels
+        try:
+            with recorded(commits.storage, "erase", about) as result:
+                report = erase(commits, self.engine.snapshots, rows.paths, rows.overwrite, timeout=timeout, rows=rows)
                 result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
                 result.update(_made(report.commit))
             return report

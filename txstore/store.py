@@ -12,6 +12,7 @@ from txstore import processes
 from txstore.commit import MAIN, Commit
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
+from txstore.deriving.declared import decode
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TransactionStateError, TxStoreError
 from txstore.format.consolidated import may_be_consolidated
@@ -28,6 +29,8 @@ from txstore.sessions.session import Session
 from txstore.sessions.session_transaction import Joining
 from txstore.sessions.stale_arrays import Reliance
 from txstore.storage.foreign_files import Given, allowed
+from txstore.views.faces import Views
+from txstore.views.outputs import make_outputs
 from txstore.zarr_interface import ZarrInterface
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from txstore.deriving.definitions import ViewDefinition
     from txstore.format.constraints import Constraint
     from txstore.history.snapshot import Snapshot
     from txstore.transactions.conflicts import Settle
@@ -401,6 +405,29 @@ class TxStore(ZarrInterface):
             self._writer().session.transaction.cursors.move(name, cursor)
 
         return Cursors(lambda: self.mapping.cursors, move)
+
+    @property
+    def views(self) -> Views:
+        """The views by name: see `Repository.views`. In a writable store they can be changed.
+
+        Setting a name makes the output arrays in this transaction. Its commit derives them, and declares the view.
+        """
+
+        def declare(name: str, view: ViewDefinition | None) -> None:
+            transaction = self._writer().session.transaction
+            if view is not None:
+                make_outputs(self, view)
+            transaction.views.declare(name, view)
+
+        def bring_to(name: str, commit: Commit) -> None:
+            self._writer().session.transaction.views.bring_to(name, commit)
+
+        return Views(self._declared_views, declare, bring_to)
+
+    def _declared_views(self) -> Mapping[str, ViewDefinition]:
+        if self._session is not None:
+            return self._session.transaction.views.read()
+        return decode(self.url, self._position.snapshot().declared.views)
 
     # --- transactions
 

@@ -16,8 +16,9 @@ MADE = PACKAGE / "aio" / "faces.py"
 
 #: Of a store, what belongs to its transaction. The rest is for zarr, or is there under another name.
 OF_A_TRANSACTION = {
-    "url", "branch", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "commit",
-    "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys", "rely_on",
+    "url", "branch", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "views",
+    "commit", "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys",
+    "rely_on",
 }  # fmt: skip
 #: Properties that read nothing. The others become methods.
 AT_HAND = {"url", "branch", "chunk_cache", "staged_count", "unchanged"}
@@ -25,7 +26,8 @@ AT_HAND = {"url", "branch", "chunk_cache", "staged_count", "unchanged"}
 BEGINS = {"transaction"}
 FOLLOWS = {"follow"}
 COMMITS = {"commit"}
-MAPPINGS = {"Branches": "AsyncBranches", "Tags": "AsyncTags", "Constraints": "AsyncConstraints"}
+MAPPINGS = {"Branches": "AsyncBranches", "Tags": "AsyncTags", "Constraints": "AsyncConstraints",
+            "RepositoryViews": "AsyncRepositoryViews", "Views": "AsyncViews"}  # fmt: skip
 #: By the type of what the synchronous method returns: what each element is.
 LISTED = {
     "Log": "Commit",
@@ -75,6 +77,10 @@ MAPPING = {
     "AsyncTags": ("Tags", "Commit", "At | None", "The tags of a repository, as `Repository.tags`."),
     "AsyncConstraints": (
         "Constraints", "Constraint", "Constraint", "The constraints of a repository or a transaction, by name.",
+    ),
+    "AsyncViews": ("Views", "ViewDefinition", "ViewDefinition", "The views of a transaction, by name."),
+    "AsyncRepositoryViews": (
+        "RepositoryViews", "DeclaredView", "ViewDefinition", "The views of a repository, by name.",
     ),
 }  # fmt: skip
 
@@ -196,6 +202,7 @@ def opened(source: Source) -> Iterator[str]:
 def body() -> tuple[str, dict[str, str]]:
     repository, store = Source("repository", "Repository"), Source("store", "TxStore")
     sources = [Source("history/declared_constraints", "Constraints"), Source("history/tags", "Tags")]
+    sources += [Source("views/faces", "Views"), Source("views/faces", "RepositoryViews")]
     sources += [Source("history/branches", "Branches"), store, repository]
     imports = {name: module for source in sources for name, module in source.imports.items()}
     imports |= {source.name: f"txstore.{source.module.replace('/', '.')}" for source in sources}

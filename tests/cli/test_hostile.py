@@ -25,6 +25,7 @@ from tests.hostile import unchecked_keys
 from txstore.cli import output
 from txstore.cli.main import app
 from txstore.constraints import RequiredAttributes
+from txstore.views import Reduce
 
 #: What terminals act upon, what rich takes for markup, and what turns text around.
 STEERING = "\x1b[31mred\x1b]0;title\x07\r\b\x7f\x9b31m\u202eeno\u2028[bold red]loud[/bold red][/]:warning:"
@@ -54,6 +55,7 @@ def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.Mo
             warnings.simplefilter("ignore")
             group.create_array(NAMES, shape=(4,), chunks=(2,), dtype=fields)[...] = np.ones(4, fields)
         group.create_array("plain", data=np.arange(4), chunks=(2,), attributes={"a": STEERING})
+        group.create_array(f"{NAMES}s", data=np.arange(4), chunks=(2,), dimension_names=[NAMES])
         store[f"{NAMES}/c/{NAMES}"] = b"1"
     repo.constraints["mine"] = RequiredAttributes("plain", {"a": STEERING})
     repo.tags["v1"] = 0
@@ -115,6 +117,14 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
         yield "feed watch", [url, f"f{suffix}", "--timeout", "0", "--combine", "--exec", "cat >/dev/null"]
         yield "feed reset", [url, f"f{suffix}", "--since", "v1"]
         yield "feed delete", [url, f"f{suffix}"]
+        with repo.transaction() as store:
+            for when in ("commit", "follow"):
+                store.views[f"by_{when}{suffix}"] = Reduce(
+                    f"{NAMES}s", NAMES, "max", f"{NAMES}{when}{suffix}", when=when
+                )
+        yield "views list", [url]
+        yield "views run", [url, "--once"]
+        yield "views drop", [url, f"by_follow{suffix}"]
         yield "du", [url]
         yield "tx list", [url]
         yield "tx show", [url, "job1", "--keys"]
@@ -134,6 +144,7 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
     yield "tx commit", [url, "job1"]
     yield "tx rollback", [url, "job2", "--yes"]
     del store  # which reads what is erased
+    yield "erase", [url, "imported", "--yes", "--timeout", "5", "--rows", f"{STEERING}={STEERING}"]
     yield "erase", [url, "imported", "--yes", "--timeout", "5"]
 
 
@@ -208,6 +219,9 @@ def test_errors(hostile: txstore.Repository, tmp_path: Path) -> None:
         ["cherry-pick", hostile.url, STEERING],
         ["tag", "create", hostile.url, STEERING],
         ["tag", "delete", hostile.url, STEERING],
+        ["views", "run", hostile.url, STEERING],
+        ["views", "run", hostile.url, "--import", STEERING],
+        ["views", "drop", hostile.url, STEERING],
     ):
         assert run(*arguments).exit_code != 0
         shown_by(*arguments, status=None)

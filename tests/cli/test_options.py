@@ -17,6 +17,7 @@ import zarr
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from txstore.cli.main import app
+from txstore.views import Reduce
 
 #: Every option: what else it is called, and what it takes; None: nothing.
 OPTIONS: dict[str, tuple[set[str], str | None]] = {
@@ -44,11 +45,13 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--full": (set(), None),
     "--graph": (set(), None),
     "--host": (set(), "ADDRESS"),
+    "--import": (set(), "MODULE"),
     "--into": ({"--branch"}, "BRANCH"),
     "--json": (set(), None),
     "--keep": (set(), "N"),
     "--keep-for": (set(), "AGE"),
     "--keys": (set(), None),
+    "--labels": (set(), None),
     "--limit": ({"-n"}, "N"),
     "--max-memory": (set(), "BYTES"),
     "--message": ({"-m"}, "TEXT"),
@@ -59,13 +62,16 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--no-token": (set(), None),
     "--no-verify": (set(), None),
     "--older-than": (set(), "AGE"),
+    "--once": (set(), None),
     "--open": (set(), None),
     "--operations": (set(), None),
     "--path": (set(), "NODE"),
     "--picture": (set(), "PATH"),
     "--port": (set(), "N"),
+    "--positions": (set(), None),
     "--repair": (set(), None),
     "--resolve": (set(), "NODE=SIDE"),
+    "--rows": (set(), "DIMENSION=LABEL"),
     "--seconds": (set(), "SECONDS"),
     "--shards": (set(), "N,..."),
     "--since": (set(), "COMMIT"),
@@ -134,6 +140,9 @@ ARGUMENTS = {
     "tx show": ["PATH", "NAME"],
     "vacuum": ["PATH"],
     "verify": ["PATH"],
+    "views drop": ["PATH", "NAME"],
+    "views list": ["PATH"],
+    "views run": ["PATH", "NAME"],
 }
 #: Those that make a commit of what they are told: they take a message, and the branch to commit to.
 COMMITTING = {"cherry-pick", "commit-directory", "cp", "import", "merge", "mv", "rechunk", "restore", "revert"}
@@ -212,7 +221,7 @@ def test_help_says_what_everything_is(name: str) -> None:
 def filled(repo: txstore.Repository) -> txstore.Repository:
     for number in range(4):
         with repo.transaction(f"number {number}") as store:
-            zarr.create_array(store, name=f"a{number}", shape=(1,), dtype="i4")
+            zarr.create_array(store, name=f"a{number}", shape=(1,), dtype="i4", dimension_names=["x"])
     repo.tags["v1"] = 1
     repo.branches["dev"] = 2
     return repo
@@ -294,8 +303,8 @@ def test_2_where_it_is_used_wrongly(name: str, filled: txstore.Repository) -> No
         wrong += [[*call(name, filled.url), "and", "more"]] if "NODE" not in ARGUMENTS[name] or name == "mv" else []
     if name in ASKING:  # it can't ask there
         wrong += [[each for each in call(name, filled.url) if each != "--yes"] + ["--json"]]
-    if name == "import":
-        wrong = [each for each in wrong if "and" not in each]  # these are sources
+    if name in ("import", "views run"):
+        wrong = [each for each in wrong if "and" not in each]  # these are sources, or views
     for arguments in wrong:
         result = run(*arguments)
         assert result.exit_code == 2, (arguments, result.output)
@@ -350,6 +359,9 @@ def test_names_are_completed(filled: txstore.Repository) -> None:
     assert completed("tag", "delete", url, "") == ["v1"]
     assert completed("tx", "show", url, "") == ["job"]
     assert completed("diff", url, "-2", "m") == ["main"]
+    filled.views["sum"] = Reduce("a0", "x", "max", "sum")
+    assert completed("views", "run", url, "") == ["sum"]
+    assert completed("views", "drop", "--branch", "dev", url, "") == []
     with filled.transaction(name="job") as store:
         store.rollback()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+import numpy as np
 import pytest
+import zarr
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
@@ -94,3 +98,38 @@ def test_erase(rewritten):
     again = run("erase", rewritten.url, "a", "--yes")
     assert (again.exit_code, again.output) == (0, "nothing is left to erase\n")
     assert len(rewritten.erasures()) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["p=20"], [1, 0, 3, 4]),
+        (["p=20", "p=40"], [1, 0, 3, 0]),
+        (["p=20..30"], [1, 0, 0, 4]),
+        (["p=..20"], [0, 0, 3, 4]),
+        (["who=b"], [1, 0, 3, 4]),
+        (['who="4"'], [1, 2, 3, 0]),
+        (["p=1..3", "--positions"], [1, 0, 0, 4]),
+    ],
+)
+def test_erase_rows(repo, rows, expected):
+    with repo.transaction() as store:
+        dim = rows[0].partition("=")[0]
+        coordinate = {"p": np.array([10, 20, 30, 40]), "who": np.array(["a", "b", "c", "4"], dtype="U1")}[dim]
+        for path, data in {dim: coordinate, "v": np.arange(1, 5)}.items():
+            zarr.create_array(store, name=path, data=data, dimension_names=[dim])
+    del store
+    gc.collect()
+    given = [each for row in rows for each in ([row] if row.startswith("--") else ["--rows", row])]
+    asked = run("erase", repo.url, "v", *given)
+    assert (asked.exit_code, f"Erase rows of 'v' along '{dim}', for good?" in asked.output) == (1, True)
+    done = run_json("erase", repo.url, "v", *given, "--yes")
+    assert done["commit"]["message"] == f"erased rows of 'v' along '{dim}'"
+    assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == expected
+
+
+@pytest.mark.parametrize("rows", [["p"], ["=2"], ["p="], ["p=.."], ["p=1..2", "p=3"], ["p=3", "p=1..2"]])
+def test_rows_that_name_none(repo, rows):
+    refused = run("erase", repo.url, "v", "--yes", *(each for row in rows for each in ("--rows", row)))
+    assert refused.exit_code == 2
+    assert run("erase", repo.url, "v", "--yes", "--labels").exit_code == 2

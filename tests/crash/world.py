@@ -248,7 +248,7 @@ class World:
         change = merge_commits.OfBranch(engine, ids[0], source).onto(some(head.stored))
         assert change is not None
         plan = merge_commits.plan(
-            engine, merge_commits.Views(engine), change, head, merge_commits.Answers(None), append=None
+            engine, merge_commits.OpenedSnapshots(engine), change, head, merge_commits.Answers(None), append=None
         )
         assert not plan.conflicts
         tx = engine.begin(head, branch=ids[1], message=change.message, other_parent=change.merged)

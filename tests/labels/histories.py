@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import random
 import shutil
 import sys
@@ -18,7 +17,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,9 @@ import xarray as xr
 import zarr
 
 import txstore
+from tests.crew import Crew, FailedError
 
-WORKERS, OPERATIONS = 4, 4
-#: So many workers in a thousand histories are killed.
-KILLED = 200
+OPERATIONS = 4
 LABELS = range(0, 60, 2)
 GRIDS: list[dict[str, Any]] = [{"chunks": (4, 2)}, {"chunks": (3, 1)}, {"chunks": (2, 2), "shards": (4, 2)}]
 Rows = list[tuple[int, int]]
@@ -69,7 +66,6 @@ class Report:
     done: dict[str, tuple[int, int]] = field(default_factory=dict)
     refused: dict[str, list[int]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    failed: str = ""
 
 
 def _rows(drawn: random.Random, labels: list[int]) -> dict[int, int]:
@@ -169,20 +165,12 @@ def _is_ordered(name: str) -> bool:
     return int(name.partition("/")[0]) % 2 == 0
 
 
-def work(connection: Connection) -> None:
-    """Do what comes, until nothing comes any more."""
-    while (task := connection.recv()) is not None:
-        path, seed = task
-        drawn, report = random.Random(seed), Report()
-        repo = txstore.Repository(path, durability="none")
-        try:
-            for number in range(OPERATIONS):
-                drawn.choice(ORDERED if _is_ordered(seed) else WORK)(repo, f"{seed}/{number}", drawn, report)
-        except Exception as error:  # noqa: BLE001 - the parent tells of it
-            import traceback
-
-            report.failed = f"{error!r}\n{traceback.format_exc()}"
-        connection.send(report)
+def work(path: str, seed: str) -> Report:
+    drawn, report = random.Random(seed), Report()
+    repo = txstore.Repository(path, durability="none")
+    for number in range(OPERATIONS):
+        drawn.choice(ORDERED if _is_ordered(seed) else WORK)(repo, f"{seed}/{number}", drawn, report)
+    return report
 
 
 # --- the model
@@ -261,60 +249,22 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
 # --- running
 
 
-class Crew:
-    """Four processes that stay; one that was killed is replaced."""
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._members = [self._member() for _ in range(WORKERS)]
-
-    def _member(self) -> tuple[Any, Connection]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs,), daemon=True)
-        process.start()
-        return process, ours
-
-    def run(self, path: Path, seed: int, drawn: random.Random) -> list[Report]:
-        for number, (_, connection) in enumerate(self._members):
-            connection.send((str(path), f"{seed}/{number}"))
-        if drawn.randrange(1000) < KILLED:
-            which = drawn.randrange(WORKERS)
-            process, connection = self._members[which]
-            connection.poll(drawn.random() * 0.4)
-            process.kill()
-            process.join()
-            connection.close()
-            self._members[which] = self._member()
-            others = [each for number, (_, each) in enumerate(self._members) if number != which]
-        else:
-            others = [each for _, each in self._members]
-        return [each.recv() for each in others]
-
-    def close(self) -> None:
-        for process, connection in self._members:
-            connection.send(None)
-            process.join()
-
-
 def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
     """Make one history and check it. Raise `WrongError`."""
     drawn = random.Random(seed)
     repo = txstore.Repository(directory / "data.tx", durability="none")
     rows = begin(repo, drawn)
-    reports = crew.run(directory / "data.tx", seed, drawn)
-    if failed := [each.failed for each in reports if each.failed]:
-        raise WrongError("\n".join(failed))
-    return check(repo, rows, reports)
+    return check(repo, rows, crew.run(directory / "data.tx", seed, drawn))
 
 
 def histories(count: int, seed: int) -> Counter[str]:
-    crew, counts = Crew(), Counter[str]()
+    crew, counts = Crew(work), Counter[str]()
     try:
         for number in range(seed, seed + count):
             directory = Path(tempfile.mkdtemp())
             try:
                 counts += history(crew, directory, number)
-            except WrongError as wrong:
+            except (WrongError, FailedError) as wrong:
                 raise WrongError(f"seed {number}, {directory}: {wrong}") from wrong
             shutil.rmtree(directory)
             if number % 100 == 99:

@@ -42,6 +42,7 @@ class MappedPacks:
     """The packs of a fake store, as if they were mapped."""
 
     is_ranged = False
+    replaced = None
 
     def __init__(self, objects: FakeObjects) -> None:
         self.objects = objects

@@ -12,6 +12,7 @@ import txstore
 from tests.serving.asking import Answer, ask
 from txstore.constraints import EqualLength
 from txstore.serving import application
+from txstore.views import Reduce
 
 Get = Callable[..., Answer]
 
@@ -122,6 +123,18 @@ def test_all_of_a_node(get: Get, repo: txstore.Repository) -> None:
     assert node["chunks_stored"] == {"present": 2, "total": 3}
     assert [each["name"] for each in node["constraints"]] == ["equal"]
     assert get("/api/node/main/three/plain").json["constraints"] == []
+    with repo.transaction() as store:
+        zarr.create_array(store, name="c", data=np.arange(4), dimension_names=["x"])
+        store.views["sum"] = Reduce("c", "x", "max", "d")
+        store.views["late"] = Reduce("c", "x", "min", "e", when="follow")
+    assert get("/api/node/main/a").json["views"] == []
+    assert get("/api/node/main/d").json["views"] == [
+        {"name": "sum", "kind": "reduce", "when": "commit", "sources": ["c"], "outputs": ["d"], "current": True}
+    ]
+    behind = [(each["name"], each["current"]) for each in get("/api/node/main/c").json["views"]]
+    assert behind == [("late", False), ("sum", True)]
+    repo.views["late"].update()
+    assert [each["current"] for each in get("/api/node/main").json["views"]] == [True, True]
     root = get("/api/node/main").json
     assert root["stored_bytes"] == repo.usage().live
     assert (root["path"], root["kind"]) == ("", "group")

@@ -36,6 +36,7 @@ from txstore.storage.local import LocalStorage
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions import own_part
 from txstore.transactions.participants import shared
+from txstore.views import Coarsen, Reduce, ViewDefinition
 
 HERE = Path(__file__).parent
 REPOSITORIES = HERE / "repositories"
@@ -289,6 +290,45 @@ def cursors(path: Path) -> None:
     with repo.transaction() as store:
         share.done(store)
     commit(repo, "after", a__c__0=b"abcd")
+
+
+IMAGE = json.dumps(
+    {
+        "zarr_format": 3, "node_type": "array", "shape": [4, 4], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}}, "dimension_names": ["y", "x"],
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "attributes": {},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    }
+).encode()  # fmt: skip
+
+
+def derived(path: Path, name: str, view: ViewDefinition) -> txstore.Repository:
+    """Make an image, and a view of it."""
+    repo = txstore.Repository(path)
+    with repo.transaction("image") as store:
+        store["zarr.json"] = store["image/zarr.json"] = GROUP
+        store["image/0/zarr.json"] = IMAGE
+        for y, x in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            store[f"image/0/c/{y}/{x}"] = bytes([y, x, 2 * y + 1, 9])
+        store.views[name] = view
+    return repo
+
+
+@vector("A pyramid that each commit derives: a required feature of those who commit, which a reader passes over")
+def views(path: Path) -> None:
+    repo = derived(path, "pyramid", Coarsen("image/0", "image/{level}", (2, 2), 2))
+    commit(repo, "after", image__0__c__0__0=bytes([200, 201, 202, 203]))
+
+
+@vector(
+    "A view that follows: `as_of` names the commit that it is of, and null, since another commit wrote to its output"
+)
+def views_that_follow(path: Path) -> None:
+    repo = derived(path, "row", Reduce("image/0", "y", "max", "row", when="follow"))
+    repo.views["row"].update()
+    commit(repo, "after", image__0__c__0__0=bytes([200, 201, 202, 203]))
+    repo.views["row"].update()
+    commit(repo, "into the output", row__c__0=bytes([1, 2]))
 
 
 @vector("Commits that were made without a sync: an optional feature")

@@ -611,10 +611,15 @@ def reflink(
     return writer.finish([], list(numbers))
 
 
-def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: frozenset[int]) -> bytes:
-    """The same run, with the same length, in which entries with start <= key < stop are erased and have no checksum.
+#: Tells what becomes of an entry that leads to a value, by its key, the number of its pack, and its offset: its new
+#: kind, or None if it stays.
+KindAfter = Callable[[bytes, int, int], int | None]
 
-    Entries that point to a pack in `stay` are kept. The C has no such function, because erasing is rare.
+
+def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], kind_after: KindAfter) -> bytes:
+    """The same run, with the same length, in which entries with start <= key < stop have new kinds, and no checksum.
+
+    The C has no such function, because erasing is rare.
     """
     run = Run(section, U64_MAX)
     content = bytearray(section)
@@ -632,8 +637,9 @@ def erase(section: Buffer, ranges: Sequence[tuple[bytes, bytes | None]], stay: f
         while block.at < block.end:
             entry = block.decode()
             is_meant = any(start <= entry.key and (stop is None or entry.key < stop) for start, stop in here)
-            if is_meant and entry.kind not in NOT_LIVE and entry.pack not in stay:
-                content[block.start + block.kind_at] = ERASED
+            kind = kind_after(entry.key, entry.pack, entry.offset) if is_meant and entry.kind not in NOT_LIVE else None
+            if kind is not None:
+                content[block.start + block.kind_at] = kind
                 end = block.start + block.at
                 content[end - U32.size : end] = bytes(U32.size)
         last = block.key

@@ -5,8 +5,10 @@ from txstore.aio.faces import (
     AsyncBranches,
     AsyncConstraints,
     AsyncRepository,
+    AsyncRepositoryViews,
     AsyncTags,
     AsyncTransaction,
+    AsyncViews,
     open,
 )
 
@@ -14,8 +16,10 @@ __all__ = [
     "AsyncBranches",
     "AsyncConstraints",
     "AsyncRepository",
+    "AsyncRepositoryViews",
     "AsyncTags",
     "AsyncTransaction",
+    "AsyncViews",
     "call",
     "each",
     "open",

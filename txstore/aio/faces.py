@@ -9,6 +9,7 @@ from txstore.aio.calls import Listing, call, call_back
 from txstore.aio.following import follow_branch
 from txstore.aio.mappings import AsyncMapping
 from txstore.commit import MAIN, Commit
+from txstore.deriving.definitions import ViewDefinition
 from txstore.format.constraints import Constraint
 from txstore.format.records import SNAPSHOT
 from txstore.history.branches import Branches
@@ -18,6 +19,8 @@ from txstore.history.opening import CHUNK_CACHE_SIZE
 from txstore.history.tags import Tags
 from txstore.repository import Repository
 from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.views.faces import RepositoryViews, Views
+from txstore.views.following import DeclaredView
 
 if TYPE_CHECKING:
     import os
@@ -146,6 +149,14 @@ class AsyncConstraints(AsyncMapping[Constraints, Constraint, Constraint]):
     """The constraints of a repository or a transaction, by name."""
 
 
+class AsyncViews(AsyncMapping[Views, ViewDefinition, ViewDefinition]):
+    """The views of a transaction, by name."""
+
+
+class AsyncRepositoryViews(AsyncMapping[RepositoryViews, DeclaredView, ViewDefinition]):
+    """The views of a repository, by name."""
+
+
 class AsyncTransaction(TransactionBlock):
     """A transaction for tasks of an event loop: what `TxStore` offers beyond zarr, each in a thread.
 
@@ -270,6 +281,14 @@ class AsyncTransaction(TransactionBlock):
         The commit of this transaction declares the names that you set, and drops the names that you delete.
         """
         return AsyncConstraints(lambda: self.store.constraints)
+
+    @property
+    def views(self) -> AsyncViews:
+        """The views by name: see `Repository.views`. In a writable store they can be changed.
+
+        Setting a name makes the output arrays in this transaction. Its commit derives them, and declares the view.
+        """
+        return AsyncViews(lambda: self.store.views)
 
     async def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
         """Publish the changes that this process and all other participants staged. The store then reads the new commit.
@@ -986,6 +1005,19 @@ class AsyncRepository:
         """
         return await call(lambda: self.repository.feeds)
 
+    @property
+    def views(self) -> AsyncRepositoryViews:
+        """The views: a `MutableMapping`. Set objects of the classes in `txstore.views`, by name.
+
+        Setting a name makes the output arrays, derives them, and declares the view, all in one commit; deleting a name
+        drops the view, and leaves the arrays. To do that together with other changes, use `store.views` in a
+        transaction. From then on, each commit that changes a source derives what depends on the change, whichever
+        process makes it: no reader ever sees outputs that do not fit their sources. See docs/how-to/views.md.
+
+        What is read is a `DeclaredView`: its `definition`, `is_current()` and, for `when="follow"`, `update()`.
+        """
+        return AsyncRepositoryViews(lambda: self.repository.views)
+
     async def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.
 
@@ -1465,18 +1497,36 @@ class AsyncRepository:
             lambda: self.repository.vacuum(keep=keep, older_than=older_than, dry_run=dry_run, branch=branch)
         )
 
-    async def erase(self, *paths: str, timeout: float | None = 60.0) -> ErasureReport:
-        """Erase every version of some arrays or groups from every commit, branch and tag, for good.
+    async def erase(
+        self,
+        *paths: str | Mapping[str, Any],
+        labels: bool = False,
+        positions: bool = False,
+        timeout: float | None = 60.0,
+    ) -> ErasureReport:
+        """Erase every version of some arrays or groups, or of some rows, from every commit, branch and tag, for good.
 
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
         call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
 
+        With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
+        that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they
+        read as missing values (the array's `_FillValue`, or else its fill value), and everything else as before.
+
         Parameters
         ----------
         *paths : str
-            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together.
+            Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together. The
+            last one may be a mapping: from dimensions to labels of the coordinates with their names. Labels are one
+            label, a list of them, or a slice, which includes both ends, as in xarray's `.sel`. With several dimensions,
+            what has labels of all of them is erased.
+        labels : bool
+            Also erase the labels of the rows, in the coordinate: it gets fill values there. For one dimension.
+        positions : bool
+            The mapping has positions from 0 on in place of labels, or slices without their ends, as numpy counts them.
+            They are those of each commit: give labels if rows were inserted or moved.
         timeout : float, optional
             Seconds to wait for readers of older commits and for open transactions. None waits without limit.
 
@@ -1485,13 +1535,14 @@ class AsyncRepository:
         NodeNotFoundError
             No commit has ever had a node there.
         ErasureError
-            Other keys share the values, or there is a quarantine: the message says what to do. Nothing was changed.
+            Other keys share the values, there is a quarantine, no commit has such rows, or they can't be encoded anew:
+            the message says what to do. Nothing was changed.
         ErasureTimeoutError
             A process still reads the data, or has a transaction open: the message names it.
         ConstraintError
             A constraint refers to one of the paths: drop it first.
         """
-        return await call(lambda: self.repository.erase(*paths, timeout=timeout))
+        return await call(lambda: self.repository.erase(*paths, labels=labels, positions=positions, timeout=timeout))
 
     async def erasures(self) -> list[Erasure]:
         """Return the records of erasures, oldest first: the paths, the user and the time."""

@@ -1,4 +1,4 @@
-"""The asynchronous face of the mappings of a repository: of branches, tags and constraints."""
+"""The asynchronous face of the mappings of a repository: of branches, tags, constraints and views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completes names of branches, tags, feeds and transactions in the shell, for repositories on this machine.
+"""Completes names of branches, tags, feeds, transactions and views in the shell, for repositories on this machine.
 
 If the repository can't be read, the shell gets no names, and no error. A completion never asks a server: the Tab key
 must not wait for a network, nor need credentials.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from txstore.errors import TxStoreError
+from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
     from txstore.repository import Repository
@@ -40,6 +41,11 @@ def complete_transaction(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_feed(context: typer.Context, incomplete: str) -> list[str]:
     return _names(context, incomplete, lambda repo: repo.feeds)
+
+
+def complete_view(context: typer.Context, incomplete: str) -> list[str]:
+    branch = context.params.get("branch")
+    return _names(context, incomplete, lambda repo: repo.snapshot(branch=branch or MAIN).views)
 
 
 def _names(context: typer.Context, incomplete: str, asked: Callable[[Repository], Iterable[str]]) -> list[str]:

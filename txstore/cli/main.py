@@ -28,6 +28,7 @@ from txstore.cli import (
     space,
     tags,
     transactions,
+    views,
 )
 from txstore.cli.options import (
     AtOption,
@@ -74,6 +75,7 @@ app.add_typer(transactions.app, name="tx")
 app.add_typer(branches.app, name="branch")
 app.add_typer(tags.app, name="tag")
 app.add_typer(feeds.app, name="feed")
+app.add_typer(views.app, name="views")
 app.command()(maintenance.verify)
 app.command()(maintenance.check_format)
 app.command()(maintenance.backup)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -84,6 +85,19 @@ def vacuum(
 def erase(
     path: PathArgument,
     nodes: Annotated[list[str], typer.Argument(metavar="NODE", help="Arrays and groups.")],
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows",
+            metavar="DIMENSION=LABEL",
+            help="Only these rows, in arrays with the dimension. FIRST..LAST: a range, both included. Give it again "
+            "for more labels. Text that looks like a number is in double quotes.",
+        ),
+    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", help="Erase the labels of the rows, too.")] = False,
+    positions: Annotated[
+        bool, typer.Option("--positions", help="The rows are positions from 0 on, a range without its end.")
+    ] = False,
     yes: YesOption = False,
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions to end.")
@@ -91,14 +105,19 @@ def erase(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase every version of arrays and groups, from every commit, branch and tag. This can't be undone."""
+    """Erase every version of arrays and groups, or of rows, from every commit, branch and tag. This can't be undone."""
+    chosen = _rows(rows or ())
+    if (labels or positions) and not chosen:
+        raise typer.BadParameter("--labels and --positions are about rows: give --rows, too")
     if as_json and not yes:
         raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
     repo = open_repository(path, storage_options)
     if not yes:
         shown = ", ".join(repr(node) for node in nodes)
-        typer.confirm(printable(f"Erase every version of {shown}, for good?"), abort=True, err=True)
-    report = repo.erase(*nodes, timeout=timeout)
+        what = f"rows of {shown} along {', '.join(map(repr, chosen))}" if chosen else f"every version of {shown}"
+        typer.confirm(printable(f"Erase {what}, for good?"), abort=True, err=True)
+    given = [*nodes, chosen] if chosen else nodes
+    report = repo.erase(*given, labels=labels, positions=positions, timeout=timeout)
     if as_json:
         commit = None if report.commit is None else commit_as_dict(report.commit)
         print_json({**asdict(report), "commit": commit})
@@ -106,6 +125,37 @@ def erase(
         tell("nothing is left to erase")
     else:
         tell(f"{report}; copies in other places are not erased: see docs/how-to/maintenance.md")
+
+
+def _rows(given: Sequence[str]) -> dict[str, Any]:
+    """Return rows by their dimension: a label, a list of them, or a slice. Raises `typer.BadParameter`."""
+    found: dict[str, Any] = {}
+    for each in given:
+        dimension, is_there, label = each.partition("=")
+        if not (dimension and is_there and label):
+            raise typer.BadParameter(f"{each!r} names no rows: give DIMENSION=LABEL, or DIMENSION=FIRST..LAST")
+        first, is_range, last = label.partition("..")
+        before = found.get(dimension)
+        if is_range and (before is not None or not (first or last)):
+            raise typer.BadParameter(f"{each!r}: give one range of a dimension, or labels")
+        if isinstance(before, slice):
+            raise typer.BadParameter(f"{each!r}: there is a range of {dimension!r} already")
+        if is_range:
+            found[dimension] = slice(*(_label(end) if end else None for end in (first, last)))
+        elif before is None:
+            found[dimension] = _label(label)
+        else:
+            found[dimension] = [*(before if isinstance(before, list) else [before]), _label(label)]
+    return found
+
+
+def _label(text: str) -> Any:
+    """Return a label: a number, a text in quotes, or else the text as it is, which may be a date."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, str | int | float) and not isinstance(found, bool) else text
 
 
 @reporting_errors

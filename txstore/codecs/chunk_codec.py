@@ -35,12 +35,15 @@ class ChunkDecoder:
     Raises `NotMergeableError` for what can't be decoded, or not without doing what only the user may ask for.
     """
 
-    def __init__(self, document: str, content: bytes, chunk: str) -> None:
-        """`document` is the name of a metadata document, `chunk` a key relative to it."""
+    def __init__(self, document: str, content: bytes, chunk: str, *, keeps_empty: bool = False) -> None:
+        """`document` is the name of a metadata document, `chunk` a key relative to it.
+
+        `keeps_empty`: a chunk that is all fill value is encoded, too, whatever zarr is told to do with it.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zarr has said it to the user
-                self._part, self._spec = _of_chunk(document, content, chunk)
+                self._part, self._spec = _of_chunk(document, content, chunk, keeps_empty=keeps_empty)
         except CodecRefusedError as error:
             raise NotMergeableError(error.reason) from error
         except Exception as error:  # whatever zarr, or a library of codecs, makes of a document
@@ -130,13 +133,14 @@ def bits(chunk: npt.NDArray[Any]) -> bytes:
     return chunk.tobytes()
 
 
-def _of_chunk(document: str, content: bytes, chunk: str) -> tuple[PartCodec, Any]:
+def _of_chunk(document: str, content: bytes, chunk: str, *, keeps_empty: bool) -> tuple[PartCodec, Any]:
     from zarr.core.config import config
 
     more = allowed_by_user()
     metadata = _metadata(document, content, more)
     shape = _shape(metadata, chunk) if document == "zarr.json" else metadata.chunks
-    return _coded(document, content, more, tuple(shape), config.get("array.write_empty_chunks"))
+    writes_empty = keeps_empty or config.get("array.write_empty_chunks")
+    return _coded(document, content, more, tuple(shape), writes_empty)
 
 
 @lru_cache(8)

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore.commit import Commit
-from txstore.comparing.nodes import index_of
 from txstore.errors import NodeNotFoundError
 from txstore.format.display import html_head, html_table, printable
-from txstore.format.documents import Described, describe
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import DOCUMENT_NAMES, after_prefix, directory_prefix, document_key, is_document
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Live

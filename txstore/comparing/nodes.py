@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from txstore.comparing.changed_documents import FieldChange, changed_attributes, changed_fields
-from txstore.format.documents import Described, describe
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange
@@ -213,19 +213,6 @@ class _FoundNode:
             after=self.after,
             chunks=self.chunks,
         )
-
-
-def index_of(suffix: str, dimensions: int) -> Chunk | None:
-    """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None for other keys."""
-    parts = suffix.replace(".", "/").split("/")
-    if parts[0] == "c":
-        parts = parts[1:]
-    if not dimensions:
-        return () if parts in ([], ["0"]) else None
-    if len(parts) != dimensions or not all(parts):
-        return None
-    digits = "".join(parts)
-    return tuple(map(int, parts)) if digits.isascii() and digits.isdecimal() else None
 
 
 def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _FoundNode]) -> list[NodeDiff]:

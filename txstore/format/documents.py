@@ -150,6 +150,19 @@ class Node:
         return any(i * c >= n for i, c, n in zip(index, self.chunks, self.shape, strict=True))
 
 
+def index_of(suffix: str, dimensions: int) -> tuple[int, ...] | None:
+    """Return the place in the grid of a key below an array: `c/0/1`, `c.0.1`, `0.1` or `0/1`; None for other keys."""
+    parts = suffix.replace(".", "/").split("/")
+    if parts[0] == "c":
+        parts = parts[1:]
+    if not dimensions:
+        return () if parts in ([], ["0"]) else None
+    if len(parts) != dimensions or not all(parts):
+        return None
+    digits = "".join(parts)
+    return tuple(map(int, parts)) if digits.isascii() and digits.isdecimal() else None
+
+
 def _regular_chunks(document: Mapping[str, Any]) -> tuple[int, ...] | None:
     if "chunks" in document:  # format 2
         return tuple(int(n) for n in document["chunks"])

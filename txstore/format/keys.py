@@ -74,6 +74,12 @@ def stored_prefix(encoded: bytes, path: str) -> str:
     return prefix
 
 
+def is_related(one: str, other: str) -> bool:
+    """Tell whether two paths are the same, or one of them lies below the other."""
+    here, there = directory_prefix(one), directory_prefix(other)
+    return here.startswith(there) or there.startswith(here)
+
+
 def directory_prefix(path: str) -> str:
     """Return the prefix of all keys below a node: `a/b` gives `a/b/`, the root gives the empty string."""
     path = path.strip("/")

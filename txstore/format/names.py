@@ -46,6 +46,7 @@ NEW = ".new"
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 _RUN = ".run"
+_ROWS = ".rows"
 _WAIT = "wait-"
 _STOP = "stop-"
 
@@ -301,8 +302,9 @@ def tag_path(name: str) -> str:
     return f"{TAGS}/{name}"
 
 
-def erasure_path(erasure: str) -> str:
-    return f"{ERASED}/{erasure}"
+def erasure_path(erasure: str, *, of_rows: bool = False) -> str:
+    """The record of an erasure. A version that does not know erasures of rows passes over theirs."""
+    return f"{ERASED}/{erasure}{_ROWS if of_rows else ''}"
 
 
 def operation_path(operation: str) -> str:
@@ -329,7 +331,7 @@ def belongs(path: str) -> bool:
     if top == BRANCHES:
         return is_branch_file(rest)
     if top == ERASED:
-        return _ID.fullmatch(rest) is not None
+        return _ID.fullmatch(rest.removesuffix(_ROWS)) is not None
     if top == OPERATIONS:
         return is_operation(rest)
     if top == STAGING:

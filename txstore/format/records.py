@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from txstore.errors import KeyFormatError
 from txstore.format import names
-from txstore.format.commitfile import OF_READERS, CommitName, check_features
+from txstore.format.commitfile import OF_READERS, CommitName, RunName, check_features
 from txstore.format.encoding import (
     MAX_COUNT,
     MAX_TIME,
@@ -31,6 +31,7 @@ from txstore.format.encoding import (
     with_checksum,
 )
 from txstore.format.keys import check_name, decode_key
+from txstore.format.packfile import PackName
 
 #: Of the files in which these lie, in bytes: docs/understand/format.md, "Bounds".
 MAX_SIZE = 4 << 20
@@ -251,8 +252,39 @@ class TransactionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacementTable:
+    """Where an erasure of rows says which values replace others: a run, in the last of the packs with these values."""
+
+    packs: tuple[bytes, ...]  # by their ids; they are in place before the run is
+    offset: int = 0
+    length: int = 0  # of the run; 0: it is not written yet
+    entries: int = 0
+
+    @property
+    def run(self) -> RunName | None:
+        """The run; None as long as it is not written. Nothing was replaced until then."""
+        if not self.length:
+            return None
+        return RunName(PackName(self.packs[-1]), 1, self.offset, self.length, self.entries, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "packs": [pack.hex() for pack in self.packs], "offset": self.offset, "length": self.length,
+            "entries": self.entries,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, members: Mapping[str, Any]) -> ReplacementTable:
+        packs = tuple(map(bytes.fromhex, members["packs"]))
+        return cls(packs, members["offset"], members["length"], members["entries"])
+
+
+@dataclass(frozen=True, slots=True)
 class ErasureRecord:
-    """The record of an erasure: what was erased, the user who did it, and when."""
+    """The record of an erasure: what was erased, the user who did it, and when.
+
+    Of one that erased rows: the dimensions that the rows are along, never their labels, and what replaces the values.
+    """
 
     id: str
     paths: tuple[str, ...]
@@ -262,13 +294,22 @@ class ErasureRecord:
     finished: int | None = None
     values: int = 0
     length: int = 0  # of the values, in bytes
+    dimensions: tuple[str, ...] = ()
+    table: ReplacementTable | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of its file."""
+        return names.erasure_path(self.id, of_rows=self.table is not None)
 
     def encode(self) -> bytes:
-        members = {
+        members: dict[str, Any] = {
             "erasure": self.id, "paths": list(self.paths), "by": self.by, "time": self.time,
             "until": dict(self.until), "finished": self.finished,
             "values": self.values, "bytes": self.length,
         }  # fmt: skip
+        if self.table is not None:
+            members |= {"dimensions": list(self.dimensions), "table": self.table.as_dict()}
         return json.dumps({**members, "checksum": _json_checksum(members)}, indent=2).encode() + b"\n"
 
     @classmethod
@@ -280,9 +321,13 @@ class ErasureRecord:
         for name, is_fit in _FIT_FOR_AN_ERASURE.items():
             if name not in members or not is_fit(members[name]):
                 raise MalformedError(f"the record of what was erased has no {name} that makes sense")
+        of_rows = {name: members[name] for name in _FIT_FOR_ROWS if name in members}
+        if of_rows and not all(name in of_rows and is_fit(of_rows[name]) for name, is_fit in _FIT_FOR_ROWS.items()):
+            raise MalformedError("the record of what was erased has no rows that make sense")
         return cls(
             members["erasure"], tuple(members["paths"]), members["by"], members["time"], members["until"],
-            members["finished"], members["values"], members["bytes"],
+            members["finished"], members["values"], members["bytes"], tuple(of_rows.get("dimensions", ())),
+            ReplacementTable.of(of_rows["table"]) if of_rows else None,
         )  # fmt: skip
 
 
@@ -373,6 +418,25 @@ _FIT_FOR_AN_ERASURE: Mapping[str, Callable[[Any], bool]] = {
     "finished": lambda time: time is None or _is_time(time),
     "values": _is_number,
     "bytes": _is_number,
+}
+
+
+def _is_table(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("packs"), list)
+        and all(map(_is_id, value["packs"]))
+        and all(_is_number(value.get(name)) for name in ("offset", "length", "entries"))
+        and (not value["length"] or bool(value["packs"]))
+    )
+
+
+#: What the record of an erasure of rows has besides: all of it, or nothing.
+_FIT_FOR_ROWS: Mapping[str, Callable[[Any], bool]] = {
+    "dimensions": lambda dimensions: (
+        isinstance(dimensions, list) and len(dimensions) > 0 and all(isinstance(each, str) for each in dimensions)
+    ),
+    "table": _is_table,
 }
 
 

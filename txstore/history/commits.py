@@ -61,6 +61,7 @@ class Commits:
         self.heads, self.versions, self.head_caches, self.durability, self.staged, *_ = way
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
+        self.output_place = way.output_place
         self.compaction_outputs = CompactionOutputs(way.output_place)
         self._warned_of = 0  # the time of the last commit from the future that a warning named
 

@@ -1,18 +1,15 @@
-"""Reads the records of erasures: what was erased, by whom and when. `maintenance.erase` writes them."""
+"""Tells users what was erased, by whom and when, from the records that `maintenance.erase` writes."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from txstore.commit import EPOCH
-from txstore.errors import CorruptionError
-from txstore.format import names
 from txstore.format.display import html_head
-from txstore.format.encoding import MalformedError
 from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
+from txstore.segments.replaced import read_records
 from txstore.storage.interface import Storage
 
 
@@ -23,7 +20,7 @@ class Erasure:
     Attributes
     ----------
     paths : tuple of str
-        The arrays and groups whose versions were all erased.
+        The arrays and groups whose versions were all erased; of an erasure of rows, the arrays with these rows.
     by : str
         The user who called it.
     time : datetime
@@ -32,6 +29,8 @@ class Erasure:
         The end. None: it was interrupted, and has to be repeated.
     values, bytes : int
         The number of erased values, and their length together.
+    dimensions : tuple of str
+        Of an erasure of rows: the dimensions that the rows were chosen along. Their labels are in no record.
     """
 
     id: str
@@ -41,9 +40,12 @@ class Erasure:
     finished: datetime | None
     values: int
     bytes: int
+    dimensions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shown = ", ".join(map(repr, self.paths))
+        if self.dimensions:
+            shown = f"rows of {shown} along {', '.join(map(repr, self.dimensions))}"
         when = self.time.astimezone().strftime("%Y-%m-%d %H:%M %Z")
         done = f"{self.values:,} values" if self.finished is not None else "interrupted: erase it again"
         return f"{shown} by {self.by}, {when}: {done}"
@@ -58,25 +60,6 @@ class Erasure:
         return any(key.startswith(directory_prefix(path)) for path in self.paths)
 
 
-def read_records(storage: Storage) -> list[ErasureRecord]:
-    """Return all records, oldest first. Raises `CorruptionError`."""
-    found = []
-    for name in storage.list(names.ERASED):
-        path = f"{names.ERASED}/{name}"
-        if names.belongs(path):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(read_record(storage, path))
-    return sorted(found, key=lambda record: (record.time, record.id))
-
-
-def read_record(storage: Storage, path: str) -> ErasureRecord:
-    """Return the record in a file. Raises `CorruptionError`, or `FileNotFoundError`."""
-    try:
-        return ErasureRecord.decode(storage.read(path))
-    except MalformedError as error:
-        raise CorruptionError(path, reason=error.reason) from error
-
-
 def read_erasures(storage: Storage) -> list[Erasure]:
     """Return all erasures, also interrupted ones, oldest first. Raises `CorruptionError`."""
     return [as_erasure(record) for record in read_records(storage)]
@@ -86,6 +69,7 @@ def as_erasure(record: ErasureRecord) -> Erasure:
     return Erasure(
         record.id, record.paths, record.by, _as_time(record.time),
         None if record.finished is None else _as_time(record.finished), record.values, record.length,
+        record.dimensions,
     )  # fmt: skip
 
 

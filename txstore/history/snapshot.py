@@ -27,6 +27,7 @@ from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
+from txstore.segments.replaced import ReplacedValues
 from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
@@ -177,7 +178,7 @@ class Snapshot(Hierarchy):
         try:
             value = self.runs.value(key, encode_key(key))
         except (ErasedError, CorruptionError) as error:
-            raise self._told(error, key) from error
+            value = self._replaced_since(error, key)
         view = self.sources.read(value) if isinstance(value, ForeignRange) else value
         if observing.observer is not None and view is not None:
             observing.observer.count("io.read", view.nbytes)
@@ -188,7 +189,7 @@ class Snapshot(Hierarchy):
         try:
             return self.runs.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)
         except CorruptionError as error:
-            raise self._told(error, key) from error
+            return self._replaced_since(error, key)
 
     def at_hand(self, key: str) -> memoryview | None:
         """Return a value if that needs no request or other slow step. None does not mean that the key is missing."""
@@ -254,7 +255,7 @@ class Snapshot(Hierarchy):
         try:
             return pack.view(found.offset, found.length, found.checksum, key)[part]
         except CorruptionError as error:
-            raise self._told(error, key) from error
+            return self._replaced_since(error, key)[part]
 
     def size_of(self, key: str) -> int | None:
         found = self._look_for(key)
@@ -287,6 +288,13 @@ class Snapshot(Hierarchy):
             raise self._told(ErasedError(key), key)
         return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
 
+    def _replaced_since(self, error: ErasedError | CorruptionError, key: str) -> memoryview:
+        """Return the value that has replaced another since its run was opened. Raises what `_told` returns."""
+        found = self.runs.replacement(encode_key(key)) if isinstance(error, CorruptionError) else None
+        if found is None:
+            raise self._told(error, key) from error
+        return self.runs.stored(key, found)
+
     def _told(self, error: ErasedError | CorruptionError, key: str) -> ErasedError | CorruptionError:
         """Return an `ErasedError` that names the user who erased a value, if that is why it can't be read.
 
@@ -295,7 +303,8 @@ class Snapshot(Hierarchy):
         if isinstance(error, CorruptionError) and not self._is_blank(key):
             return error
         for erasure in self._erasures():
-            if erasure.covers(key):
+            # Of one that erased rows, a key either says itself that it was erased, or has a value.
+            if erasure.covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
                 return ErasedError(key, erasure.by, erasure.time)
         return error
 
@@ -468,6 +477,10 @@ class Snapshots:
         opened = self._opened(stored.header.runs, None if reference is None else reference())
         return Snapshot(stored, _PacksAhead(self, self._commits), self._commits.storage.url, self._sources, opened)
 
+    @property
+    def replaced(self) -> ReplacedValues | None:
+        return self._packs.replaced
+
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         """Open a pack. In a forked child, first pin again the commits that the parent had pinned."""
         self._renew()
@@ -495,11 +508,12 @@ class Snapshots:
 class _PacksOfCommit:
     """The packs of one commit. If a pack is missing, this checks whether a vacuum has expired the commit."""
 
-    __slots__ = ("_missing", "_snapshots", "is_ranged")
+    __slots__ = ("_missing", "_snapshots", "is_ranged", "replaced")
 
     def __init__(self, snapshots: Snapshots, commit: Stored) -> None:
         self.is_ranged = snapshots.is_ranged
         self._snapshots = snapshots
+        self.replaced = snapshots.replaced
         self._missing = partial(snapshots.explain_missing, commit)
 
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
@@ -517,6 +531,7 @@ class _PacksAhead:
 
     def __init__(self, snapshots: Snapshots, commits: Commits) -> None:
         self._snapshots = snapshots
+        self.replaced = snapshots.replaced
         self._commits = commits
         self._copies: dict[bytes, Pack] = {}
 

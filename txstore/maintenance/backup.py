@@ -24,9 +24,9 @@ from txstore.format.commitfile import RunName
 from txstore.format.display import html_head
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
-from txstore.format.records import Branch, ErasureRecord, RepositoryFormat, Tag
+from txstore.format.records import Branch, ErasureRecord, ReplacementTable, RepositoryFormat, Tag
 from txstore.history.commits import Commits
-from txstore.history.erasures import as_erasure, read_records
+from txstore.history.erasures import as_erasure
 from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.operations import delete_old, read_operation
@@ -35,8 +35,10 @@ from txstore.maintenance.check_file import open_run
 from txstore.maintenance.copying import Copier
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
+from txstore.maintenance.replacement_packs import RowFates
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
+from txstore.segments.replaced import read_records
 from txstore.segments.runs import names_of
 from txstore.storage.interface import Storage, paths_in, write_over
 
@@ -266,8 +268,10 @@ class _BackUp:
         values. So this raises `BackupErasureError` if a record would erase values and the caller did not ask for it.
         """
         known = {record.id: record for record in read_records(self.target)}
-        new = [record for record in read_records(self.source) if known.get(record.id) != record]
-        found = [(record, survey(copies, record.paths, record.until)) for record in new]
+        # As long as an erasure of rows has no table, nothing was replaced.
+        begun = [each for each in read_records(self.source) if each.table is None or each.table.run is not None]
+        new = [record for record in begun if known.get(record.id) != record]
+        found = [(record, survey(copies, record.paths, record.until, self._fates(record))) for record in new]
         refused = [as_erasure(record) for record, survey in found if survey.changes]
         if refused and not self._erases:
             values = sum(survey.values for _, survey in found)
@@ -277,14 +281,30 @@ class _BackUp:
     def _erase(self, erasures: Iterable[tuple[ErasureRecord, Survey]]) -> None:
         """Erase in the copy what was erased since the last backup: existing files are not copied again."""
         for record, _ in erasures:
-            found = survey(open_commits(self.target), record.paths, record.until)  # two records may concern one file
-            scrub(self.target, found, record.paths)
+            if record.table is not None:
+                self._copy_replacements(record, record.table)
+            commits = open_commits(self.target)
+            found = survey(commits, record.paths, record.until, self._fates(record))  # two records may concern one file
+            scrub(self.target, found)
             open_commits(self.target).head_caches.forget()  # before the record, which says that this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)
             self._erasures += 1
             self._erased += found.values
+
+    def _fates(self, record: ErasureRecord) -> RowFates | None:
+        return None if record.table is None else RowFates(self.source, record)
+
+    def _copy_replacements(self, record: ErasureRecord, table: ReplacementTable) -> None:
+        """Copy the values that replace others, and say so: from then on a reader of the copy finds them."""
+        packs = [PackName(pack).path for pack in table.packs]
+        # Not those that a vacuum has deleted, because no reader needs them.
+        missing = [path for path in packs if self.source.exists(path) and not self.target.exists(path)]
+        copies = [self._copier.pack(path, self.source.read_tail(path, 0)[1]) for path in missing]
+        for first in range(0, len(copies), _BATCH):
+            self._copier.copy(copies[first : first + _BATCH])
+        write_record(self.target, replace(record, finished=None))
 
     # --- finding what to copy
 

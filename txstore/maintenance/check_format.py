@@ -35,7 +35,7 @@ _ERASABLE = {packfile.FRAME_VALUE, packfile.FRAME_FOREIGN, packfile.FRAME_PARTIA
 _WITH_VALUE = {*_ERASABLE, packfile.FRAME_PARTICIPANT, packfile.FRAME_RUN}
 _WITHOUT_KEY = {packfile.FRAME_PARTICIPANT, packfile.FRAME_SEAL, packfile.FRAME_RUN}
 #: Types of a header's fields that the document defines.
-_FIELDS = range(1, 15)
+_FIELDS = range(1, 17)
 _VERSION = re.compile(r"[0-9]{10,19}")
 
 

@@ -5,6 +5,10 @@ until then it changes nothing. Then ordinary commits delete the paths from the h
 of older commits, and a record says what is being erased. From then on no process reads these values. The erasure
 replaces one file after the other, until a walk through all of them finds nothing. If it is interrupted, run it again:
 erased values stay erased.
+
+Rows of arrays are erased in the same order. In place of the deletion, ordinary commits overwrite the rows with fill
+values. Before any file is replaced, the erasure writes new values for all versions, and the record says where they lie:
+from then on a reader finds them, whether the old ones are still there or not.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import posixpath
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from txstore.commit import MAIN, Commit, Stored
+from txstore.deriving.declared import decode
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -30,17 +35,18 @@ from txstore.errors import (
 )
 from txstore.format import names
 from txstore.format.display import html_head, readable_size
-from txstore.format.keys import directory_prefix
-from txstore.format.records import ErasureRecord
+from txstore.format.keys import directory_prefix, is_related
+from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
-from txstore.history.erasures import read_records
 from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
+from txstore.maintenance.replacement_packs import RowFates, ValueAfter, write_replacements
 from txstore.maintenance.scrub import Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
+from txstore.segments.replaced import read_records
 from txstore.storage.commit_lock import this_user
 from txstore.storage.interface import Storage, paths_in, write_over
 
@@ -50,8 +56,27 @@ _LOOK_AGAIN = 0.05  # seconds
 #: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
 
-#: Deletes the paths from the head of a branch with a commit. Raises what a commit raises.
+#: Deletes the paths from the head of a branch with a commit, or overwrites the rows. Raises what a commit raises.
 Delete = Callable[[Snapshot, str], object]
+
+
+class RowsToErase(Protocol):
+    """Rows of arrays: what an erasure has to know of them if it does not erase all below the paths."""
+
+    dimensions: tuple[str, ...]
+
+    def check(self, *, is_begun: bool) -> bool:
+        """Tell whether any kept commit has values of the rows that are not fill values.
+
+        Raises `ErasureError` if they can't be erased, or if no commit has such rows, unless the erasure `is_begun`:
+        then it may have erased their labels.
+        """
+
+    def are_in(self, snapshot: Snapshot) -> bool:
+        """Tell whether a commit has values of the rows that are not fill values."""
+
+    def values(self) -> Iterator[ValueAfter]:
+        """Yield each value below the paths that a kept commit has, once, and what becomes of it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,16 +113,29 @@ class ErasureReport:
 
 
 def erase(
-    commits: Commits, snapshots: Snapshots, paths: Collection[str], delete: Delete, *, timeout: float | None
+    commits: Commits,
+    snapshots: Snapshots,
+    paths: Collection[str],
+    delete: Delete,
+    *,
+    timeout: float | None,
+    rows: RowsToErase | None = None,
 ) -> ErasureReport:
-    """See `Repository.erase`. `delete` makes a commit that deletes everything below the paths."""
-    return _Erasing(commits, snapshots, paths, delete, timeout).run()
+    """See `Repository.erase`. `delete` makes a commit that deletes all below the paths, or overwrites the rows."""
+    return _Erasing(commits, snapshots, paths, delete, timeout, rows).run()
 
 
 class _Erasing:
     def __init__(
-        self, commits: Commits, snapshots: Snapshots, paths: Collection[str], delete: Delete, timeout: float | None
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        paths: Collection[str],
+        delete: Delete,
+        timeout: float | None,
+        rows: RowsToErase | None,
     ) -> None:
+        self._rows = rows
         self._commits = commits
         self._storage = commits.storage
         self._snapshots = snapshots
@@ -108,19 +146,22 @@ class _Erasing:
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
+        #: By branch: the seq from which on all commits that were looked at lack the rows.
+        self._clean: dict[str, int] = {}
         # By branch, until the first wait has ended: the result of `_first_without` when it began. Else the erasure
         # would wait for a moment without any reader, which may never come beside processes that keep committing.
         self._began: dict[str, int] | None = {}
 
     def run(self) -> ErasureReport:
         self._check_quarantine()
+        self._check_views()
         found = self._survey(None)
         record = self._begun()
-        if not found.changes and record is None:
-            self._check_met(found)
-            return ErasureReport(self._paths, None, 0, 0, 0)
         if record is None:
             self._check_met(found)
+        is_there = bool(found.changes) if self._rows is None else self._checked(is_begun=record is not None)
+        if not is_there and record is None:
+            return ErasureReport(self._paths, None, 0, 0, 0)
         if found.shared:
             raise ErasureError(
                 self._paths,
@@ -141,15 +182,19 @@ class _Erasing:
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
         vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
-        if record is None:
-            record = ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, until)
-        record = replace(record, until=until)
-        write_record(self._storage, record)
-        record = self._scrub(record)
+        if self._rows is not None:
+            record = self._replace(self._rows, record, until)
+        else:
+            record = replace(record or self._new_record(), until=until)
+            write_record(self._storage, record)
+            record = self._scrub(record)
         # If another vacuum deleted a file just as this erasure replaced it, the file exists again.
         vacuum(self._commits, self._snapshots, branch=MAIN)
         commit = self._note(record)
-        write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
+        self._finish(record)
+        for other in self._unfinished() if self._rows is None else ():
+            if all(is_below(path, self._paths) for path in other.paths):  # its rows are gone with the rest
+                self._finish(other)
         return ErasureReport(self._paths, commit, record.values, record.length, self._files)
 
     # --- checks before the erasure
@@ -162,17 +207,44 @@ class _Erasing:
                 "delete them",
             )
 
+    def _check_views(self) -> None:
+        """Refuse sources of views: what was derived from them tells of them."""
+        for branch in living_branches(self._commits):
+            head = self._commits.head(branch)
+            views = {} if head is None else decode(self._storage.url, head.header.declared.views)
+            for name, view in views.items():
+                if any(is_related(source, path) for source in view.sources for path in self._paths):
+                    raise ErasureError(
+                        self._paths,
+                        f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
+                        "outputs, too, or delete them and let a vacuum expire these commits",
+                    )
+
     def _check_met(self, found: Survey) -> None:
         for path in self._paths:
             if path not in found.met:
                 raise NodeNotFoundError(path)
 
+    def _checked(self, *, is_begun: bool) -> bool:
+        """Do as `RowsToErase.check`, again if a vacuum has deleted what it was about to read."""
+        assert self._rows is not None
+        while True:
+            kept = self._kept()
+            try:
+                return self._rows.check(is_begun=is_begun)
+            except (CorruptionError, FileNotFoundError):
+                if self._kept() == kept:
+                    raise
+
     def _begun(self) -> ErasureRecord | None:
-        """Return the record of the same erasure, if one was interrupted."""
-        for record in read_records(self._storage):
-            if record.paths == self._paths and record.finished is None:
+        """Return the record of the same erasure, if one was interrupted. Of rows, it does not say which."""
+        for record in self._unfinished():
+            if record.paths == self._paths and (record.table is None) == (self._rows is None):
                 return record
         return None
+
+    def _unfinished(self) -> list[ErasureRecord]:
+        return [record for record in read_records(self._storage) if record.finished is None]
 
     # --- processes in the way
 
@@ -242,7 +314,13 @@ class _Erasing:
         known, first = self._firsts.get(branch, (b"", 0))
         if known != head.header.id:
             snapshot = self._snapshots.of(head)
-            first = snapshot.seq + 1 if self._is_there(snapshot) else max(map(snapshot.last_change, self._paths))
+            if self._is_there(snapshot):
+                self._clean.pop(branch, None)
+                first = snapshot.seq + 1
+            else:
+                first = max(map(snapshot.last_change, self._paths))
+                if self._rows is not None:  # others go on writing to the arrays, and nothing needs to wait for that
+                    first = self._clean.setdefault(branch, first)
             self._firsts[branch] = head.header.id, first
         return first
 
@@ -257,14 +335,16 @@ class _Erasing:
         return found
 
     def _is_there(self, snapshot: Snapshot) -> bool:
+        if self._rows is not None:
+            return self._rows.are_in(snapshot)
         return any(map(snapshot.has_keys_below, self._paths))
 
-    def _survey(self, until: Mapping[str, int] | None) -> Survey:
+    def _survey(self, until: Mapping[str, int] | None, fates: RowFates | None = None) -> Survey:
         """Survey every file. Files that a vacuum deletes meanwhile need no survey."""
         while True:
             kept = self._kept()
             try:
-                return survey(self._commits, self._paths, until)
+                return survey(self._commits, self._paths, until, fates)
             except (CorruptionError, FileNotFoundError):
                 if self._kept() == kept:
                     raise
@@ -298,25 +378,60 @@ class _Erasing:
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     raise
 
+    def _new_record(self) -> ErasureRecord:
+        return ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, {})
+
+    def _replace(self, rows: RowsToErase, record: ErasureRecord | None, until: Mapping[str, int]) -> ErasureRecord:
+        """Write new values, then erase the old ones. Go on with an erasure that had written its new values."""
+        if record is not None and record.table is not None and record.table.run is not None:
+            record = self._scrub(record)
+            if not self._checked(is_begun=True):
+                return record
+            self._finish(record)
+            record = None
+        record = replace(record or self._new_record(), until=until, dimensions=rows.dimensions)
+        while True:
+            kept = self._kept()
+
+            def note(table: ReplacementTable, record: ErasureRecord = record) -> ErasureRecord:
+                record = replace(record, table=table)
+                write_record(self._storage, record)
+                return record
+
+            try:
+                note(ReplacementTable(()))
+                return self._scrub(note(write_replacements(self._commits, rows.values(), note)))
+            except (CorruptionError, FileNotFoundError):
+                if self._kept() == kept:
+                    raise
+
+    def _finish(self, record: ErasureRecord) -> None:
+        write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
+
     def _scrub(self, record: ErasureRecord) -> ErasureRecord:
+        fates = None if record.table is None else RowFates(self._storage, record)
         with self._storage.lock(names.COMMIT_LOCK):
             for _ in range(_ROUNDS):
-                found = self._survey(record.until)
+                found = self._survey(record.until, fates)
                 if not found.changes:
                     self._commits.head_caches.forget()
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 write_record(self._storage, record)
-                self._files += scrub(self._storage, found, self._paths)
+                self._files += scrub(self._storage, found)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
         raise ErasureError(self._paths, "other processes keep writing there: try again when they have ended")
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
         writer = self._commits.staged.new(os.urandom(16), 0)
+        message = f"erased {_shown(self._paths)}"
+        properties: dict[str, Any] = {"erased": list(self._paths), "erasure": record.id}
+        if record.dimensions:
+            message = f"erased rows of {_shown(self._paths)} along {_shown(record.dimensions)}"
+            properties["dimensions"] = list(record.dimensions)
         publisher = Publisher(
-            self._commits, writer, branch=MAIN, durable=True, message=f"erased {_shown(self._paths)}",
-            properties={"erased": list(self._paths), "erasure": record.id},
+            self._commits, writer, branch=MAIN, durable=True, message=message, properties=properties
         )  # fmt: skip
         try:
             publisher.prepare(self._commits.head(MAIN))
@@ -341,12 +456,12 @@ class _Unchanged:
         return Contents((), tuple(head.run_names))
 
 
-def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
+def scrub(storage: Storage, found: Survey) -> int:
     """Replace every file that holds values to erase; return the number of files."""
     count = 0
     for path, change in found.changes.items():
         with contextlib.suppress(FileNotFoundError):  # a vacuum deleted it since: it must not come back
-            rewrite(storage, path, change, paths)
+            rewrite(storage, path, change)
             count += 1
     return count
 
@@ -354,12 +469,17 @@ def scrub(storage: Storage, found: Survey, paths: Collection[str]) -> int:
 def write_record(storage: Storage, record: ErasureRecord) -> None:
     """Write a record, replacing an earlier one of the same erasure."""
     storage.make_directory(names.ERASED, durable=True)
-    write_over(storage, names.erasure_path(record.id), record.encode())
+    write_over(storage, record.path, record.encode())
 
 
 def _shown(paths: Collection[str]) -> str:
     some = [repr(path) for path, _ in zip(paths, range(5), strict=False)]
     return ", ".join(some) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+
+
+def is_below(path: str, others: Collection[str]) -> bool:
+    """Tell whether a node is one of some others, or lies below one."""
+    return any(f"{path}/".startswith(directory_prefix(other)) for other in others)
 
 
 def check_paths(paths: Collection[str]) -> tuple[str, ...]:

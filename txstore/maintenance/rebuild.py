@@ -11,6 +11,7 @@ import contextlib
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
@@ -31,8 +32,8 @@ from txstore.history.snapshot import Snapshot
 from txstore.maintenance.check_file import Window, entries_of, frames_end, walk_frames
 from txstore.segments import runs
 from txstore.segments.ranged_packs import open_packs
-from txstore.segments.ranged_runs import open_runs
-from txstore.segments.runs import names_of
+from txstore.segments.ranged_runs import is_replaced, open_runs
+from txstore.segments.runs import may_be_replaced, names_of
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -77,6 +78,7 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
     staged = StagedKeys(0)
     merged: dict[str, packfile.Frame] = {}  # by the commit itself
     erased: set[tuple[int, int]] = set()  # participants and sequences of frames with erased values
+    storage_packs = open_packs(commits.storage)
     compaction_outputs = header.compaction_outputs
     staged_packs = [pack for pack in header.packs if pack.name not in compaction_outputs]
     packs = [pack.name for pack in staged_packs]
@@ -86,13 +88,18 @@ def own_run(commits: Commits, stored: Stored, parent: Stored | None) -> Rebuilt 
         window = Window(commits.storage, name.path)
         first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
         for _, frame in walk_frames(window, end):
-            if frame is None or not _stage(staged, merged, erased, number, first, frame):
+            if frame is None:
+                return None
+            is_value_new = frame.is_erased and is_replaced(storage_packs, name, frame.offset)
+            # Refs to a value that was replaced have the kind that they had, and 0 as their checksum.
+            as_referred = replace(frame, kind=frame.original_kind) if is_value_new else frame
+            if not _stage(staged, merged, erased, number, first, as_referred):
                 return None
     broken = staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum))
     if not merged.keys() >= set(broken):
         return None
     numbers = {packfile.number_of(header.id, pack.id): number for number, pack in enumerate(packs, 1)}
-    base = Snapshot(parent, open_packs(commits.storage), commits.storage.url)
+    base = Snapshot(parent, storage_packs, commits.storage.url)
     found = None
     for keeps_equal in (False, True):  # what else the committer read decided whether it left out equal values
         prefixes = [prefix for prefix in staged.prefixes if _was_below(base, prefix)]
@@ -275,8 +282,14 @@ def _refs_to(pack: PackName, commits: Commits, stored: Stored) -> list[tuple[int
         return []
     opened = native.Run(commits.storage.read_range(stored.path, own.offset, own.length), stored.header.seq)
     tables = [stored.header.name, *map(PackName.decode, opened.packs)]
+    packs = open_packs(commits.storage)
+
+    def frame_of(kind: int, offset: int, length: int, checksum: int) -> int:
+        is_gone = may_be_replaced(kind, length, checksum) and is_replaced(packs, pack, offset)
+        return _FRAME_OF_REF[packfile.REF_ERASED if is_gone else kind]
+
     return sorted(
-        (offset, key, length, checksum, _FRAME_OF_REF[kind])
+        (offset, key, length, checksum, frame_of(kind, offset, length, checksum))
         for page in entries_of(opened)
         for key, kind, _, number, offset, length, checksum in page
         if kind != packfile.REF_TOMBSTONE and number < len(tables) and tables[number] == pack

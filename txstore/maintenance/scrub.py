@@ -2,7 +2,8 @@
 
 A file keeps its length, and everything other files say of it: its commit, its hash, where its frames and runs are. In a
 frame below an erased path, the value becomes zeros, and the kind says so. In an entry of a run, the kind says so, and
-the checksum becomes zero. So the files can be replaced one by one, in any order.
+the checksum becomes zero. So the files can be replaced one by one, in any order. If another value replaces it, the kind
+of the entry stays, and the checksum of zero says so.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from txstore._native import index, index_fallback
 from txstore.commit import Stored
 from txstore.errors import CorruptionError
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import RunName
-from txstore.format.keys import after_prefix, directory_prefix
+from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.packfile import Frame, PackName
 from txstore.history.commits import Commits
 from txstore.maintenance.check_file import Window, frames_end, walk_frames
 from txstore.maintenance.reachable import StagedPacks, data_packs
+from txstore.segments.replaced import read_records
 from txstore.storage.interface import StagedFile, Storage
 
 _COPIED = 1 << 20
@@ -39,6 +42,28 @@ class _File:
     stored: Stored | None = None  # of a commit file
     end: int | None = None  # end of the valid frames of a data pack, if a commit says so
     runs: tuple[commitfile.Section, ...] = ()
+    seq: int = 0  # of the entries without one of their own
+
+
+class _RunRewrite(NamedTuple):
+    """The changes to one run: ranges of its keys, and what becomes of the entries in these."""
+
+    section: commitfile.Section
+    ranges: list[tuple[bytes, bytes | None]]
+    kind_after: index_fallback.KindAfter
+
+
+class Fates(Protocol):
+    """Says what becomes of each value below the paths, if not all of them are erased."""
+
+    packs: frozenset[bytes]
+    """The packs that are part of the answer: their values stay."""
+
+    def of(self, pack: PackName, offset: int) -> int | None:
+        """Return the kind that refs to a value have afterwards; None if it stays.
+
+        `REF_PACK`: another value replaces it.
+        """
 
 
 @dataclass(slots=True)
@@ -49,8 +74,7 @@ class Rewrite:
     size: int
     holes: list[tuple[int, int]] = field(default_factory=list)  # offset and length of bytes that become zeros
     patches: list[tuple[int, bytes]] = field(default_factory=list)
-    #: Runs, each with the numbers of the packs in its table whose values stay.
-    runs: list[tuple[commitfile.Section, frozenset[int]]] = field(default_factory=list)
+    runs: list[_RunRewrite] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.holes or self.patches or self.runs)
@@ -67,28 +91,35 @@ class Survey:
     shared: dict[str, None] = field(default_factory=dict)  # nodes elsewhere that have the same values
 
 
-def survey(commits: Commits, paths: Collection[str], until: Mapping[str, int] | None = None) -> Survey:
+def survey(
+    commits: Commits, paths: Collection[str], until: Mapping[str, int] | None = None, fates: Fates | None = None
+) -> Survey:
     """Search every file, reachable or not, for values below some paths.
 
-    `until`: for each branch, the last version to erase; values of later commits stay. Raises `CorruptionError` if a
-    file can't be read.
+    `until`: for each branch, the last version to erase; values of later commits stay. `fates`: what becomes of each of
+    the others, but for documents, which stay; None: all are erased. Raises `CorruptionError` if a file can't be read.
     """
-    return _Surveyor(commits, paths, until).run()
+    return _Surveyor(commits, paths, until, fates).run()
 
 
 class _Surveyor:
-    def __init__(self, commits: Commits, paths: Collection[str], until: Mapping[str, int] | None) -> None:
+    def __init__(
+        self, commits: Commits, paths: Collection[str], until: Mapping[str, int] | None, fates: Fates | None
+    ) -> None:
+        self._fates = fates
         self._commits = commits
         self._storage = commits.storage
         self._prefixes = {path: directory_prefix(path).encode() for path in paths}
         self._begin = tuple(self._prefixes.values())
         self._until = until
-        self._young: set[bytes] = set()  # packs newer than the versions to erase
+        # Packs newer than the versions to erase.
+        self._young: set[bytes] = set() if fates is None else set(fates.packs)
         self._ends: dict[bytes, int] = {}  # ends of the valid frames of data packs
         self._compaction_outputs: dict[PackName, RunName] = {}  # each with its run
         self._referred: set[bytes] = set()  # packs that runs lead to
         self._found = Survey()
         self._offsets: dict[bytes, set[int]] = {}  # offsets of the values to erase, by pack
+        self._blank: dict[bytes, set[int]] = {}  # those of the values below the paths that are erased already
 
     def run(self) -> Survey:
         packs = list(data_packs(self._commits))
@@ -106,6 +137,10 @@ class _Surveyor:
             for _, run, tables in self._runs_of(file):
                 self._look_beside(run, tables)
             self._look_into_group_commit(file)
+        for record in read_records(self._storage):
+            if record.table is not None and (table := record.table.run) is not None:
+                with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it
+                    self._look_into_table(table)
         return self._found
 
     def _commit_files(self) -> Iterator[_File]:
@@ -157,7 +192,7 @@ class _Surveyor:
         for section in file.runs:
             try:
                 content = self._storage.read_range(file.name.path, section.offset, section.length)
-                run = index.Run(content, 0 if file.stored is None else file.stored.header.seq)
+                run = index.Run(content, file.seq if file.stored is None else file.stored.header.seq)
                 tables = [file.name, *map(PackName.decode, run.packs)]
             except FileNotFoundError:
                 return  # it went meanwhile
@@ -167,18 +202,52 @@ class _Surveyor:
 
     def _look_through(self, file: _File, section: commitfile.Section, run: index.Run, tables: list[PackName]) -> None:
         self._referred.update(pack.id for pack in tables)
+
+        def kind_after(key: bytes, number: int, offset: int) -> int | None:
+            return self._fate_of(key, tables[number], offset)
+
         is_changed = False
         for path in self._prefixes:
-            for _, kind, _, number, offset, _, _ in _entries(run, *_range_of(path), file.name.path):
+            for key, kind, _, number, offset, _, checksum in _entries(run, *_range_of(path), file.name.path):
                 if kind == packfile.REF_ERASED:
                     self._found.met.add(path)
                 if kind in _LEADS_TO_VALUE and tables[number].id not in self._young:
                     self._found.met.add(path)
-                    self._offsets.setdefault(tables[number].id, set()).add(offset)
-                    is_changed = True
+                    after = kind_after(key, number, offset)
+                    if after is not None:
+                        self._offsets.setdefault(tables[number].id, set()).add(offset)
+                        is_changed |= (kind, checksum) != (after, 0)
         if is_changed:
-            stay = frozenset(number for number, pack in enumerate(tables) if pack.id in self._young)
-            self._change(file).runs.append((section, stay))
+            ranges = list(map(_range_of, self._prefixes))
+            self._change(file).runs.append(_RunRewrite(section, ranges, kind_after))
+
+    def _fate_of(self, key: bytes, pack: PackName, offset: int) -> int | None:
+        """Return the kind that refs to a value below the paths have afterwards; None if the value stays."""
+        if pack.id in self._young:
+            return None
+        if self._fates is None:
+            return packfile.REF_ERASED
+        return None if is_document(key.decode(errors="replace")) else self._fates.of(pack, offset)
+
+    def _look_into_table(self, name: RunName) -> None:
+        """Find the entries of another erasure's table that lead to values that are erased, for their checksums."""
+        assert name.pack is not None
+        path = name.pack.path
+        section = commitfile.Section(commitfile.SECTION_RUN, name.offset, name.length)
+        size = self._storage.read_tail(path, 0)[1]
+        for _, run, tables in self._runs_of(_File(name.pack, size, runs=(section,), seq=name.seq)):
+
+            def kind_after(_: bytes, number: int, offset: int, tables: Sequence[PackName] = tables) -> int | None:
+                pack = tables[number].id
+                is_gone = any(offset in offsets.get(pack, ()) for offsets in (self._offsets, self._blank))
+                return packfile.REF_ERASED if is_gone else None
+
+            if any(
+                kind in _LEADS_TO_VALUE and kind_after(key, number, offset) is not None
+                for key, kind, _, number, offset, _, _ in _entries(run, b"", None, path)
+            ):
+                change = self._found.changes.setdefault(path, Rewrite(name.pack.id, size))
+                change.runs.append(_RunRewrite(section, [(b"", None)], kind_after))
 
     def _look_beside(self, run: index.Run, tables: list[PackName]) -> None:
         """Find keys elsewhere that refer to values to erase: nodes moved, or copied by reference."""
@@ -245,7 +314,10 @@ class _Surveyor:
         path = next((path for path, prefix in self._prefixes.items() if frame.key.startswith(prefix)), None)
         if path is not None:
             self._found.met.add(path)
-        if path is None and frame.offset not in offsets:
+            if frame.is_erased:
+                self._blank.setdefault(file.name.id, set()).add(frame.offset)
+        is_meant = path is not None and self._fate_of(frame.key, file.name, frame.offset) is not None
+        if not is_meant and frame.offset not in offsets:
             return
         if frame.is_erased:
             if not window.is_zero(frame.offset, frame.offset + frame.length):
@@ -293,12 +365,12 @@ def _entries(
 # --- writing
 
 
-def rewrite(storage: Storage, path: str, change: Rewrite, paths: Collection[str]) -> None:
+def rewrite(storage: Storage, path: str, change: Rewrite) -> None:
     """Replace a file by a copy without the erased values."""
     patches = list(change.patches)
-    for section, stay in change.runs:
+    for section, ranges, kind_after in change.runs:
         content = storage.read_range(path, section.offset, section.length)
-        patches.append((section.offset, index_fallback.erase(content, list(map(_range_of, paths)), stay)))
+        patches.append((section.offset, index_fallback.erase(content, ranges, kind_after)))
     storage.make_directory(names.STAGING, durable=False)
     temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
     file = storage.create(temporary, at_most=storage.permissions(path) | 0o700)

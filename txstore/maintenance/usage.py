@@ -24,6 +24,7 @@ from txstore.maintenance.reachable import (
     living_branches,
     sizes_of,
 )
+from txstore.maintenance.replacement_packs import packs_in_use
 from txstore.segments.runs import names_of
 from txstore.storage.interface import paths_in
 
@@ -117,6 +118,7 @@ def usage(commits: Commits, snapshots: Snapshots, branch: str) -> Usage:
         for stored in kept_commits(commits, {}):
             needed.add(stored)
             referred.add(stored)
+        needed.paths |= packs_in_use(storage, needed.paths)
     sizes = sizes_of(commits, files)
     found.overwritten = referred.overwritten(sizes)
     for path, size in sizes.items():

@@ -45,6 +45,7 @@ from txstore.maintenance.reachable import (
     living_branches,
     sizes_of,
 )
+from txstore.maintenance.replacement_packs import packs_in_use
 from txstore.segments.packs import MissingPackError
 from txstore.steps import step
 from txstore.storage.interface import Storage, paths_in
@@ -384,7 +385,11 @@ class _Vacuum:
             elif lowest == kept_from:
                 doomed += [*raised, names.head_cache_path(branch)]
                 empty += [names.commits_directory(branch), names.oldest_kept_directory(branch)]
-        doomed += [path for path in candidates if path not in needed.paths and path not in staged]
+        # The records are read after the packs were listed: a pack gets into its record before it is there.
+        replacements = packs_in_use(self.storage, needed.paths)
+        doomed += [
+            path for path in candidates if path not in needed.paths and path not in staged and path not in replacements
+        ]
         return doomed, empty
 
     def _versions_pinned(self, branch: str, versions: list[int], seq: int | None) -> Iterator[int]:

@@ -34,10 +34,11 @@ from txstore.maintenance.commits_of_faults import ListedRun, Place, Tracer
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Faults, Report
 from txstore.maintenance.verify_history import HistoryCheck
+from txstore.maintenance.verify_replacements import ReplacementChecks
 from txstore.maintenance.verify_small_files import SmallFilesCheck
 from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
-from txstore.segments.runs import names_of
+from txstore.segments.runs import may_be_replaced, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import FileVersion
 from txstore.storage.interface import Storage
@@ -126,6 +127,8 @@ class Verifier:
             self._expect_packs()
             for place in sorted(history.ids):
                 self._check_commit(place, repository_id, values)
+            self._replacements = ReplacementChecks(self._storage, repository_id, self._faults.add)
+            self._check_replacements(values)
             self._expect_runs()
             history.total = self.report.bytes  # bytes that other processes added meanwhile do not count
             for key, listed in list(self._runs.items()):
@@ -137,6 +140,18 @@ class Verifier:
             tracer = Tracer(self._commits, history.ids, list(self._runs.values()), self._readers, self._brought)
             self.report.faults = [tracer.with_commits(fault) for fault in self.report.faults]
         return self.report
+
+    def _check_replacements(self, values: Values) -> None:
+        try:
+            found = self._replacements.check(values)
+        except (TxStoreError, OSError) as error:
+            self._faults.add_error(error, names.ERASED, part="erasure")
+            return
+        for checked in found:
+            self.report.values += checked.values
+            self.report.bytes += checked.end
+            for fault in checked.faults:
+                self._faults.add(fault)
 
     def _expect_packs(self) -> None:
         for place in sorted(self._history.files_of):
@@ -268,10 +283,14 @@ class Verifier:
         walked.
         """
         key = encoded.decode(errors="backslashreplace")
-        if kind == packfile.REF_ERASED and any(each.covers(key) and not each.finished for each in self._files.erasures):
+        is_marked = kind == packfile.REF_ERASED or may_be_replaced(kind, length, checksum)
+        if is_marked and any(each.covers(key) and not each.finished for each in self._files.erasures):
             return  # the interrupted erasure is reported
         if values.has(pack.id, packfile.REF_ERASED, offset, length, 0):
-            return  # a process merged this run from runs that it had opened before the erasure
+            if kind != packfile.REF_ERASED and checksum == 0 and not self._replacements.has(pack, offset):
+                reason = "the value was replaced, and no erasure's table says by which"
+                self._faults.add(Fault(pack.path, reason, offset, key, "ref"))
+            return  # else a process may have merged this run from runs that it had opened before the erasure
         if values.has(pack.id, kind, offset, length, checksum) is False:
             self._faults.add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
             return

@@ -13,11 +13,12 @@ from txstore.errors import TxStoreError, UnsupportedFormatError, WrongFileTypeEr
 from txstore.format import encoding, names, records
 from txstore.format.records import Tag, TransactionRecord
 from txstore.history.commits import Commits
-from txstore.history.erasures import Erasure, as_erasure, read_record
+from txstore.history.erasures import Erasure, as_erasure
 from txstore.history.find import find_tagged
 from txstore.history.operations import read_operation
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
+from txstore.segments.replaced import read_record
 from txstore.storage.interface import paths_in
 
 S = TypeVar("S")

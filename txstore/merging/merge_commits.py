@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from txstore.commit import Stored
+from txstore.deriving.declared import outputs_of
 from txstore.engine import Engine
 from txstore.errors import (
     CommitNotFoundError,
@@ -107,7 +108,7 @@ class OfCommit(Source):
             before.check_not_erased(prefix)
 
 
-class Views:
+class OpenedSnapshots:
     """The commits that one plan reads, opened only for it: its conflicts keep them open."""
 
     def __init__(self, engine: Engine) -> None:
@@ -130,7 +131,7 @@ class Views:
 
 def plan(
     engine: Engine,
-    views: Views,
+    views: OpenedSnapshots,
     change: Incoming,
     ours: Snapshot,
     answers: Answers,
@@ -144,6 +145,7 @@ def plan(
     """
     base, theirs = base_of(engine, change.bases, views.of), views.of(change.theirs)
     sides = (side_of(engine, base.view, views.own(ours)), side_of(engine, base.view, theirs))
+    answers = answers.keeping(outputs_of(ours.url, ours.declared.views))
     found = three_way(base.view, *sides, answers, base.doubts, concatenates=append == CONCATENATE, progress=progress)
     found.is_cut = base.is_cut
     return found
@@ -181,7 +183,7 @@ def preview(
     change = None if head.stored is None else source.onto(head.stored)
     if change is None:
         return MergePlan()
-    return plan(source.engine, Views(source.engine), change, head, answers, append=append, progress=progress)
+    return plan(source.engine, OpenedSnapshots(source.engine), change, head, answers, append=append, progress=progress)
 
 
 def commit(
@@ -206,7 +208,7 @@ def commit(
         change = None if head.stored is None else source.onto(head.stored)
         if change is None:
             return head
-        views = Views(engine)
+        views = OpenedSnapshots(engine)
         found = plan(engine, views, change, head, answers, append=append, progress=progress)
         if found.conflicts:
             views.let_go()  # the caller may keep the error

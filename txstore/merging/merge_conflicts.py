@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -136,13 +136,19 @@ class Answers:
         """Raises `TypeError` unless `resolve` is a dictionary by path, `ValueError` for an invalid answer."""
         if resolve is not None and not isinstance(resolve, Mapping):
             raise TypeError(f"resolve= takes a dictionary from path to 'ours', 'theirs' or a function, not {resolve!r}")
-        self._answers = {}
+        self._answers: dict[str, Answer] = {}
         for path, answer in (resolve or {}).items():
             if not isinstance(path, str):
                 raise TypeError(f"resolve= takes paths, not {path!r}")
             if not (callable(answer) or answer in SIDES):
                 raise ValueError(f"resolve[{path!r}] is 'ours', 'theirs' or a function, not {answer!r}")
             self._answers[path.strip("/")] = answer
+
+    def keeping(self, derived: Iterable[str]) -> Answers:
+        """Return the same, with "ours" for the outputs of views: the commit derives them anew, whatever they hold."""
+        kept = Answers(None)
+        kept._answers = {**self._answers, **dict.fromkeys(derived, "ours")}
+        return kept
 
     def of(self, conflict: Conflict) -> Answer | None:
         path = conflict.path

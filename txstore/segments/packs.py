@@ -13,6 +13,7 @@ from txstore._native import local
 from txstore.errors import CorruptionError
 from txstore.format import encoding, packfile
 from txstore.format.packfile import PackName
+from txstore.segments.replaced import ReplacedValues
 from txstore.storage.interface import GONE, Mapped, Storage
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class PackSource(Protocol):
     is_ranged: bool
     """Whether packs are read by ranges, each a request, and not mapped."""
 
+    @property
+    def replaced(self) -> ReplacedValues | None:
+        """What says where values lie that replace others; None if these packs are of no repository."""
+
     def get(self, name: PackName, missing: Missing | None = None) -> Pack:
         """Return a pack. Raises `CorruptionError`, here or when the pack is read."""
 
@@ -168,6 +173,7 @@ class Packs:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self.replaced: ReplacedValues | None = ReplacedValues(storage)
         self._open: dict[bytes, weakref.ref[OpenPack]] = {}
         self._swept_at = _SWEPT_FROM  # number of entries at which dead ones are swept
 

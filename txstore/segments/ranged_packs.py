@@ -30,6 +30,7 @@ from txstore.format.packfile import PackName
 from txstore.observing import carried
 from txstore.segments.packs import Missing, MissingPackError, Packs, PackSource, check_head
 from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
+from txstore.segments.replaced import ReplacedValues
 from txstore.storage.interface import GONE, Storage
 from txstore.storage.objects.errors import CutShortError
 from txstore.storage.pack_cache import PackCache, joined
@@ -587,9 +588,10 @@ class RemotePacks:
 
     is_ranged = True
 
-    def __init__(self, ranges: Ranges, cache: PackCache) -> None:
+    def __init__(self, ranges: Ranges, cache: PackCache, replaced: ReplacedValues | None = None) -> None:
         self._ranges = ranges
         self._cache = cache
+        self.replaced = replaced
         self._readers: dict[bytes, PackReader] = {}
         self._lock = processes.new_lock()
         processes.watch(self)
@@ -610,4 +612,4 @@ class RemotePacks:
 def open_packs(storage: Storage) -> PackSource:
     """Return the packs of a repository as its storage lets them be read: mapped, or by ranges."""
     ranges = storage.ranges
-    return Packs(storage) if ranges is None else RemotePacks(ranges, storage.cache)
+    return Packs(storage) if ranges is None else RemotePacks(ranges, storage.cache, ReplacedValues(storage))

@@ -45,6 +45,7 @@ from txstore.segments.runs import (
     OpenRun,
     ReadInto,
     Runs,
+    may_be_replaced,
     placed,
 )
 from txstore.storage.foreign_values import ForeignRange
@@ -192,9 +193,9 @@ class LazyRuns(Runs):
         return [(run, _NO_PACKS) for run in self._lazy]
 
     def open_pack(self, run: int, number: int) -> Pack:
-        return self._packs.get(self._open[run].pack(number))
+        return self._packs.get(self.pack_name(run, number))
 
-    def lookup(self, key: bytes) -> Found | None:
+    def ref(self, key: bytes) -> Found | None:
         first = len(self._near)
         try:
             if (found := index.lookup(self._near, key)) is not None:
@@ -209,10 +210,10 @@ class LazyRuns(Runs):
                 return Found(i, *found[1:])
         return None
 
-    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
+    def refs(self, keys: Sequence[bytes]) -> list[Found | None]:
         # By few requests; a look-up that needs no older run has fetched a little too much.
         self._fill(_windows_of(self._far, keys))
-        return [self.lookup(key) for key in keys]
+        return [self.ref(key) for key in keys]
 
     def _keys_of_changes(self, start: bytes, stop: bytes | None, seq: int) -> set[bytes]:
         return {change.key for change in self.changes(start, stop, seq)}
@@ -291,7 +292,9 @@ class LazyRuns(Runs):
         rows: dict[PackName, list[int]] = {}
         for row, (kind, run, number, offset, length, checksum) in enumerate(_ENTRY.iter_unpack(found)):
             where = MISSING if kind < 0 else ELSEWHERE
-            if kind == packfile.REF_PACK and length > RANGE:
+            if may_be_replaced(kind, length, checksum):
+                pass  # it is asked for by itself
+            elif kind == packfile.REF_PACK and length > RANGE:
                 later[row] = partial(_remote(self.open_pack(run, number)).read_into, offset, length, checksum)
                 where = LATER
             elif kind == packfile.REF_PACK:
@@ -321,14 +324,14 @@ class LazyRuns(Runs):
         return found
 
     def _page(self, start: bytes, stop: bytes | None) -> Sequence[Live]:
-        return self.scan(start, stop, SCAN_LARGEST // _BYTES_PER_KEY)
+        return self.scan(start, stop, SCAN_LARGEST // _BYTES_PER_KEY)  # with the new places of replaced values
 
     def _scan(
         self, windows: Sequence[tuple[int, int, bytes | None]], start: bytes, stop: bytes | None, limit: int
     ) -> list[Listed]:
         blocks = [_Blocks(open_run, *window[:2]) for open_run, window in zip(self._lazy, windows, strict=True)]
         found = self._ask(blocks, lambda: index.scan(self._runs, start, stop, limit), start, stop)
-        return [Listed._make(item) for item in found]
+        return [Listed._make(item) if item[7] else self._listed(item) for item in found]
 
     def changes(self, start: bytes, stop: bytes | None, seq: int) -> list[Change]:
         blocks = [
@@ -476,6 +479,13 @@ def _whole(runs: Sequence[LazyRun]) -> list[_Blocks]:
 def open_runs(names: Sequence[RunName], packs: PackSource, known: Known = NONE_KNOWN) -> Runs:
     """Open the runs of one commit in packs that are mapped, or read by ranges."""
     return (LazyRuns if packs.is_ranged else Runs)(names, None, packs, known)
+
+
+def is_replaced(packs: PackSource, pack: PackName, offset: int) -> bool:
+    """Tell whether another value replaces the one at an offset of a pack. Raises `CorruptionError`."""
+    if packs.replaced is None:
+        return False
+    return packs.replaced.find(pack, offset, lambda table: open_runs([table], packs)) is not None
 
 
 def open_run(name: RunName, packs: PackSource) -> OpenRun:

@@ -19,6 +19,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
 from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
+from txstore.segments.replaced import FIRST_NUMBER
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
 from txstore.storage.spool import spooled
@@ -91,6 +92,11 @@ class Located(NamedTuple):
     later: Mapping[int, ReadInto] = MappingProxyType({})
 
 
+def may_be_replaced(kind: int, length: int, checksum: int) -> bool:
+    """Tell whether a ref may lead to a value that was replaced. One of 2^32 others looks the same."""
+    return not checksum and length > 0 and kind == packfile.REF_PACK
+
+
 def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the table that `index.locate` has found, as long as there are no buffers; and which values lie in packs.
 
@@ -101,7 +107,8 @@ def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64],
     table = np.empty((len(entries), 4), np.int64)
     table[:, 1:] = entries[:, 3:]
     table[:, 0] = np.where(kinds < 0, MISSING, ELSEWHERE)
-    return table, entries[:, 1] << 32 | entries[:, 2], kinds == packfile.REF_PACK
+    is_replaced = (entries[:, 5] == 0) & (entries[:, 4] > 0)  # perhaps: `may_be_replaced`
+    return table, entries[:, 1] << 32 | entries[:, 2], (kinds == packfile.REF_PACK) & ~is_replaced
 
 
 #: The packs that the refs of one run have led to, by their numbers in its table.
@@ -203,25 +210,72 @@ class Runs:
         """Open the pack that a ref names: its run's file, or one of the run's table."""
         pack = self._open_packs[run].get(number)
         if pack is None:
-            pack = self._packs.get(self._open[run].pack(number))
+            pack = self._packs.get(self.pack_name(run, number))
             self._open_packs[run].keep(number, pack)
         return pack
 
     def lookup(self, key: bytes) -> Found | None:
-        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it."""
+        """Return the newest entry of a key, be it a tombstone or the prefix tombstone that covers it.
+
+        Of a value that was replaced, return where the new one lies.
+        """
+        found = self.ref(key)
+        return found if found is None or found.checksum else self.resolved(found)
+
+    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """Return what `lookup` does for each of many keys."""
+        return [found if found is None or found.checksum else self.resolved(found) for found in self.refs(keys)]
+
+    def ref(self, key: bytes) -> Found | None:
+        """Do as `lookup`, but return the entry as it is stored."""
         try:
             found = index.lookup(self._runs, key)
         except ValueError as error:
             raise self._corrupt(error) from error
         return None if found is None else Found._make(found)
 
-    def lookup_all(self, keys: Sequence[bytes]) -> list[Found | None]:
-        """Return what `lookup` does for each of many keys."""
+    def refs(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """Return what `ref` does for each of many keys."""
         runs, lookup, make = self._runs, index.lookup, Found._make
         try:
             return [None if (found := lookup(runs, key)) is None else make(found) for key in keys]
         except ValueError as error:
             raise self._corrupt(error) from error
+
+    # --- values that were replaced
+
+    def resolved(self, found: Found) -> Found:
+        """Return where the value lies that replaces another; if none does, what was given."""
+        if not may_be_replaced(found.kind, found.length, found.checksum):
+            return found
+        return self._replacement(found) or found
+
+    def replacement(self, key: bytes) -> Found | None:
+        """Return where a value lies that has replaced another since this was opened; None if none has."""
+        found = self.ref(key)
+        if found is None or found.kind != packfile.REF_PACK or self._packs.replaced is None:
+            return None
+        self._packs.replaced.forget()
+        return self._replacement(found)
+
+    def _replacement(self, found: Found) -> Found | None:
+        if self._packs.replaced is None:
+            return None
+        place = self._packs.replaced.find(self.pack_name(found.run, found.pack), found.offset, self._open_table)
+        if place is None:
+            return None
+        return Found(found.run, packfile.REF_PACK, found.seq, *place)
+
+    def _open_table(self, name: RunName) -> Runs:
+        return type(self)([name], None, self._packs)
+
+    def _listed(self, item: Live) -> Listed:
+        listed = Listed._make(item)
+        if listed.checksum or not may_be_replaced(listed.kind, listed.length, listed.checksum):
+            return listed
+        return Listed(listed.key, *self.resolved(Found._make(item[1:])))
+
+    # --- values
 
     def value(self, key: str, encoded: bytes) -> memoryview | ForeignRange | None:
         """Return the value of a key as a view of the mapped file, its checksum compared; None if there is none.
@@ -236,6 +290,8 @@ class Runs:
             return None
         run, kind, _, number, offset, length, checksum = found
         if kind == packfile.REF_PACK:
+            if not checksum:
+                return self.stored(key, self.resolved(Found._make(found)))
             return self.open_pack(run, number).view(offset, length, checksum, key)
         if kind == packfile.REF_ERASED:
             raise ErasedError(key)
@@ -271,7 +327,8 @@ class Runs:
         if found is None or found[1] in _GONE:
             return Located([], np.array([(MISSING, 0, 0, 0)], np.int64))
         run, kind, _, number, offset, length, checksum = found
-        pack = self.open_pack(run, number) if kind == packfile.REF_PACK else None
+        is_here = kind == packfile.REF_PACK and not may_be_replaced(kind, length, checksum)
+        pack = self.open_pack(run, number) if is_here else None
         if isinstance(pack, OpenPack) and not (offset | length) >> 63:  # else it is damaged: its own read says so
             return Located([pack.mapped], np.array([(0, offset, length, checksum)], np.int64))
         return Located([], np.array([(ELSEWHERE, 0, 0, 0)], np.int64))
@@ -298,12 +355,16 @@ class Runs:
     def scan(self, start: bytes, stop: bytes | None, limit: int) -> list[Listed]:
         """Return the first live keys from `start` on, below `stop`."""
         try:
-            return [Listed._make(item) for item in index.scan(self._runs, start, stop, limit)]
+            found = index.scan(self._runs, start, stop, limit)
         except ValueError as error:
             raise self._corrupt(error) from error
+        return [Listed._make(item) if item[7] else self._listed(item) for item in found]
 
     def pages(self, start: bytes, stop: bytes | None) -> Iterator[Sequence[Live]]:
-        """Yield the live keys from `start` on, below `stop`, page by page: tuples of the fields of `Listed`."""
+        """Yield the live keys from `start` on, below `stop`, page by page: tuples of the fields of `Listed`.
+
+        Of a value that was replaced, they say where it lay.
+        """
         while page := self._page(start, stop):
             yield page
             start = page[-1][0] + b"\0"
@@ -326,6 +387,8 @@ class Runs:
 
     def pack_name(self, run: int, number: int) -> PackName:
         """Return which pack a ref names."""
+        if number >= FIRST_NUMBER and self._packs.replaced is not None:
+            return self._packs.replaced.pack_name(number)
         return self._open[run].pack(number)
 
     def pack(self, name: PackName) -> Pack:

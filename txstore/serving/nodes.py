@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txstore import processes
 from txstore.commit import Commit, Stored
-from txstore.comparing.nodes import index_of
-from txstore.errors import NodeNotFoundError
-from txstore.format.documents import Described, describe
+from txstore.deriving.declared import decode
+from txstore.errors import NodeNotFoundError, UnsupportedFormatError
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, count_members, layout_of, members
 from txstore.history.snapshot import Snapshot
 from txstore.serving.answers import Failure
 from txstore.serving.positions import Positions
 from txstore.serving.repository_protocol import Served
+from txstore.views.following import is_current
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +75,28 @@ class Nodes:
             "document": None if described is None else described.document,
             **measured,
             "constraints": about,
+            "views": self._views(snapshot, path),
         }
+
+    def _views(self, snapshot: Snapshot, path: str) -> list[dict[str, Any]]:
+        """Return the views that read or make a node, or one below it."""
+        try:
+            found = decode(snapshot.url, snapshot.declared.views)
+        except UnsupportedFormatError:  # of a later version: whoever reads needs none of them
+            return []
+        prefix = directory_prefix(path)
+        return [
+            {
+                "name": name,
+                "kind": view.kind,
+                "when": view.when,
+                "sources": view.sources,
+                "outputs": view.outputs,
+                "current": is_current(name, snapshot, lambda place: self._positions.snapshot(place.id)),
+            }
+            for name, view in sorted(found.items())
+            if any(each == path or each.startswith(prefix) for each in (*view.sources, *view.outputs))
+        ]
 
     def chunks(self, ref: str, path: str = "", start: str | None = None, shape: str | None = None) -> dict[str, Any]:
         """Return the commit that wrote each chunk in a part of an array's grid.

@@ -328,6 +328,9 @@ class HeldDocuments:
             return before(key) if link is None else transaction.staged.content(key, link)
 
         found = list(left_behind(changed, documents, before, after))
+        if found and (views := transaction.views.read()):  # the commit resizes what they make
+            derived = {output for view in views.values() for output in view.outputs}
+            found = [each for each in found if not {each.path, each.grown} & derived]
         if found:
             warnings.warn(UnequalLengthsWarning(found), stacklevel=4)
 

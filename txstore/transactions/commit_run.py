@@ -61,13 +61,14 @@ class CommitRun:
         transaction = self._publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         made = self._merges.values
+        derived = iter(sorted(key for key in self._merges.derived if key not in self._view.staged))
+        first = next(derived, None)
         for key, link in self._view.staged.items():
+            while first is not None and first < key:
+                yield from self._made(first, head)
+                first = next(derived, None)
             if key in made:
-                merged = made[key]
-                if merged.length:
-                    yield key, packfile.REF_PACK, merged.offset, merged.length, merged.checksum, 0
-                elif key in head:
-                    yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
+                yield from self._made(key, head)
             elif link.kind == packfile.FRAME_TOMBSTONE:
                 # A key that did not exist needs no tombstone, but it still counts as written (`_writes`).
                 if self._view.reflinks.any and (there := self._view.reflinks.find(key)) is not None:
@@ -82,6 +83,17 @@ class CommitRun:
             else:
                 pack, (_, offset) = numbers[self._staging.part.number_of(link)], packfile.split_offset(link.offset)
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
+        while first is not None:
+            yield from self._made(first, head)
+            first = next(derived, None)
+
+    def _made(self, key: str, head: Snapshot) -> Iterator[tuple[str, int, int, int, int, int]]:
+        """Yield the entry of a value that the commit itself has made."""
+        made = self._merges.values[key]
+        if made.length:
+            yield key, packfile.REF_PACK, made.offset, made.length, made.checksum, 0
+        elif key in head or (self._view.reflinks.any and self._view.reflinks.find(key) is not None):
+            yield key, packfile.REF_TOMBSTONE, 0, 0, 0, 0
 
     def _beside_others(self, key: str, link: Link) -> Staged | None:
         """Return the location of a document's copy next to other documents: opening a group then reads them at once."""

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import PROPOSED
+from txstore.deriving import declared as declared_views
+from txstore.deriving.derivation import derive
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
-from txstore.format.declarations import Declarations
+from txstore.format.constraints import as_text
+from txstore.format.declarations import Declarations, Written
 from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
@@ -86,6 +89,8 @@ class Committer:
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
+        self._derived_on: Snapshot | None = None  # the head on which the outputs of views were derived
+        self._distrusted: Written = {}  # the views whose outputs it changes though they are derived later
         #: A head, what the commit declares on top of it, and what was checked there.
         self._kept: tuple[Snapshot, Declarations, declared_constraints.CheckedOn] | None = None
 
@@ -241,6 +246,7 @@ class Committer:
         is_small, branch = self.publisher.end <= PROPOSED, self.publisher.branch
         found = self.commits.heads.to_follow(branch) if is_small else self.commits.head(branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
+            self._derive(checked)
             return checked
         return self._move_to(self.snapshots.newest(branch, found))
 
@@ -252,6 +258,7 @@ class Committer:
             # I10: tombstones of later deletions may be gone.
             raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
         self.writes = self.writes or self._writes()
+        was_derived, self._derived_on = self.merges.underive(), None
         since = self.head.seq
         if was_settled := self.merges.settled is not None:
             self.merges.unsettle()
@@ -264,13 +271,35 @@ class Committer:
             self._settle(head)
             since = self.base.seq
         self.head = head
-        if self.merges.merge(head, since) or self.merges.settled is not None or was_settled:
-            # The merged values overwrite the runs after the old values. All of them are synced with the header.
-            self.publisher.go_back(self.publisher.place)
-            self.own_run.append(head)
-            if self.merged is not None:
-                self._append_merged_run(head)
+        if self.merges.merge(head, since) or self.merges.settled is not None or was_settled or was_derived:
+            self._append_runs(head)
+        self._derive(head)
         return head
+
+    def _append_runs(self, head: Snapshot) -> None:
+        """Write the runs anew, behind values that were added, or at their place. All are synced with the header."""
+        self.publisher.go_back(self.publisher.place)
+        self.own_run.append(head)
+        if self.merged is not None:
+            self._append_merged_run(head)
+
+    def _derive(self, head: Snapshot) -> None:
+        """Derive the outputs of views on top of `head`. Raises `ViewError`."""
+        if self._derived_on is head:
+            return
+        there = head.declared
+        written = declarations.changed(self.staging.declared, there)
+        self._distrusted = {}
+        if written.views:
+            views = declared_views.decode(head.url, written.views)
+            at_commit = {name: view for name, view in views.items() if view.when == "commit"}
+            new = [name for name in at_commit if as_text(written.views[name]) != as_text(there.views.get(name))]
+            commit = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
+            derive(at_commit, new, commit)
+            if self.merges.derived:
+                self._append_runs(head)
+            self._distrusted = declared_views.distrust(written.views, commit, self.staging.declared.views)
+        self._derived_on = head
 
     def _settle(self, head: Snapshot) -> None:
         """Merge the staged changes with those of other commits since the base. Raises `ConflictError`."""
@@ -294,6 +323,8 @@ class Committer:
             changes, there = self.staging.declared, head.declared
             declarations.check_unmoved(changes, self.base.declared, there)
             written = declarations.changed(changes, there)
+            if self._distrusted:
+                written = written._replace(views={**written.views, **self._distrusted})
             if written.constraints:
                 outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
                 before = None if self._kept is None else self._kept[2]

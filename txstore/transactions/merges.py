@@ -31,6 +31,8 @@ class Merges:
         self.values: dict[str, Staged] = {}
         self.settled: Settled | None = None  # for the last head
         self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before `settle`
+        self.derived: set[str] = set()  # documents and chunks that views have made, for the last head
+        self._before_derived: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before
         self._parts: dict[str, list[Link]] = {}  # the layers of chunks that may be merged with other commits
 
     @property
@@ -68,6 +70,22 @@ class Merges:
             self.values, place = self._before
             self._publisher.go_back(place)
             self.settled = None
+
+    def derive(self, key: str, value: bytes | None) -> None:
+        """Set a key, too, or delete it, whether or not it is staged."""
+        if not self.derived:
+            self._before_derived = dict(self.values), self._publisher.place
+        self.derived.add(key)
+        self.values[key] = self._publisher.append_value(key.encode(), value or b"")
+
+    def underive(self) -> bool:
+        """Drop what was derived: it was for another head. Return whether there was anything."""
+        if not self.derived:
+            return False
+        self.values, place = self._before_derived
+        self._publisher.go_back(place)
+        self.derived = set()
+        return True
 
     def put_together(self) -> None:
         """Merge the parts of chunks that several processes wrote. Raises `ConflictError` if that is not possible."""

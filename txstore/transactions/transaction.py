@@ -35,6 +35,7 @@ from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
 from txstore.transactions.staged_constraints import constraints_of
 from txstore.transactions.staged_cursors import cursors_of
+from txstore.transactions.staged_views import StagedViews
 from txstore.transactions.staging import Staging
 
 if TYPE_CHECKING:
@@ -165,6 +166,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def cursors(self) -> Cursors:
         """How far each feed has come, by name: see `TxStore.cursors`."""
         return cursors_of(self._staging, self.lifecycle)
+
+    @property
+    def views(self) -> StagedViews:
+        """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
+        return StagedViews(self._staging, self.lifecycle)
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""

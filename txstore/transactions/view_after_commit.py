@@ -37,13 +37,16 @@ class CommitOutcome(Outcome):
         self._view = view
         self._merges = merges
         self._settled = merges.settled or {}
+        self._derived = merges.derived
         self._merged_away = merges.deleted
         self._unchanged = unchanged
         self._head = head
         self._seqs: dict[CommitName, int | None] = {}
 
-    def get(self, key: str) -> bytes | memoryview | None:
-        """Return a document."""
+    def document(self, key: str) -> bytes | memoryview | None:
+        """Return a document, as it will be."""
+        if key in self._derived:
+            return self._merges.read(key)
         if key in self._settled:
             return self._settled[key]
         link = self._view.staged.get(key)
@@ -59,6 +62,8 @@ class CommitOutcome(Outcome):
         return None if self._view.staged.is_below_deleted(key) else (self._head, key)
 
     def __contains__(self, key: str) -> bool:
+        if key in self._derived:
+            return self._merges.values[key].length > 0
         if key in self._settled:
             return self._settled[key] is not None
         link = self._view.staged.get(key)
@@ -68,7 +73,7 @@ class CommitOutcome(Outcome):
         return under is not None and under[1] in under[0]
 
     def after(self, path: str) -> Described | None:
-        return describe(self.get, path)
+        return describe(self.document, path)
 
     def before(self, path: str) -> Described | None:
         return describe(self._head.get_view, path)
@@ -76,7 +81,9 @@ class CommitOutcome(Outcome):
     def rewrites(self, path: str) -> bool:
         documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
         return self.remakes(path) or any(
-            (key in self._view.staged and key not in self._unchanged) or self._view.reflinks.find(key) is not None
+            key in self._derived
+            or (key in self._view.staged and key not in self._unchanged)
+            or self._view.reflinks.find(key) is not None
             for key in documents
         )
 
@@ -108,8 +115,9 @@ class CommitOutcome(Outcome):
     def changed_below(self, path: str) -> Iterator[str]:
         prefix = directory_prefix(path)
         for key in self._view.staged.between(prefix, after_prefix(prefix)):
-            if key not in self._unchanged:
+            if key not in self._unchanged and key not in self._derived:
                 yield key
+        yield from [key for key in self._derived if key.startswith(prefix)]
         yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
 
     def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
@@ -117,11 +125,12 @@ class CommitOutcome(Outcome):
 
         try:
             decoder = ChunkDecoder(array.key.rpartition("/")[2], array.content, below(array.key, key))
-            return decoder.decode(self._chunk(key))
+            return decoder.decode(self.value(key))
         except NotMergeableError as error:
             raise UnreadableLabelsError(str(error)) from error
 
-    def _chunk(self, key: str) -> bytes | memoryview | None:
+    def value(self, key: str) -> bytes | memoryview | None:
+        """Return what will be stored under a key."""
         if key in self._merges.values:
             return self._merges.read(key)
         link = self._view.staged.get(key)
@@ -129,6 +138,10 @@ class CommitOutcome(Outcome):
             return self._view.value(link)
         under = self._under(key)
         return None if under is None else under[0].get_view(under[1])
+
+    def value_before(self, key: str) -> bytes | memoryview | None:
+        """Return what is stored under a key at the head."""
+        return self._head.get_view(key)
 
     def identify(self, keys: Sequence[str]) -> Sequence[Hashable | None]:
         found: dict[str, Hashable] = {}
@@ -146,6 +159,10 @@ class CommitOutcome(Outcome):
         for snapshot, names in self._by_snapshot(rest):
             found.update((names[name], _place(ref)) for name, ref in refs_of(snapshot, names))
         return [found.get(key) for key in keys]
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Set a key besides what the commit changes, or delete it."""
+        self._merges.derive(key, value)
 
     def fetch(self, keys: Sequence[str]) -> None:
         staged = self._view.staged

@@ -25,7 +25,19 @@ playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
 
 #: These need more than files, or are another thing without a server.
-OTHERS = {"url", "origins", "format", "next", "constraints", "moved_from", "regions", "children", "truncated", "lists"}
+OTHERS = {
+    "url",
+    "origins",
+    "format",
+    "next",
+    "constraints",
+    "views",
+    "moved_from",
+    "regions",
+    "children",
+    "truncated",
+    "lists",
+}
 
 
 class Files(Looking):

@@ -84,6 +84,7 @@ function drawDetails(into, context) {
   const address = zarrAddress(commit, node.path);
   const isArray = node.kind === "array";
   const constraints = node.constraints ?? [];
+  const views = node.views ?? [];
   const attributes = Object.entries(node.attributes ?? {});
   const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
   replace(into,
@@ -105,6 +106,13 @@ function drawDetails(into, context) {
     constraints.length
       ? h("div", { class: "card pad" }, h("h2", {}, "Constraints"),
           table(["Name", "What every commit has to keep"], constraints.map(({ name, ...value }) => [name, h("pre", {}, json(value))])))
+      : null,
+    views.length
+      ? h("div", { class: "card pad" }, h("h2", {}, "Views"),
+          table(["Name", "Kind", "Derived", "Of", "Makes", "Now"], views.map((view) => [
+            view.name, view.kind, view.when === "commit" ? "by each commit" : "later",
+            view.sources.join(", "), view.outputs.join(", "), view.current ? "current" : "behind",
+          ])))
       : null,
     files === null
       ? h("div", { class: "card pad" }, h("h2", {}, "Open in"),

@@ -66,7 +66,7 @@ export class Nodes {
     const described = await this.described(store, path);
     if (!described && path && (await store.entries(prefixOf(path), prefixOf(path)).next()).done) throw missing(path);
     const told = await this.told(store, path, described);
-    return { commit: stored.header.id, ...told, document: described?.document ?? null, constraints: [] };
+    return { commit: stored.header.id, ...told, document: described?.document ?? null, constraints: [], views: [] };
   }
 
   async told(store, path, described) {

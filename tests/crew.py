@@ -1,0 +1,74 @@
+"""Processes that stay and do what they are sent, one history after the other. Some are killed in the middle."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import zarr
+
+from tests.transactions.arrays import HAS_RECTILINEAR
+
+#: Does the work of one process in one history, given the path of the repository and a seed; returns a report.
+Work = Callable[[str, str], Any]
+
+
+class FailedError(Exception):
+    """What a worker has met: its traceback."""
+
+
+def serve(connection: Connection, work: Work) -> None:
+    """Do what comes, until nothing comes any more."""
+    if HAS_RECTILINEAR:
+        zarr.config.set({"array.rectilinear_chunks": True})
+    while (task := connection.recv()) is not None:
+        try:
+            connection.send(work(*task))
+        except Exception:  # noqa: BLE001 - the parent tells of it
+            connection.send(FailedError(traceback.format_exc()))
+
+
+class Crew:
+    """Some processes; one that was killed is replaced."""
+
+    def __init__(self, work: Work, *, workers: int = 4, killed: int = 200) -> None:
+        """`killed`: in so many of a thousand histories, one process is killed."""
+        self._context = multiprocessing.get_context("spawn")
+        self._work, self._killed = work, killed
+        self._members = [self._member() for _ in range(workers)]
+
+    def _member(self) -> tuple[Any, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(theirs, self._work), daemon=True)
+        process.start()
+        return process, ours
+
+    def run(self, path: Path, seed: int, drawn: random.Random) -> list[Any]:
+        """Return the reports of those that were not killed. Raises `FailedError`."""
+        for number, (_, connection) in enumerate(self._members):
+            connection.send((str(path), f"{seed}/{number}"))
+        others = [each for _, each in self._members]
+        if drawn.randrange(1000) < self._killed:
+            which = drawn.randrange(len(self._members))
+            process, connection = self._members[which]
+            connection.poll(drawn.random() * 0.4)
+            process.kill()
+            process.join()
+            connection.close()
+            others.remove(connection)
+            self._members[which] = self._member()
+        reports = [each.recv() for each in others]
+        for report in reports:
+            if isinstance(report, FailedError):
+                raise report
+        return reports
+
+    def close(self) -> None:
+        for process, connection in self._members:
+            connection.send(None)
+            process.join()

@@ -1,0 +1,698 @@
+"""Erasing rows: no file has them afterwards, and every other element of every commit reads as before."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import txstore
+from tests.maintenance.erased_rows import Contents, array_of, check, contents, files_of, leaks
+from txstore.maintenance import erase as erasing
+from txstore.maintenance import scrub as scrubbing
+
+DRAWN = random.Random(3)
+
+
+def secret(length: int = 2) -> np.ndarray[Any, Any]:
+    """Elements like no others: 8 bytes each."""
+    return np.frombuffer(DRAWN.randbytes(8 * length), np.uint64)
+
+
+class Study:
+    """Patients and their values, in several commits: rows are changed, appended, and inserted before others."""
+
+    def __init__(self, repo: txstore.Repository, **options: Any) -> None:
+        self.repo = repo
+        self.rows: list[bytes] = []  # all that was ever written of patient 20
+        labels = [10, 20, 30]
+        with repo.transaction("first") as store:
+            zarr.create_group(store)
+            array_of(store, "patient", np.array(labels), ["patient"], (2,))
+            array_of(store, "v", self.data(labels), ["patient", "x"], (2, 2), **options)
+            array_of(store, "g/w", self.data(labels), ["x", "patient"], (3, 3), **options)
+            array_of(store, "other", np.arange(5), ["x"], (5,))
+        repo.tags["v1"] = 0
+        with repo.transaction("changed") as store:
+            zarr.open_array(store, path="v")[1] = self.noted(secret(3))
+        labels = [10, 20, 30, 40, 50]
+        with repo.transaction("appended") as store:
+            for path, data in {"patient": np.array([40, 50]), "v": secret(6).reshape(2, 3)}.items():
+                zarr.open_array(store, path=path).append(data)
+            zarr.open_array(store, path="g/w").resize((3, 5))
+        repo.branches["dev"] = repo.head()
+        labels = [5, *labels]
+        with repo.transaction("inserted before") as store:
+            for path in ("patient", "v"):
+                array = zarr.open_array(store, path=path)
+                old = array[...]
+                array.resize((6, *array.shape[1:]))
+                array[1:] = old
+                array[:1] = 5 if path == "patient" else secret(3)[None]
+            array = zarr.open_array(store, path="g/w")
+            old = array[...]
+            array.resize((3, 6))
+            array[:, 1:] = old
+        with repo.transaction("on dev", branch="dev") as store:
+            zarr.open_array(store, path="v")[1] = self.noted(secret(3))
+            zarr.open_array(store, path="v")[1] = self.noted(secret(3))  # twice in one transaction
+        gc.collect()
+
+    def noted(self, row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.rows += [each.tobytes() for each in row]
+        return row
+
+    def data(self, labels: list[int]) -> np.ndarray[Any, Any]:
+        shape = (len(labels), 3) if not hasattr(self, "_second") else (3, len(labels))
+        found = secret(3 * len(labels)).reshape(shape)
+        self.noted(found[1] if not hasattr(self, "_second") else found[:, 1])
+        self._second = True
+        return found
+
+    def where(self, before: Contents) -> Callable[[str, int, str], Any]:
+        """Return what says which elements are those of patient 20."""
+
+        def is_erased(branch: str, version: int, path: str) -> Any:
+            rows = np.flatnonzero(before[branch, version, "patient"] == 20)
+            return {"v": (rows,), "g/w": (slice(None), rows)}.get(path)
+
+        return is_erased
+
+
+def test_no_file_has_a_byte_of_it(repo: txstore.Repository) -> None:
+    study = Study(repo)
+    commits = {commit.id for name in ("main", "dev") for commit in repo.log(name)}
+    before = contents(repo)
+    assert leaks(repo.url, *study.rows)
+
+    report = repo.erase("", {"patient": 20})
+
+    assert leaks(repo.url, *study.rows) == []
+    for each in (repo, txstore.Repository(repo.url)):
+        check(before, contents(each), study.where(before), lambda _: 0)
+    assert repo.verify().faults == []
+    assert {commit.id for name in ("main", "dev") for commit in repo.log(name)} >= commits
+    assert report.commit == repo.head()
+    assert repo.head().message == "erased rows of 'g/w', 'v' along 'patient'"
+    [erasure] = repo.erasures()
+    assert (erasure.paths, erasure.dimensions, erasure.values) == (("g/w", "v"), ("patient",), report.values)
+    assert "rows of 'g/w', 'v' along 'patient'" in str(erasure)
+    assert repo.erase("", {"patient": 20}).commit is None
+    assert repo.verify(repair=True).faults == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressors": "auto"},
+        {"shards": (2, 4), "compressors": None},
+        {"shards": (4, 4), "compressors": zarr.codecs.GzipCodec()},
+        {"zarr_format": 2, "compressors": None},
+        {"fill_value": 7, "compressors": zarr.codecs.BloscCodec()},
+    ],
+    ids=["zstd", "sharded", "sharded and gzip", "format 2", "blosc"],
+)
+def test_whatever_encodes_the_chunks(repo: txstore.Repository, options: dict[str, Any]) -> None:
+    fill = options.get("fill_value", 0)
+    labels, versions = np.array([3, 1, 2]), [secret(12).reshape(3, 4) for _ in range(3)]
+    is_v2 = options.get("zarr_format") == 2
+    with repo.transaction() as store:
+        if is_v2:
+            zarr.create_group(store, zarr_format=2)
+            for path, data, dims, chunks in (("p", labels, ["p"], (3,)), ("v", versions[0], ["p", "x"], (2, 2))):
+                zarr.create_array(
+                    store, name=path, data=data, chunks=chunks, attributes={"_ARRAY_DIMENSIONS": dims}, **options
+                )
+        else:
+            array_of(store, "p", labels, ["p"], (3,))
+            array_of(store, "v", versions[0], ["p", "x"], (2, 2), **options)
+    for each in versions[1:]:
+        with repo.transaction() as store:
+            zarr.open_array(store, path="v")[...] = each
+    before = contents(repo)
+    repo.erase("v", {"p": 1})
+    check(before, contents(repo), lambda *place: 1 if place[2] == "v" else None, lambda _: fill)
+    pieces = [each.tobytes() for data in versions for each in data[1]]
+    assert leaks(repo.url, *pieces) == []
+
+
+def test_texts(repo: txstore.Repository) -> None:
+    names = np.array(["Ann Lee", "Bob Ray", "Cy Fox"], dtype=object)
+    with repo.transaction() as store:
+        for path, data in {"who": names, "says": np.array(["one", "two " * 9, "three"], dtype=object)}.items():
+            z = zarr.create_array(
+                store, name=path, shape=3, chunks=2, dtype=str, dimension_names=["who"], compressors=None
+            )
+            z[:] = data
+    assert leaks(repo.url, b"two two")
+    repo.erase("", {"who": "Bob Ray"}, labels=True)
+    assert leaks(repo.url, b"two two", b"Bob Ray") == []
+    found = {path: list(zarr.open_array(repo.snapshot(at=0), path=path, mode="r")[:]) for path in ("who", "says")}
+    assert found == {"who": ["Ann Lee", "", "Cy Fox"], "says": ["one", "", "three"]}
+    with pytest.raises(txstore.ErasureError, match="no commit has such rows"):
+        repo.erase("", {"who": "Bob Ray"}, labels=True)
+
+
+def test_records_say_no_labels(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        z = zarr.create_array(store, name="who", shape=2, dtype=str, dimension_names=["who"], compressors=None)
+        z[:] = np.array(["Ann Lee", "Bob Ray"], dtype=object)
+        array_of(store, "v", np.arange(1, 3), ["who"], (1,))
+    repo.erase("v", {"who": "Bob Ray"}, labels=True)
+    assert leaks(repo.url, b"Bob Ray") == []
+    [operation] = [each for each in repo.log(operations=True) if each.operation == "erase"]
+    assert operation.arguments == {"paths": ["v", "who"], "dimensions": ["who"]}
+
+
+def days(start: str, count: int) -> xr.Dataset:
+    time = np.datetime64(start, "ns") + np.arange(count) * np.timedelta64(1, "D")
+    return xr.Dataset(
+        {"t": (("time", "x"), np.random.default_rng(count).random((count, 2)))}, {"time": time, "x": [0, 1]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("2024-01-30", slice("2024-01-30", "2024-01-30")),
+        ("2024-02", slice("2024-02-01", "2024-02-29")),
+        (slice("2024-01-30", "2024-02"), slice("2024-01-30", "2024-02-29")),
+        (slice(None, "2024-02-03"), slice(None, "2024-02-03")),
+        (["2024-02-01", np.datetime64("2024-02-03")], ["2024-02-01", "2024-02-03"]),
+        (np.array(["2024-02-01"], "M8[s]"), ["2024-02-01"]),
+    ],
+)
+def test_dates(repo: txstore.Repository, chosen: Any, expected: Any) -> None:
+    with repo.transaction() as store:
+        days("2024-01-20", 20).to_zarr(store, encoding={"t": {"chunks": (7, 2)}})
+    with repo.transaction() as store:
+        days("2024-02-09", 30).to_zarr(store, append_dim="time")
+
+    def read(at: int) -> xr.DataArray:
+        with xr.open_dataset(repo.snapshot(at=at), engine="zarr", consolidated=False) as ds:
+            return xr.DataArray(ds.t.values, {"time": ds.time.values}, ("time", "x"))
+
+    before = [read(at) for at in range(2)]
+    gc.collect()
+    repo.erase("t", {"time": chosen})
+    for at, was in enumerate(before):
+        gone = was.time.isin(was.sel(time=expected).time)
+        np.testing.assert_array_equal(read(at), was.where(~gone))  # NaN: the `_FillValue` that xarray has written
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_meant"),
+    [
+        (slice(20, 30), lambda labels: (labels >= 20) & (labels <= 30)),
+        (slice(30, None), lambda labels: labels >= 30),
+        ([10, 50], lambda labels: np.isin(labels, [10, 50])),
+        (list(range(20, 60, 2)), lambda labels: np.isin(labels, range(20, 60, 2))),
+        (np.int64(40), lambda labels: labels == 40),
+    ],
+)
+def test_numbers(repo: txstore.Repository, chosen: Any, is_meant: Callable[[Any], Any]) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    if isinstance(chosen, list) and len(chosen) > 5:
+        with pytest.raises(txstore.ErasureError, match="'patient': 22, 24"):
+            repo.erase("v", {"patient": chosen})
+        chosen = [20, 30, 40, 50, 10, 5, 20, 30, 40]
+        is_meant = lambda labels: np.isin(labels, chosen)  # noqa: E731
+    repo.erase("v", {"patient": chosen})
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return is_meant(before[branch, version, "patient"]) if path == "v" else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+    assert study.rows
+
+
+def test_labels_that_descend(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "lat", np.array([90.0, 45, 0, -45]), ["lat"], (4,))
+        array_of(store, "v", np.arange(1, 5), ["lat"], (2,))
+    repo.erase("v", {"lat": slice(50, 0)})
+    assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [1, 0, 0, 4]
+
+
+def test_several_dimensions(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "a", np.arange(3), ["a"], (3,))
+        array_of(store, "b", np.arange(4), ["b"], (4,))
+        array_of(store, "v", np.arange(1, 13).reshape(3, 4), ["a", "b"], (2, 2))
+        array_of(store, "only a", np.arange(1, 4), ["a"], (2,))
+    before = contents(repo)
+    repo.erase("", {"a": 1, "b": slice(2, 3)})
+    check(before, contents(repo), lambda *place: (1, [2, 3]) if place[2] == "v" else None, lambda _: 0)
+
+
+def test_positions(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "v", np.arange(1, 7), ["x"], (2,))
+    with repo.transaction() as store:
+        zarr.open_array(store, path="v").append(np.arange(7, 10))
+    before = contents(repo)
+    with pytest.raises(txstore.ErasureError, match="no coordinate"):
+        repo.erase("v", {"x": 2})
+    repo.erase("v", {"x": [0, 3]}, positions=True)
+    repo.erase("v", {"x": slice(6, None)}, positions=True)
+    check(before, contents(repo), lambda _, version, __: [0, 3] if not version else [0, 3, 6, 7, 8], lambda _: 0)
+    assert repo.erase("v", {"x": 0}, positions=True).commit is None
+
+
+def test_what_names_no_rows(repo: txstore.Repository) -> None:
+    Study(repo)
+    head = repo.head()
+    for rows, options, kind, words in (
+        ({}, {}, ValueError, "name the rows"),
+        ({"patient": []}, {}, ValueError, "no labels"),
+        ({"patient": slice(None)}, {}, ValueError, "all of it"),
+        ({"patient": slice(1, 9, 2)}, {}, ValueError, "step"),
+        ({"patient": "20"}, {}, TypeError, "another kind"),
+        ({"patient": float("nan")}, {}, ValueError, "NaN"),
+        ({"patient": -1}, {"positions": True}, ValueError, "from the end"),
+        ({"patient": 1.5}, {"positions": True}, TypeError, "integers"),
+        ({"patient": 20, "x": 1}, {"labels": True}, ValueError, "one dimension"),
+        ({"patient": 21}, {}, txstore.ErasureError, "no commit has such rows .'patient': 21"),
+        ({"time": 21}, {}, txstore.ErasureError, "dimensions 'time'"),
+        ({"patient": 99}, {"positions": True}, txstore.ErasureError, "no commit has such rows"),
+    ):
+        with pytest.raises(kind, match=words):
+            repo.erase("v", rows, **options)
+    with pytest.raises(txstore.NodeNotFoundError):
+        repo.erase("absent", {"patient": 20})
+    with pytest.raises(ValueError, match="are about rows"):
+        repo.erase("v", labels=True)
+    with pytest.raises(TypeError, match="comes last"):
+        repo.erase({"patient": 20}, "v")
+    with pytest.raises(ValueError, match="name the arrays"):
+        repo.erase({"patient": 20})
+    assert repo.head() == head
+    assert repo.erasures() == []
+
+
+# --- what is in the way
+
+
+def test_what_was_moved_or_copied_is_erased_with_it_or_not_at_all(repo: txstore.Repository) -> None:
+    study = Study(repo)
+    with repo.transaction("copy") as store:
+        store.copy("v", "copied")
+    del store
+    gc.collect()
+    with pytest.raises(txstore.ErasureError, match=r"the same values.*'copied'"):
+        repo.erase("v", {"patient": 20})
+    assert repo.erasures() == []
+    before = contents(repo)
+    repo.erase("v", "copied", {"patient": 20})
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return study.where(before)(branch, version, "v") if path in ("v", "copied") else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+
+
+def test_a_commit_without_labels(repo: txstore.Repository) -> None:
+    """A value that some commit has under a label is found by it; one that no commit has labelled can't be."""
+    with repo.transaction("values first") as store:
+        array_of(store, "v", np.arange(1, 5), ["p"], (2,))
+    with repo.transaction("then labels") as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+    repo.erase("v", {"p": 1})
+    assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [1, 0, 3, 4]
+    with repo.begin("labels go") as mapping:
+        mapping.delete_dir("p")
+    with repo.transaction("changed without labels") as store:
+        zarr.open_array(store, path="v")[0] = 9
+    del mapping, store
+    gc.collect()
+    with pytest.raises(txstore.ErasureError, match="no coordinate that says which rows"):
+        repo.erase("v", {"p": 2})
+
+
+def test_labels_that_are_not_written_yet(repo: txstore.Repository) -> None:
+    """As long as a coordinate has only fill values, they are no labels."""
+    with repo.transaction("values first") as store:
+        array_of(store, "v", np.arange(1, 5), ["p"], (2,))
+        zarr.create_array(store, name="p", shape=4, dtype="i8", dimension_names=["p"])
+    with repo.transaction("then labels") as store:
+        zarr.open_array(store, path="p")[:] = np.arange(4)
+    before = contents(repo)
+    repo.erase("v", {"p": 0})
+    check(before, contents(repo), lambda *place: 0 if place[2] == "v" else None, lambda _: 0)
+
+
+def test_values_outside_are_refused_by_name(repo: txstore.Repository, tmp_path: Path) -> None:
+    outside = tmp_path / "data.bin"
+    outside.write_bytes(np.arange(4).tobytes())
+    repo = txstore.Repository(repo.url, sources=[f"file://{tmp_path}"])
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        zarr.create_array(store, name="v", shape=4, chunks=2, dtype="i8", dimension_names=["p"], compressors=None)
+        store.set_reference("v/c/0", f"file://{outside}", 0, 16)
+        zarr.open_array(store, path="v")[2:] = [7, 8]
+    del store
+    gc.collect()
+    with pytest.raises(txstore.ErasureError, match="'v/c/0' lies in a file outside"):
+        repo.erase("v", {"p": 1})
+    assert repo.erasures() == []
+    repo.erase("v", {"p": 3})
+    assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [0, 1, 7, 0]
+
+
+def test_readers_and_transactions_are_waited_for(repo: txstore.Repository) -> None:
+    study = Study(repo)
+    reader = repo.mapping(at=1)
+    assert reader["v/c/0/0"]
+    head = repo.head()
+    with pytest.raises(txstore.ErasureTimeoutError, match=r"reads main@1.*Nothing was changed"):
+        repo.erase("v", {"patient": 20}, timeout=0)
+    assert repo.head() == head
+    del reader
+    gc.collect()
+    writing = repo.begin("open")
+    writing["other/c/0"] = b"8" * 40
+    with pytest.raises(txstore.ErasureTimeoutError, match="or writes on it"):
+        repo.erase("v", {"patient": 20}, timeout=0)
+    writing.rollback()
+    del writing
+    gc.collect()
+    repo.erase("", {"patient": 20}, timeout=0)
+    assert leaks(repo.url, *study.rows) == []
+
+
+def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:
+    Study(repo)
+    with repo.transaction("frozen") as store:
+        store.constraints["closed"] = txstore.constraints.Frozen("the study has ended", "v")
+    del store
+    gc.collect()
+    with pytest.raises(txstore.ConstraintError):
+        repo.erase("v", {"patient": 20})
+    assert repo.erasures() == []
+    del repo.constraints["closed"]
+    gc.collect()
+    repo.erase("v", {"patient": 20})
+
+
+def test_other_chunks_are_written_meanwhile(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits to the same array beside it stay, and are not erased."""
+    study = Study(repo)
+    other, wait, numbers = txstore.Repository(repo.url), erasing._Erasing._wait, iter(range(2))
+
+    def beside(self: Any, **options: Any) -> None:
+        if (number := next(numbers, None)) is not None:
+            with other.transaction("beside") as store:
+                zarr.open_array(store, path="v")[5] = number + 100
+            del store
+            gc.collect()
+        wait(self, **options)
+
+    monkeypatch.setattr(erasing._Erasing, "_wait", beside)
+    before = contents(repo)
+    repo.erase("", {"patient": 20})
+    assert next(numbers, None) is None
+    assert leaks(repo.url, *study.rows) == []
+    check(before, contents(repo), study.where(before), lambda _: 0)
+    assert set(zarr.open_array(repo.snapshot(), path="v", mode="r")[5]) == {101}
+
+
+# --- afterwards
+
+
+def test_upkeep_afterwards(repo: txstore.Repository) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    repo.erase("", {"patient": 20})
+    repo.optimize()
+    check(before, contents(repo), study.where(before), lambda _: 0)
+    repo.vacuum()
+    check(before, contents(repo), study.where(before), lambda _: 0)
+    assert repo.usage().total > 0
+    assert repo.verify().ok
+    packs = {path for path, _ in files_of(Path(repo.url) / "packs")}
+    del repo.branches["dev"]
+    del repo.tags["v1"]
+    gc.collect()
+    repo.vacuum(keep=1)
+    assert repo.verify().ok
+    assert packs - {path for path, _ in files_of(Path(repo.url) / "packs")}  # no commit needs the table any more
+    assert leaks(repo.url, *study.rows) == []
+    at_head = {place: data for place, data in before.items() if place[:2] == ("main", 3)}
+    after = {("main", 3, place[2]): data for place, data in contents(repo).items() if place[0] == "main"}
+    check(at_head, after, study.where(at_head), lambda _: 0)
+
+
+def test_again_and_again(repo: txstore.Repository) -> None:
+    """Another row of the same chunks, then the array as a whole."""
+    study = Study(repo)
+    before = contents(repo)
+    repo.erase("", {"patient": 20})
+    repo.erase("v", {"patient": 10})
+    rows = [data[before[place[0], place[1], "patient"] == 10] for place, data in before.items() if place[2] == "v"]
+    pieces = [each.tobytes() for row in rows for each in row.reshape(-1)]
+    assert leaks(repo.url, *study.rows, *pieces) == []
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        labels = before[branch, version, "patient"]
+        return {"v": np.isin(labels, [10, 20]), "g/w": (slice(None), labels == 20)}.get(path)
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+    assert repo.verify().ok
+    repo.erase("v")
+    all_of_it = {each.tobytes() for place, data in before.items() if place[2] == "v" for each in data.reshape(-1)}
+    assert leaks(repo.url, *(all_of_it - {bytes(8)})) == []
+    with pytest.raises(txstore.ErasedError):
+        zarr.open_array(repo.snapshot(at=0), path="v", mode="r")
+    rest = {place: data for place, data in before.items() if place[2] != "v"}
+    check(rest, contents(repo), study.where(before), lambda _: 0)
+    assert repo.verify().ok
+    assert all(each.finished for each in repo.erasures())
+
+
+def test_what_older_commits_had_comes_back_without_it(repo: txstore.Repository) -> None:
+    study = Study(repo)
+    repo.erase("", {"patient": 20})
+    with repo.transaction("restored") as store:
+        store.restore("v", at=0)
+    with repo.transaction("copied") as store:
+        store.copy("v", "old", at=repo.commit(1))
+    del store
+    for path, row in {"v": 1, "old": 1}.items():
+        array = zarr.open_array(repo.snapshot(), path=path, mode="r")[...]
+        assert not array[row].any()
+        assert array[0].all()
+    assert [node.path for node in repo.diff(0, 1).changed] in ([], ["v"])
+    gc.collect()
+    repo.optimize()
+    repo.vacuum()
+    assert not zarr.open_array(repo.snapshot(), path="old", mode="r")[1].any()
+    gc.collect()
+    with pytest.raises(txstore.ErasureError, match="no coordinate that says which rows"):
+        repo.erase("v", "old", {"patient": 10})  # it is shorter than the coordinate
+    repo.erase("v", "old", {"patient": 0}, positions=True)
+    assert not zarr.open_array(repo.snapshot(), path="old", mode="r")[:2].any()
+    assert repo.verify().ok
+    assert leaks(repo.url, *study.rows) == []
+
+
+def test_values_that_no_commit_has_any_more(repo: txstore.Repository) -> None:
+    """Their files are kept for other values. Nobody can tell which rows they have: they are erased as a whole."""
+    rows = [secret(4) for _ in range(3)]
+    for row in rows:
+        with repo.transaction() as store:
+            if "p/zarr.json" not in store:
+                array_of(store, "p", np.arange(4), ["p"], (4,))
+                array_of(store, "v", row, ["p"], (4,))
+                array_of(store, "kept", np.arange(9), ["x"], (9,))
+            zarr.open_array(store, path="v")[:] = row
+    del store
+    gc.collect()
+    repo.vacuum(keep=1)
+    assert leaks(repo.url, rows[0].tobytes())
+    repo.erase("v", {"p": 2})
+    assert leaks(repo.url, *(row[2].tobytes() for row in rows)) == []
+    assert list(zarr.open_array(repo.snapshot(), path="kept", mode="r")[:]) == list(range(9))
+    gc.collect()
+    assert repo.verify().ok
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> None:
+    """The chunk at the end is copied with the rows that no reader sees any more."""
+    rows = secret(8)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(10, 18), ["p"], (8,))
+        array_of(store, "v", rows, ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[4] = 1
+    if grows:
+        with repo.transaction("longer") as store:
+            for path in ("p", "v"):
+                zarr.open_array(store, path=path).resize((8,))
+            zarr.open_array(store, path="p")[6:] = [20, 21]
+    del store
+    gc.collect()
+    before = contents(repo)
+    if grows:  # the old values are seen again, under other labels
+        assert before["main", 3, "v"][7] == rows[7]
+        repo.erase("v", {"p": [17, 21]})
+    else:
+        repo.erase("v", {"p": 17})
+        assert leaks(repo.url, rows[6].tobytes())  # of the first commit, in which it is seen
+    assert leaks(repo.url, rows[7].tobytes()) == []
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return np.isin(before[branch, version, "p"], [17, 21]) if path == "v" else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+    gc.collect()
+    assert repo.erase("v", {"p": 17}).commit is None
+
+
+def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    other = txstore.Repository(repo.url)
+    monkeypatch.setattr(erasing._Erasing, "_holders", lambda self: iter(()))
+    old = other.snapshot(at=0)
+    assert zarr.open_array(old, path="v", mode="r")[2, 0] == before["main", 0, "v"][2, 0]
+    repo.erase("", {"patient": 20})
+    found = zarr.open_array(old, path="v", mode="r")[...]
+    check({("main", 0, "v"): before["main", 0, "v"]}, {("main", 0, "v"): found}, study.where(before), lambda _: 0)
+
+
+# --- interrupted
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("number", range(5))
+def test_interrupted_it_is_done_again(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int, labels: bool
+) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    rewrite, left = scrubbing.rewrite, iter(range(number))
+
+    def interrupted(*args: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        rewrite(*args)
+
+    monkeypatch.setattr(erasing, "rewrite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        repo.erase("", {"patient": 20}, labels=labels)
+    monkeypatch.undo()
+    again = txstore.Repository(repo.url)
+    [fault] = again.verify().faults
+    assert (fault.part, "erase it again" in fault.reason) == ("erasure", True)
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        rows = study.where(before)(branch, version, path)
+        at = before[branch, version, "patient"] == 20
+        return at if path == "patient" and labels else rows
+
+    check(before, contents(again), is_erased, lambda _: 0, in_between=True)
+    again.vacuum()
+    again.erase("", {"patient": 20}, labels=labels)
+    assert leaks(repo.url, *study.rows) == []
+    check(before, contents(again), is_erased, lambda _: 0)
+    assert again.verify().ok
+    assert all(each.finished for each in again.erasures())
+
+
+def test_interrupted_and_then_erased_as_a_whole(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(repo)
+    monkeypatch.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        repo.erase("", {"patient": 20})
+    monkeypatch.undo()
+    repo.erase("v", "g")
+    assert leaks(repo.url, *study.rows) == []
+    assert all(each.finished for each in repo.erasures())
+    assert repo.verify().ok
+
+
+# --- copies
+
+
+def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    old, new = tmp_path / "old.tx", tmp_path / "new.tx"
+    repo.backup(old)
+    repo.erase("", {"patient": 20})
+    with pytest.raises(txstore.BackupErasureError, match="rows of 'g/w', 'v' along 'patient' by"):
+        repo.backup(old)
+    for copy in (old, new, old):
+        repo.backup(copy, erase=True)
+        assert leaks(copy, *study.rows) == []
+        copied = txstore.Repository(copy)
+        assert copied.verify().faults == []
+        assert copied.erasures() == repo.erasures()
+        check(before, contents(copied), study.where(before), lambda _: 0)
+
+
+def test_a_backup_that_has_more(repo: txstore.Repository, tmp_path: Path) -> None:
+    """A copy has commits that were expired here: nobody here knows their rows, so they are erased as a whole there."""
+    study = Study(repo)
+    copy = tmp_path / "copy.tx"
+    repo.backup(copy)
+    del repo.tags["v1"]
+    repo.vacuum(keep=1)
+    repo.vacuum(keep=1, branch="dev")
+    repo.erase("", {"patient": 20})
+    gc.collect()
+    repo.backup(copy, erase=True)
+    assert leaks(copy, *study.rows) == []
+    copied = txstore.Repository(copy)
+    assert copied.verify().faults == []
+    assert list(zarr.open_array(copied.snapshot(at=0), path="patient", mode="r")[:]) == [10, 20, 30]
+
+
+# --- repair
+
+
+@pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 1), ("main", 3), ("dev", 3)])
+@pytest.mark.parametrize("what", ["run", "frame"])
+def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, version: int, what: str) -> None:
+    study = Study(repo)
+    before = contents(repo)
+    repo.erase("", {"patient": 20})
+    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{version:010}")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"v/c/") - 20] ^= 4
+    path.write_bytes(content)
+    assert not txstore.Repository(repo.url).verify().ok
+    assert txstore.Repository(repo.url).verify(repair=True).faults == []
+    assert leaks(repo.url, *study.rows) == []
+    check(before, contents(txstore.Repository(repo.url)), study.where(before), lambda _: 0)
+
+
+# --- object stores
+
+
+def test_objects_and_caches(tmp_path: Path) -> None:
+    repo = txstore.Repository(f"memory://{tmp_path.name}/rows.tx", single_writer=True, cache_dir=tmp_path / "cache")
+    study = Study(repo)
+    before = contents(repo)
+    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
+    repo.erase("", {"patient": 20})
+    from tests.maintenance.upkeep import below
+
+    for path, _ in below(objects):
+        content = bytes(objects.get(path))
+        assert not any(piece in content for piece in study.rows), path
+    assert leaks(tmp_path / "cache", *study.rows) == []
+    check(before, contents(repo), study.where(before), lambda _: 0)
+    assert repo.verify().faults == []

@@ -1,0 +1,191 @@
+"""Views beside other processes, maintenance, and other storage."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.views.functions import blurred
+from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
+from tests.views.workers import die_while_deriving, write_part
+from txstore import ViewError
+from txstore.views import Apply, Coarsen, Reduce
+
+
+def check(repo: txstore.Repository, **where: Any) -> None:
+    """Each output is what its source makes it."""
+    np.testing.assert_array_equal(value(repo, "image/1", **where), halved(value(repo, "image/0", **where)))
+    np.testing.assert_array_equal(value(repo, "image/2", **where), halved(value(repo, "image/1", **where)))
+
+
+def check_log(repo: txstore.Repository) -> None:
+    for made in repo.log():
+        if repo.snapshot(at=made).views:
+            check(repo, at=made)
+
+
+# --- other processes
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3, 4])
+def test_killed_while_it_derives(repo: txstore.Repository, chunks: int) -> None:
+    commit(repo, image(values=np.ones((16, 16))), pyramid=PYRAMID)
+    head = repo.head()
+    process = multiprocessing.get_context("spawn").Process(target=die_while_deriving, args=(repo.url, chunks))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert repo.head() == head
+    check(repo)
+    commit(repo, put(np.s_[3:9, 2], 7))
+    check(repo)
+
+
+def test_several_processes_in_one_transaction(repo: txstore.Repository) -> None:
+    """Rows of one chunk, which the commit puts together before it derives."""
+    commit(repo, image(), pyramid=PYRAMID)
+    context = multiprocessing.get_context("spawn")
+    with repo.transaction("together") as store:
+        zarr.open_array(store, path="image/0")[0] = 100
+        workers = [context.Process(target=write_part, args=(pickle.dumps(store), row)) for row in (1, 2, 3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert value(repo, "image/0")[:4, 0].tolist() == [100, 1, 2, 3]
+    check(repo)
+
+
+def test_threads_that_commit(repo: txstore.Repository) -> None:
+    commit(repo, image(values=np.zeros((16, 16))), pyramid=PYRAMID)
+
+    def work(number: int) -> None:
+        mine = txstore.Repository(repo.url)
+        for turn in range(4):
+            mine.run(put(np.s_[number * 4, turn], number + turn + 1), retries=1000)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(repo.log())) == 17
+    check_log(repo)
+
+
+# --- other storage
+
+
+@pytest.mark.parametrize("when", ["commit", "follow"])
+def test_an_object_store(when: Any) -> None:
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}/data.tx")
+    view = Coarsen("image/0", "image/{level}", (2, 2), 2, when=when)
+    commit(repo, image(), pyramid=view)
+    for number in range(4):
+        repo.run(lambda store, number=number: put(np.s_[number, :], number * 7)(store))  # type: ignore[misc]
+        if when == "follow":
+            assert repo.views["pyramid"].update() is not None
+        check(repo)
+    assert repo.verify().faults == []
+
+
+# --- maintenance
+
+
+def test_vacuum_optimize_and_backup(repo: txstore.Repository, tmp_path: Path) -> None:
+    follows = Reduce("image/0", "y", "max", "row", when="follow")
+    commit(repo, image(), pyramid=PYRAMID, row=follows)
+    for number in range(3):
+        commit(repo, put(np.s_[number], number + 500))
+        repo.views["row"].update()
+    repo.optimize()
+    repo.vacuum(keep=1)
+    repo.backup(str(tmp_path / "backup.tx"))
+    for each in (repo, txstore.Repository(tmp_path / "backup.tx")):
+        assert each.snapshot().views == {"pyramid": PYRAMID, "row": follows}
+        check(each)
+        commit(each, put(np.s_[5], 9))
+        check(each)
+        assert each.views["row"].update() is not None
+        assert value(each, "row").tolist() == value(each, "image/0").max(axis=0).tolist()
+
+
+def test_rechunk_of_a_source_and_of_an_output(repo: txstore.Repository) -> None:
+    commit(repo, image(), pyramid=PYRAMID)
+    repo.rechunk("image/0", chunks=(3, 5))
+    check(repo)
+    repo.rechunk("image/1", chunks=(2, 3))
+    assert zarr.open_array(repo.snapshot(), path="image/1", mode="r").chunks == (2, 3)
+    commit(repo, put(np.s_[1:6, 2:5], 70))
+    check_log(repo)
+
+
+def test_erase_of_a_source(repo: txstore.Repository) -> None:
+    commit(repo, image(), pyramid=PYRAMID)
+    del repo.views["pyramid"]
+    repo.erase("image/0", "image/1", "image/2")
+    assert "image/1/zarr.json" not in repo.mapping()
+
+
+def test_a_tag_and_a_branch_of_an_old_commit(repo: txstore.Repository) -> None:
+    first = commit(repo, image(), pyramid=PYRAMID)
+    del repo.views["pyramid"]
+    commit(repo, put(np.s_[0, 0], 50))
+    repo.branches["dev"] = first
+    commit(repo, put(np.s_[0, 0], 60), branch="dev")
+    check(repo, branch="dev")
+    assert value(repo, "image/1")[0, 0] == halved(VALUES)[0, 0]
+
+
+def test_copies_by_reference(repo: txstore.Repository) -> None:
+    """Their keys are not staged one by one."""
+    commit(repo, image(), image("other/0", VALUES * 5), pyramid=PYRAMID)
+
+    def replace(store: txstore.TxStore) -> None:
+        del zarr.open_group(store)["image/0"]
+        store.copy("other/0", "image/0")
+
+    commit(repo, replace)
+    check(repo)
+
+
+def test_equal_values_change_nothing(repo: txstore.Repository) -> None:
+    commit(repo, image(), pyramid=PYRAMID, blurred=Apply(blurred, ["image/0"], "blurred", overlap=1))
+    with repo.transaction("the same") as store:
+        zarr.open_array(store, path="image/0")[:] = VALUES
+    assert repo.head().statistics["keys_set"] == 0  # type: ignore[union-attr]
+    commit(repo, put(np.s_[0, 0], -1))
+    with repo.transaction("the same, and outputs") as store:
+        put(np.s_[:], halved(value(repo, "image/0")), "image/1")(store)  # type: ignore[arg-type]
+    assert repo.head().statistics["keys_set"] == 0  # type: ignore[union-attr]
+
+
+def test_two_parts_of_one_chunk(repo: txstore.Repository) -> None:
+    """Two commits change other elements of one chunk: outputs are of both, not of what the second one has seen."""
+    commit(repo, image(), pyramid=PYRAMID)
+    one, other = repo.transaction(), repo.transaction()
+    put(np.s_[0, 0], 1000)(one)
+    put(np.s_[1, 1], 2000)(other)
+    one.commit()
+    other.commit()
+    assert value(repo, "image/0")[0, 0] == 1000
+    check_log(repo)
+
+
+def test_no_function_of_a_repository_is_imported(repo: txstore.Repository) -> None:
+    commit(repo, image())
+    with pytest.raises(ViewError):
+        repo.views["v"] = Apply("antigravity:fly", ["image/0"], "v")
+    assert "antigravity" not in sys.modules

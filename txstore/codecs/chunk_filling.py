@@ -1,0 +1,66 @@
+"""Puts a fill value into some elements of an encoded chunk, and encodes it anew: for erasures of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+#: For each axis the positions in the chunk, None for all: the elements at each combination of them.
+Places = tuple["npt.NDArray[np.intp] | None", ...]
+
+
+class ChunkFiller(ChunkDecoder):
+    """Fills elements of one chunk; what is stored under one key, so a shard is one. Raises `NotMergeableError`."""
+
+    def __init__(self, document: str, content: bytes, chunk: str) -> None:
+        super().__init__(document, content, chunk, keeps_empty=True)
+
+    def filled(
+        self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, hidden: Sequence[Places] = ()
+    ) -> bytes | None:
+        """Return a chunk with the fill value, or another, in some elements. None if it has that already.
+
+        The `hidden` ones get the fill value. All other elements are the same, bit by bit.
+        """
+        chunk = self.decode(encoded)
+        new = chunk.copy()
+        for each in places:
+            new[self._index(each)] = self._fill_value if value is None else value
+        for each in hidden:
+            new[self._index(each)] = self._fill_value
+        if _equal(chunk, new):
+            return None
+        try:
+            made = self._part.encode(new)
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
+        if made is None:
+            raise NotMergeableError("its codecs don't store a chunk that is all fill value")
+        content = bytes(made)
+        if content == bytes(encoded):  # its codecs round the fill value, and did so before
+            return None
+        again = self.decode(content)
+        for each in (*places, *hidden):
+            again[self._index(each)] = new[self._index(each)]
+        if not _equal(again, new):
+            raise NotMergeableError("its codecs would change other elements, too")
+        return content
+
+    def _index(self, places: Places) -> Any:
+        import numpy as np  # late: as in `decode`
+
+        return np.ix_(*(np.arange(n) if each is None else each for each, n in zip(places, self.shape, strict=True)))
+
+
+def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Tell whether chunks are equal: numbers by their bits."""
+    if one.dtype.kind in "OT":
+        return bool((one == other).all())
+    return one.tobytes() == other.tobytes()

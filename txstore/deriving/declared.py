@@ -1,0 +1,117 @@
+"""Encodes and decodes the views in commit headers, and puts them in order. No I/O."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Collection, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+from txstore.commit import Commit
+from txstore.deriving.commits import DerivableCommit
+from txstore.deriving.definitions import KINDS, ViewDefinition
+from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.format.declarations import Written
+
+#: Views by name.
+Views = Mapping[str, ViewDefinition]
+
+
+#: The member of a view that is derived later: of which commit the outputs are. None: of none, or not in full.
+_AS_OF = "as_of"
+
+
+def encode(view: ViewDefinition, as_of: Commit | None = None) -> dict[str, Any]:
+    """Return a view as JSON that `decode` can read. `as_of`: the commit that the outputs were derived from.
+
+    Raises `TypeError` if it is of a class that others do not know.
+    """
+    if type(view) is not KINDS.get(view.kind):
+        kinds = ", ".join(f"views.{kind.__name__}" for kind in KINDS.values())
+        raise TypeError(f"not every writer can derive {view!r}: use one of {kinds}")
+    written: dict[str, Any] = json.loads(json.dumps({"kind": view.kind, **view.as_dict()}))
+    if view.when == "follow":
+        written[_AS_OF] = None if as_of is None else {"id": as_of.id, "branch": as_of.branch, "version": as_of.version}
+    return written
+
+
+def as_of(url: str, name: str, fields: Mapping[str, Any]) -> CommitAt | None:
+    """Return where the commit is that the outputs of a view were derived from. Raises `CorruptionError`."""
+    told = fields.get(_AS_OF)
+    if told is None:
+        return None
+    try:
+        return CommitAt(str(told["id"]), str(told["branch"]), operator.index(told["version"]))
+    except (KeyError, TypeError) as error:
+        raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
+
+
+class CommitAt(NamedTuple):
+    """A commit's id, and where it is."""
+
+    id: str
+    branch: str  # its name then
+    version: int
+
+
+def distrust(written: Written, commit: DerivableCommit, updated: Collection[str]) -> Written:
+    """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
+
+    `updated` are those that the commit itself brings up to date.
+    """
+    found = {}
+    for name, fields in written.items():
+        if fields.get(_AS_OF) is None or name in updated:
+            continue
+        (view,) = decode("", {name: fields}).values()
+        if any(_changes(commit, output) for output in view.outputs):
+            found[name] = {**fields, _AS_OF: None}
+    return found
+
+
+def _changes(commit: DerivableCommit, path: str) -> bool:
+    return commit.clears_below(path) or commit.rewrites(path) or any(True for _ in commit.changed_below(path))
+
+
+def decode(url: str, written: Written) -> dict[str, ViewDefinition]:
+    """Return the views of a header.
+
+    Raises `UnsupportedFormatError` for a kind that this version can't derive, `CorruptionError` for an invalid entry.
+    """
+    found = {}
+    for name, fields in written.items():
+        try:
+            kind = KINDS.get(fields["kind"])
+            if kind is not None:
+                found[name] = kind.from_dict(fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
+        if kind is None:
+            known = ", ".join(map(repr, KINDS))
+            raise UnsupportedFormatError(url, found=f"a view of kind {fields['kind']!r}", supported=known)
+    return found
+
+
+def outputs_of(url: str, written: Written) -> list[str]:
+    """Return the outputs of the views of a header. Raises what `decode` does."""
+    return [output for view in decode(url, written).values() for output in view.outputs]
+
+
+def ordered(views: Views) -> list[str]:
+    """Return the names of views, each after those that make its sources.
+
+    Raises `ValueError` if two views make the same array, or if there is no such order.
+    """
+    makers: dict[str, str] = {}
+    for name, view in sorted(views.items()):
+        for output in view.outputs:
+            if makers.setdefault(output, name) != name:
+                raise ValueError(f"the views {makers[output]!r} and {name!r} both make {output!r}")
+    needed = {
+        name: {makers[source] for source in view.sources if source in makers} for name, view in sorted(views.items())
+    }
+    try:
+        return list(TopologicalSorter(needed).static_order())
+    except CycleError as error:
+        raise ValueError(f"these views are derived from each other: {', '.join(sorted(set(error.args[1])))}") from error

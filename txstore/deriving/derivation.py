@@ -1,0 +1,279 @@
+"""Derives the outputs of views for one commit, chunk by chunk, where they depend on what it changes.
+
+By induction: at the head, each output is what its view makes of its sources. A commit changes some chunks of the
+sources; the elements of the outputs that depend on these are computed anew, from the sources as the commit leaves them,
+and no others. What a commit itself writes to an output is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
+from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
+from txstore.deriving.commits import DerivableCommit, Value
+from txstore.deriving.declared import Views, ordered
+from txstore.deriving.parallel import in_order
+from txstore.deriving.stages import DerivingStage, edge
+from txstore.errors import ViewError
+from txstore.format.documents import Described, below, describe, index_of
+from txstore.format.grids import Chunk, Grid
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+#: An array, and how it is cut into chunks.
+Cut = tuple[Described, Grid]
+
+#: Bytes of decoded chunks to keep: outputs whose chunks do not fit those of their inputs need one several times.
+_KEPT_BYTES = 64 << 20
+
+
+def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
+    """Put what a commit has to set and delete besides, for all views to hold. `new` views are derived as a whole.
+
+    Raises `ViewError`.
+    """
+    for name in ordered(views):
+        derivation = Derivation(commit, is_new=name in new)
+        try:
+            for stage in views[name].stages(derivation):
+                derivation.run(stage)
+        except (NotMergeableError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ViewError(name, str(error)) from error
+
+
+class Derivation:
+    """Derives the outputs of one view, stage by stage. It holds some chunks in memory at a time."""
+
+    def __init__(self, commit: DerivableCommit, *, is_new: bool) -> None:
+        self._commit = commit
+        self._is_new = is_new
+        self._chunks = _DecodedChunks()
+
+    def after(self, path: str) -> Described | None:
+        return describe(self._commit.document, path)
+
+    # --- one stage
+
+    def elements(self, path: str) -> Array:
+        """Return a whole array."""
+        array, grid = self._array(path)
+        region = _Region(array, grid, whole(grid.shape))
+        return region.assembled(self._chunks, [self._commit.value(key) for key in region.keys])
+
+    def elements_before(self, path: str) -> Array | None:
+        """Return a whole array, as it was at the head; None if there was none."""
+        array = self._commit.before(path)
+        if array is None or array.kind != "array":
+            return None
+        region = _Region(array, array.grid(), whole(array.grid().shape))
+        return region.assembled(_DecodedChunks(), [self._commit.value_before(key) for key in region.keys])
+
+    def run(self, stage: DerivingStage) -> None:
+        inputs = [self._array(path) for path in stage.inputs]
+        output, grid = self._output(stage)
+        work = (
+            partial(self._chunk, stage, inputs, output, grid, chunk, box)
+            for chunk, box in self._affected(stage, inputs, grid)
+        )
+        for made in in_order(work):
+            if made is not None:
+                self._chunks.forget(made.key)
+                self._commit.put(made.key, made.value)
+
+    def _array(self, path: str) -> Cut:
+        found = self.after(path)
+        if found is None or found.kind != "array":
+            raise ValueError(f"there is no array {path!r}")
+        return found, found.grid()
+
+    def _output(self, stage: DerivingStage) -> Cut:
+        """Return the output, in its new shape. Delete its chunks that are outside of that."""
+        output, grid = self._array(stage.output)
+        if len(grid.shape) != len(stage.shape):
+            raise ValueError(f"{output.path!r} has {len(grid.shape)} dimensions, and not {len(stage.shape)}")
+        if grid.shape == stage.shape:
+            return output, grid
+        document = json.dumps({**output.document, "shape": list(stage.shape)}, indent=2)
+        self._commit.put(output.key, document.encode())
+        output, new = self._array(stage.output)
+        for chunk in grid.outside(stage.shape):
+            if any(place >= axis.count for place, axis in zip(chunk, new.axes, strict=True)):
+                (key,) = grid.keys([chunk])
+                if key in self._commit:
+                    self._commit.put(key, None)
+        return output, new
+
+    def _affected(self, stage: DerivingStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[tuple[Chunk, Box]]:
+        """Yield the chunks of the output to compute, each with the region of it that may have changed."""
+        if self._is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
+            for chunk in grid.everything():
+                yield chunk, _box_of(grid, chunk)
+            return
+        found: dict[Chunk, Box] = {}
+        for box in self._regions(stage, inputs, grid):
+            inside = common(box, whole(grid.shape))
+            if is_empty(inside):
+                continue
+            for chunk in grid.touched(slices(inside)):
+                part = common(inside, _box_of(grid, chunk))
+                found[chunk] = around([found[chunk], part]) if chunk in found else part
+        yield from sorted(found.items())
+
+    def _is_made_anew(self, path: str) -> bool:
+        return self._commit.remakes(path) or self._commit.clears_below(path) or self._commit.restructures(path)
+
+    def _regions(self, stage: DerivingStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[Box]:
+        """Yield regions of the output that depend on what was changed, or were changed themselves."""
+        output, _ = self._array(stage.output)
+        # Where nothing is stored, the inputs have their fill value. Unless it depends on more, so has the output then.
+        fill = output.document.get("fill_value")
+        keeps_fill = stage.keeps_fill and all(array.document.get("fill_value") == fill for array, _ in inputs)
+        for array, cut in inputs:
+            before = self._commit.before(array.path)
+            if before is not None and before.node.shape != cut.shape:
+                ends = cut.shape if not keeps_fill else _edge_ends(cut, before.node.shape)
+                yield from map(stage.affects, edge(before.node.shape, cut.shape, ends))
+            for chunk in self._changed_chunks(array, cut):
+                yield stage.affects(_box_of(cut, chunk))
+        before = self._commit.before(stage.output)
+        if before is not None and before.node.shape != grid.shape:
+            yield from edge(before.node.shape, grid.shape, _edge_ends(grid, before.node.shape))
+        yield from stage.also
+        for key in self._commit.changed_below(output.path):
+            if (place := _place_of(output, grid, key)) is not None:
+                yield _box_of(grid, place)
+
+    def _changed_chunks(self, array: Described, grid: Grid) -> Iterator[Chunk]:
+        for key in self._commit.changed_below(array.path):
+            if (chunk := _place_of(array, grid, key)) is not None:
+                yield chunk
+
+    # --- one chunk
+
+    def _chunk(
+        self, stage: DerivingStage, inputs: Sequence[Cut], output: Described, grid: Grid, chunk: Chunk, box: Box
+    ) -> Callable[[], Made | None]:
+        """Read what a chunk of the output depends on. Return what computes it, which another thread may do."""
+        (key,) = grid.keys([chunk])
+        stored = self._commit.value(key)
+        regions = [_Region(array, cut, stage.needs(box)) for array, cut in inputs]
+        self._commit.fetch([each for region in regions for each in region.keys])
+        stored_inputs = [[self._commit.value(each) for each in region.keys] for region in regions]
+
+        def compute() -> Made | None:
+            codec = _codec(output, key)
+            everything = _box_of(grid, chunk)
+            present = codec.decode(None if box == everything else stored)
+            blocks = [
+                region.assembled(self._chunks, values) for region, values in zip(regions, stored_inputs, strict=True)
+            ]
+            origin = tuple((begin, begin) for begin, _ in everything)
+            present[slices(box, origin)] = stage.compute(blocks, box, codec.dtype)
+            made = codec.encode(present)
+            return None if made == (None if stored is None else bytes(stored)) else Made(key, made)
+
+        return compute
+
+
+class Made(NamedTuple):
+    """A value of a chunk that is another than before. None deletes the key."""
+
+    key: str
+    value: bytes | None
+
+
+class _Region:
+    """A region of an array, and the chunks that it lies in."""
+
+    def __init__(self, array: Described, grid: Grid, box: Box) -> None:
+        self._array, self._grid, self._box = array, grid, box
+        self._chunks = [] if is_empty(box) else list(grid.touched(slices(box)))
+        self.keys = list(grid.keys(self._chunks))
+
+    def assembled(self, decoded: _DecodedChunks, values: Sequence[Value]) -> Array:
+        """Return the elements. `values` are what is stored under the keys."""
+        found: Array | None = None
+        for chunk, key, value in zip(self._chunks, self.keys, values, strict=True):
+            held = decoded.get(self._array, key, value)
+            there = _box_of(self._grid, chunk)
+            part = common(self._box, there)
+            if found is None:
+                found = np.empty(shape_of(self._box), held.dtype)
+            found[slices(part, self._box)] = held[slices(part, there)]
+        return np.empty(shape_of(self._box), _dtype(self._array, self._grid)) if found is None else found
+
+
+class _DecodedChunks:
+    """The chunks that were decoded last, by their keys. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Array] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, array: Described, key: str, value: Value) -> Array:
+        """Return a chunk, which nobody may write to."""
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        found = _codec(array, key).decode(value)
+        with self._lock:
+            self._drop(key)
+            self._held[key] = found
+            self._bytes += found.nbytes
+            while self._bytes > _KEPT_BYTES and len(self._held) > 1:
+                self._drop(next(iter(self._held)))
+        return found
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        if key in self._held:
+            self._bytes -= self._held.pop(key).nbytes
+
+
+def _codec(array: Described, key: str) -> ChunkCodec:
+    return ChunkCodec(array.key.rpartition("/")[2], array.content, below(array.key, key))
+
+
+def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:
+    (key,) = grid.keys([(0,) * len(grid.shape)])
+    return _codec(array, key).dtype
+
+
+def _box_of(grid: Grid, chunk: Chunk) -> Box:
+    """Return the elements of a chunk that are inside of the array."""
+    return tuple(
+        (int(axis.start_of(place)), min(int(axis.start_of(place + 1)), axis.extent))
+        for place, axis in zip(chunk, grid.axes, strict=True)
+    )
+
+
+def _edge_ends(grid: Grid, before: Sequence[int]) -> list[int]:
+    """Return along each axis the end of the chunk in which the old or the new shape ends, whichever is smaller."""
+    return [
+        int(axis.start_of(axis.chunk_of(min(old, axis.extent) - 1) + 1)) if old and axis.extent else 0
+        for axis, old in zip(grid.axes, before, strict=True)
+    ]
+
+
+def _place_of(array: Described, grid: Grid, key: str) -> Chunk | None:
+    """Return the place in the grid of a key below an array; None for other keys, and outside of the grid."""
+    place = index_of(below(array.key, key), len(grid.shape))
+    if place is None or any(at >= axis.count for at, axis in zip(place, grid.axes, strict=True)):
+        return None
+    return place

@@ -1,0 +1,191 @@
+"""Finds the rows that a user means by labels, as xarray's `.sel` does, or by positions, in any commit's coordinate.
+
+A label may be a number, a date or a text. A list names each of its labels. A slice names all labels between two, both
+included, in whichever order they are stored. Of dates, a text such as "2020-01" names the whole month, but not in a
+list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+
+_DECODED_BY_XARRAY = ("scale_factor", "add_offset")
+
+
+class Choice:
+    """Rows along one dimension. `unmet` are the labels that no commit has had so far, of those looked into."""
+
+    def __init__(self, dimension: str, chosen: Any, *, by_position: bool) -> None:
+        """Raises `ValueError` or `TypeError` for what names no rows."""
+        self.dimension = dimension
+        self.by_position = by_position
+        self._slice = chosen if isinstance(chosen, slice) else None
+        labels = () if self._slice is not None else _listed(chosen)
+        self._is_list = self._slice is None and not _is_one(chosen)
+        self._labels = list(labels)
+        if self._slice is not None:
+            if self._slice.step is not None:
+                raise ValueError(f"{dimension!r}: a slice with a step names no range of labels: leave out the step")
+            if not by_position and self._slice.start is None and self._slice.stop is None:
+                raise ValueError(f"{dimension!r}: this slice is all of it: erase the arrays as a whole")
+        elif not self._labels:
+            raise ValueError(f"{dimension!r}: no labels are given")
+        if by_position:
+            self._check_positions()
+        self.unmet: set[int] = set(range(len(self._labels))) if self._slice is None else {0}
+
+    def _check_positions(self) -> None:
+        bounds = [self._slice.start, self._slice.stop] if self._slice is not None else self._labels
+        for each in bounds:
+            if each is None and self._slice is not None:
+                continue
+            if isinstance(each, bool | np.bool_) or not isinstance(each, int | np.integer):
+                raise TypeError(f"{self.dimension!r}: positions are integers, and {each!r} is none")
+            if each < 0:
+                raise ValueError(
+                    f"{self.dimension!r}: position {each} counts from the end, which is elsewhere in each commit: "
+                    "count from the start"
+                )
+
+    @property
+    def shown_unmet(self) -> str:
+        if self._slice is not None:
+            return f"{self._slice.start!r} to {self._slice.stop!r}"
+        some = [str(self._labels[number]) for number in sorted(self.unmet)[:5]]
+        return ", ".join(some) + (", ..." if len(self.unmet) > 5 else "")
+
+    def in_length(self, length: int) -> Positions:
+        """Return the positions that are meant of a dimension of this length."""
+        if self._slice is not None:
+            found = np.arange(*self._slice.indices(length), dtype=np.intp)
+            self.unmet -= {0} if len(found) else set()
+            return found
+        there = {number: each for number, each in enumerate(self._labels) if each < length}
+        self.unmet -= there.keys()
+        return np.unique(np.array(sorted(there.values()), np.intp))
+
+    def among(self, values: npt.NDArray[Any]) -> Positions:
+        """Return the positions of the labels in a coordinate that was decoded. Raises `TypeError`, `ValueError`."""
+        if self._slice is not None:
+            mask = self._between(values, self._slice.start, self._slice.stop)
+            self.unmet -= {0} if mask.any() else set()
+            return np.flatnonzero(mask)
+        if self._is_list and len(self._labels) > 8 and values.dtype.kind in "biufUS":
+            return self._many(values)
+        found = np.zeros(len(values), bool)
+        for number, label in enumerate(self._labels):
+            mask = _is_label(self.dimension, values, label, may_be_period=not self._is_list)
+            if mask.any():
+                self.unmet.discard(number)
+                found |= mask
+        return np.flatnonzero(found)
+
+    def _many(self, values: npt.NDArray[Any]) -> Positions:
+        """Do as `among` for a long list, in one step."""
+        wanted = np.array([_comparable(self.dimension, values, label) for label in self._labels])
+        self.unmet -= set(np.flatnonzero(np.isin(wanted, values)).tolist())
+        return np.flatnonzero(np.isin(values, wanted))
+
+    def _between(self, values: npt.NDArray[Any], start: Any, stop: Any) -> Mask:
+        if len(values) > 1 and bool((values[1:] <= values[:-1]).all()) and bool((values[1:] < values[:-1]).any()):
+            start, stop = stop, start  # as in `.sel`, a slice of labels that descend begins at the highest
+        mask = np.ones(len(values), bool)
+        if start is not None:
+            mask &= values >= _ends(self.dimension, values, start)[0]
+        if stop is not None:
+            last, is_included = _ends(self.dimension, values, stop)[1:]
+            mask &= values <= last if is_included else values < last
+        return mask
+
+
+def _is_one(chosen: Any) -> bool:
+    return isinstance(chosen, str | bytes) or np.ndim(chosen) == 0
+
+
+def _listed(chosen: Any) -> Sequence[Any]:
+    if _is_one(chosen):
+        return [chosen if not isinstance(chosen, np.ndarray) else chosen[()]]
+    if np.ndim(chosen) != 1:
+        raise ValueError("labels are one label, a list of them, or a slice")
+    return list(chosen) if not isinstance(chosen, np.ndarray) else list(chosen.reshape(-1))
+
+
+def _is_label(dimension: str, values: npt.NDArray[Any], label: Any, *, may_be_period: bool) -> Mask:
+    if values.dtype.kind == "M" and may_be_period and isinstance(label, str):
+        first, last, is_included = _ends(dimension, values, label)
+        return np.asarray((values >= first) & (values <= last if is_included else values < last))
+    return np.asarray(values == _comparable(dimension, values, label))
+
+
+def _ends(dimension: str, values: npt.NDArray[Any], label: Any) -> tuple[Any, Any, bool]:
+    """Return the first moment of a label, the last one, and whether that is included. Most labels are one moment."""
+    moment = _comparable(dimension, values, label)
+    if values.dtype.kind == "M" and isinstance(label, str):
+        unit: Any = np.datetime_data(moment.dtype)[0]
+        return moment, moment + np.timedelta64(1, unit), False
+    return moment, moment, True
+
+
+def _comparable(dimension: str, values: npt.NDArray[Any], label: Any) -> Any:
+    """Return a label as something that elements of a coordinate can be compared with."""
+    kind = values.dtype.kind
+    fault = TypeError(f"{dimension!r} has labels of {values.dtype}, and {label!r} is of another kind")
+    if kind == "M":
+        if not isinstance(label, str | date | np.datetime64):
+            raise fault
+        try:
+            moment = np.datetime64(label)
+        except ValueError as error:
+            raise ValueError(f"{dimension!r}: {label!r} is no date: {error}") from None
+        if np.isnat(moment):
+            raise ValueError(f"{dimension!r}: NaT is no label")
+        return moment
+    if kind in "biuf" or kind == "c":
+        if (
+            isinstance(label, str | bytes | date | np.datetime64 | np.timedelta64)
+            or np.asarray(label).dtype.kind not in "biufc"
+        ):
+            raise fault
+        if np.isnan(label):
+            raise ValueError(f"{dimension!r}: NaN is no label")
+        return label
+    if kind == "m":
+        if not isinstance(label, np.timedelta64) and not hasattr(label, "total_seconds"):
+            raise fault
+        return np.timedelta64(label)
+    if kind in "UT" or (kind == "O" and all(isinstance(each, str) for each in values[:1])):
+        if not isinstance(label, str):
+            raise fault
+        return str(label)
+    if kind == "S":
+        if not isinstance(label, str | bytes):
+            raise fault
+        return label.encode() if isinstance(label, str) else label
+    if isinstance(label, str):  # dates of another calendar, as cftime has them
+        raise fault
+    return label
+
+
+def decoded(name: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return the labels that a coordinate's elements stand for, by the conventions of CF."""
+    units = attributes.get("units")
+    is_time = isinstance(units, str) and " since " in units and values.dtype.kind in "iuf"
+    if not is_time and not any(each in attributes for each in _DECODED_BY_XARRAY):
+        return values
+    try:
+        import xarray as xr  # late: xarray is an extra
+    except ImportError as error:
+        raise ImportError(
+            f"{name!r} counts in {units!r}: to find its labels takes xarray: pip install 'txstore[xarray]', or give "
+            "positions=True"
+        ) from error
+    variable = xr.Variable((name,), values, dict(attributes))
+    return np.asarray(xr.conventions.decode_cf_variable(name, variable).values)

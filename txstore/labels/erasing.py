@@ -1,0 +1,147 @@
+"""Erases rows of arrays: what `maintenance.erase` has to be told of them, and the commits that overwrite them.
+
+In every commit the rows are those that have the labels by that commit's own coordinate. The chunks with rows get fill
+values there, and are encoded anew by the codecs of the array, as that commit describes it. All other elements stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from txstore.codecs.chunk_codec import NotMergeableError
+from txstore.codecs.chunk_filling import ChunkFiller, Places
+from txstore.engine import Engine
+from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError
+from txstore.format import packfile
+from txstore.format.keys import directory_prefix
+from txstore.history.snapshot import Snapshot
+from txstore.labels.choosing import Choice
+from txstore.labels.rows_in_history import RowsInHistory, StoredValue
+from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
+from txstore.maintenance.reachable import living_branches
+from txstore.maintenance.replacement_packs import ValueAfter
+from txstore.segments.ranged_packs import open_packs
+
+
+class ErasedRows:
+    """The rows of arrays, or of all arrays of groups that have the dimensions: a `maintenance.erase.RowsToErase`.
+
+    `paths` are those of the arrays.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        paths: Sequence[str],
+        rows: Mapping[str, Any],
+        *,
+        labels: bool = False,
+        positions: bool = False,
+    ) -> None:
+        """Look through all commits for them. `Repository.erase` documents the parameters and errors."""
+        if not rows:
+            raise ValueError("name the rows: {dimension: labels}")
+        if labels and (len(rows) > 1 or positions):
+            raise ValueError("labels=True erases the labels of whole rows: give one dimension, and its labels")
+        self.dimensions = tuple(rows)
+        self._engine = engine
+        self._given = tuple(dict.fromkeys(directory_prefix(path)[:-1] for path in paths))
+        self._choices = [Choice(name, chosen, by_position=positions) for name, chosen in rows.items()]
+        self._rows = ArrayRows(self._choices)
+        self._packs = open_packs(engine.storage)
+        self._prefixes, self._keeps_labels = self._given, not labels
+        self._found: RowsInHistory | None = self._look()
+        for path in self._given:
+            if not self._found.is_below(path):
+                raise NodeNotFoundError(path)
+        if not self._found.paths:
+            shown = ", ".join(map(repr, self.dimensions))
+            raise ErasureError(self._given, f"no commit has an array there with the dimensions {shown}")
+        if labels:
+            self._prefixes = tuple(dict.fromkeys((*self._given, *sorted(self._rows.coordinates))))
+            self._found = self._look()
+        if "" in self._found.paths:
+            raise ValueError("rows of an array at the root can't be erased: erase it as a whole")
+        self.paths = tuple(sorted(self._found.paths))
+
+    def _look(self) -> RowsInHistory:
+        """Look through all commits, again if a vacuum has deleted what this was about to read."""
+        commits = self._engine.commits
+        while True:
+            kept = {branch: commits.oldest_kept.of(branch) for branch in living_branches(commits)}
+            try:
+                return RowsInHistory(commits, self._prefixes, self._rows, leaves_labels=self._keeps_labels)
+            except (CorruptionError, FileNotFoundError):
+                if {branch: commits.oldest_kept.of(branch) for branch in living_branches(commits)} == kept:
+                    raise
+
+    # --- what an erasure asks
+
+    def check(self, *, is_begun: bool) -> bool:
+        found, self._found = self._found or self._look(), None
+        found.check()
+        unmet = [choice for choice in self._choices if choice.unmet]
+        if unmet and not is_begun:
+            shown = "; ".join(f"{choice.dimension!r}: {choice.shown_unmet}" for choice in unmet)
+            raise ErasureError(
+                self.paths,
+                f"no commit has such rows ({shown}), or they were erased with their labels: nothing was changed",
+            )
+        # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
+        return sum(after.value is not None for after in self._values(found)) > 0
+
+    def are_in(self, snapshot: Snapshot) -> bool:
+        return next(self._new_values(snapshot), None) is not None
+
+    def values(self) -> Iterator[ValueAfter]:
+        return self._values(self._look())
+
+    def _values(self, found: RowsInHistory) -> Iterator[ValueAfter]:
+        for value in found.values.values():
+            if value.path in self.paths:
+                yield ValueAfter(value.key, value.places, self._filled(value))
+
+    def _filled(self, value: StoredValue) -> bytes | None:
+        array = value.array
+        if array is None or not value.length or value.kind != packfile.REF_PACK:
+            return None
+        stored = self._packs.get(value.pack).view(value.offset, value.length, value.checksum, value.key)
+        hidden = array.hidden(value.key, value.extents) if value.extents is not None else ()
+        return _filled(array, value.key, stored, value.boxes.values(), hidden)
+
+    # --- the heads
+
+    def overwrite(self, head: Snapshot, branch: str) -> None:
+        """Commit fill values for the rows on top of the head of a branch. Raises what a commit raises."""
+        shown = ", ".join(map(repr, self.paths[:5])) + (", ..." if len(self.paths) > 5 else "")
+        along = ", ".join(map(repr, self.dimensions))
+        message = f"overwrite rows of {shown} along {along}, to be erased"
+        with self._engine.begin(head, branch=branch, message=message) as mapping:
+            for key, value in self._new_values(head):
+                mapping[key] = value
+
+    def _new_values(self, snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
+        """Yield the chunks of a commit that have values of the rows, each with fill values in their place."""
+        for path in self.paths:
+            array = self._rows.at(snapshot, path)
+            if array is None:
+                continue
+            for key, boxes in array.boxes.items():
+                found = snapshot.lookup(key)
+                stored = None if found is None else snapshot.get_view(key)
+                if stored is not None and (new := _filled(array, key, stored, [boxes])) is not None:
+                    yield key, new
+
+
+def _filled(
+    array: ArrayAt, key: str, stored: memoryview, boxes: Iterable[Boxes], hidden: Sequence[Places] = ()
+) -> bytes | None:
+    described = array.described
+    try:
+        filler = ChunkFiller(array.document, described.content, key[len(directory_prefix(described.path)) :])
+        return filler.filled(stored, [box for each in boxes for box in each], array.missing, hidden=hidden)
+    except NotMergeableError as error:
+        raise ErasureError(
+            [described.path], f"{key!r} can't be encoded anew: {error}. Erase the array as a whole"
+        ) from error

@@ -1,0 +1,191 @@
+"""Derives what commits do not: views with `when="follow"`, from what has changed since the last time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txstore.commit import MAIN, Commit
+from txstore.deriving import declared
+from txstore.deriving.commits import Value
+from txstore.deriving.definitions import ViewDefinition
+from txstore.deriving.derivation import derive
+from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.format.documents import Described, DocumentChange, compare_documents, describe, is_node_document
+from txstore.format.keys import directory_prefix
+from txstore.history.changes import changed
+from txstore.history.find import At
+from txstore.history.snapshot import Snapshot
+from txstore.views.interface import ViewRepository, ViewStore
+
+if TYPE_CHECKING:
+    from txstore.deriving.declared import CommitAt
+
+
+@dataclass(frozen=True, repr=False)
+class DeclaredView:
+    """A view of a repository.
+
+    Attributes
+    ----------
+    name : str
+    definition : ViewDefinition
+    """
+
+    name: str
+    definition: ViewDefinition
+    _repo: ViewRepository
+
+    def is_current(self, at: At | None = None, *, branch: str = MAIN) -> bool:
+        """Tell whether the outputs at a commit are what the view makes of its sources at this commit.
+
+        With `when="commit"` they always are, from the commit on that declared the view. Else this looks for changes of
+        the sources since the outputs were derived. False where the view is not declared.
+        """
+        return is_current(self.name, self._repo.mapping(at, branch=branch), self._derived_from)
+
+    def as_dict(self, at: At | None = None, *, branch: str = MAIN) -> dict[str, Any]:
+        """Return what is known of the view at a commit, for JSON: its definition, and whether it is current.
+
+        `as_of` is, with `when="follow"`, the commit that the outputs were derived from: a dict with `id`, `branch` and
+        `version`, or None.
+        """
+        snapshot = self._repo.mapping(at, branch=branch)
+        fields = snapshot.declared.views.get(self.name, {})
+        place = declared.as_of(snapshot.url, self.name, fields)
+        return {
+            "kind": self.definition.kind,
+            **self.definition.as_dict(),
+            "sources": list(self.definition.sources),
+            "outputs": list(self.definition.outputs),
+            "current": self.is_current(at, branch=branch),
+            "as_of": None if place is None else place._asdict(),
+        }
+
+    def update(self, *, branch: str = MAIN, message: str | None = None) -> Commit | None:
+        """Derive what has changed in the sources since the last time, in one commit. None if nothing has.
+
+        The first time, and after somebody else has written to the outputs, everything is derived. It takes the memory
+        of some chunks for each core. If another process updates the view meanwhile, one of the two raises
+        `ConflictError`. What is committed to the sources meanwhile is left to the next time.
+
+        Raises `ValueError` for a view with `when="commit"`, `KeyError` if it is not declared there, and `ViewError`.
+        """
+        with self._repo.transaction(message or f"view {self.name!r} updated", branch=branch) as store:
+            base = store.at_base().mapping
+            assert isinstance(base, Snapshot)  # for mypy: so a store that reads does it
+            fields = base.declared.views.get(self.name)
+            if fields is None or base.commit is None:
+                raise KeyError(self.name)
+            view = store.views[self.name]
+            if view.when == "commit":
+                raise ValueError(f"the view {self.name!r} is derived by each commit: it needs no update")
+            old = _derived_from(self.name, base, self._derived_from)
+            if old is not None and not _have_changed(view, old, base):
+                store.rollback()
+                return None
+            derive({self.name: view}, () if old is not None else (self.name,), _Since(store, view, old, base))
+            store.views.bring_to(self.name, base.commit)
+            return store.commit()
+
+    def _derived_from(self, place: CommitAt) -> Snapshot:
+        return self._repo.mapping(place.id)
+
+    def __repr__(self) -> str:
+        return f"<DeclaredView {self.name!r}: {self.definition}>"
+
+
+def is_current(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapshot]) -> bool:
+    """Tell what `DeclaredView.is_current` does. `find` opens a commit; it may raise `CommitNotFoundError`."""
+    views = declared.decode(snapshot.url, snapshot.declared.views)
+    makers = {output: each for each, view in views.items() for output in view.outputs}
+    names = [name]
+    for each in names:  # those that make its sources, too, and so on
+        if each not in views:
+            return False
+        view = views[each]
+        if view.when == "follow":
+            old = _derived_from(each, snapshot, find)
+            if old is None or _have_changed(view, old, snapshot):
+                return False
+        names += [makers[path] for path in view.sources if path in makers]
+    return True
+
+
+def _derived_from(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapshot]) -> Snapshot | None:
+    """Return the commit that the outputs of a view were derived from; None if there is none, or if it is gone."""
+    place = declared.as_of(snapshot.url, name, snapshot.declared.views[name])
+    if place is None:
+        return None
+    try:
+        return find(place)
+    except (CommitNotFoundError, SnapshotExpiredError):
+        return None
+
+
+def _have_changed(view: ViewDefinition, old: Snapshot, new: Snapshot) -> bool:
+    return any(True for path in view.sources for _ in changed(old, new, path))
+
+
+class _Since:
+    """What has changed between two commits, as if one commit had done it. What is derived is staged in a store."""
+
+    def __init__(self, store: ViewStore, view: ViewDefinition, old: Snapshot | None, new: Snapshot) -> None:
+        self._store = store
+        self._old, self._new = old, new
+        self._outputs = view.outputs
+        self._put: dict[str, set[str]] = defaultdict(set)  # by output: keys that were derived
+        self._changed: dict[str, list[str]] = {}
+
+    def document(self, key: str) -> Value:
+        return self._store.mapping.get_view(key)
+
+    def value(self, key: str) -> Value:
+        return self._store.mapping.get_view(key)
+
+    def value_before(self, key: str) -> Value:
+        return None if self._old is None else self._old.get_view(key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._store.mapping
+
+    def before(self, path: str) -> Described | None:
+        before = self._new if path in self._outputs or self._old is None else self._old
+        return describe(before.get_view, path)
+
+    def remakes(self, path: str) -> bool:
+        return False  # what was made anew has other chunks, or another document
+
+    def rewrites(self, path: str) -> bool:
+        return any(is_node_document(key) for key in self.changed_below(path))
+
+    def restructures(self, path: str) -> bool:
+        before, after = self.before(path), describe(self.document, path)
+        if before is None or after is None or before.key != after.key:
+            return True
+        return compare_documents(after.key, before.content, after.content) is DocumentChange.STRUCTURE
+
+    def clears_below(self, path: str) -> bool:
+        return False  # each key that was deleted is a change
+
+    def changed_below(self, path: str) -> Iterator[str]:
+        if path in self._outputs:  # nobody else has changed them
+            yield from list(self._put[path])
+        elif self._old is not None:
+            if path not in self._changed:
+                self._changed[path] = [change.key for change in changed(self._old, self._new, path)]
+            yield from self._changed[path]
+
+    def fetch(self, keys: Sequence[str]) -> None:
+        self._new.fetch(keys)
+
+    def put(self, key: str, value: bytes | None) -> None:
+        for path in self._outputs:
+            if key.startswith(directory_prefix(path)):
+                self._put[path].add(key)
+        if value is None:
+            del self._store[key]
+        else:
+            self._store[key] = value
