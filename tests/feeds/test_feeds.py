@@ -195,6 +195,17 @@ def test_what_was_erased(filled: txstore.Repository) -> None:
         assert (change.erased, [*change]) == (("src",), [])
 
 
+def test_of_what_rows_were_erased(filled: txstore.Repository) -> None:
+    with filled.transaction() as store:
+        for name, data in (("patient", np.arange(6)), ("weight", np.ones(6))):
+            zarr.create_array(store, name=f"src/{name}", data=data, dimension_names=["patient"])
+    feed = filled.feeds.create("f", paths="src")
+    filled.erase("src/weight", {"patient": 2})
+    (change,) = feed
+    assert (change.rows_erased, change.erased) == (("src/weight",), ())
+    assert feed.status().pending
+
+
 # --- moving
 
 

@@ -259,6 +259,8 @@ def _print_change(change: FeedChange, *, as_json: bool) -> None:
     tell(f"{change.commit}  {change.commit.message}")
     for path in change.erased:
         tell(f"  erased   {path}")
+    for path in change.rows_erased:
+        tell(f"  rows of {path} were erased")
     for node in change.nodes:
         came = "" if node.moved_from is None else f", from {node.moved_from}"
         count = len(node.regions)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff, compare
@@ -82,6 +82,13 @@ class FeedNode:
         return told
 
 
+class Erased(NamedTuple):
+    """The paths of which every version was erased, and those of arrays of which rows were."""
+
+    paths: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+
 class FeedChange:
     """What one commit changed below the paths of a feed; or, with `combine=True`, what several changed together.
 
@@ -102,13 +109,16 @@ class FeedChange:
     erased : tuple of str
         Paths of which `Repository.erase` has erased every version: delete what you have made of them, before all else.
         Nodes there are those that came after that.
+    rows_erased : tuple of str
+        Paths of arrays of which it has erased rows, from every version: make what you have made of them anew. No record
+        says which rows they were.
     """
 
     def __init__(
-        self, feed: str, start: FeedPlace, engine: Engine, diff: Diff, after: Snapshot, erased: Sequence[str]
+        self, feed: str, start: FeedPlace, engine: Engine, diff: Diff, after: Snapshot, erased: Erased
     ) -> None:
         self.feed = feed
-        self.erased = tuple(erased)
+        self.erased, self.rows_erased = erased
         self.start = start
         self.diff = diff
         self._engine = engine
@@ -170,6 +180,7 @@ class FeedChange:
             "message": self.commit.message,
             "token": self.token,
             "erased": list(self.erased),
+            "rows_erased": list(self.rows_erased),
             "nodes": [node.as_dict() for node in self.nodes],
         }
 

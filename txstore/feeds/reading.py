@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txstore.comparing.diff import Diff
 from txstore.errors import CommitNotFoundError, FeedExpiredError, SnapshotExpiredError
-from txstore.feeds.changes import FeedChange, between
+from txstore.feeds.changes import Erased, FeedChange, between
 from txstore.format.cursors import Cursor, FeedPlace
 from txstore.format.keys import directory_prefix
 from txstore.history.changes import changed
@@ -28,7 +28,7 @@ class _Ahead(NamedTuple):
 
     after: Snapshot
     diff: Diff
-    erased: Sequence[str]
+    erased: Erased
 
 
 class Reading:
@@ -49,7 +49,7 @@ class Reading:
         # Only what was erased before now: an erasure waits for the commit that this has pinned. The commits that have
         # deleted such paths tell nothing, since the ones before them have nothing there any more.
         self._erasures = [
-            (until, [*_common(record.paths, cursor.paths)])
+            (until, record.table is not None, [*_common(record.paths, cursor.paths)])
             for record in read_records(engine.storage)
             if (until := record.until.get(cursor.branch, -1)) > cursor.place.version
         ]
@@ -80,9 +80,9 @@ class Reading:
     def _look_at(self, stored: Stored) -> None:
         after = self._engine.snapshots.of(stored)
         erased = self._erased(after)
-        if erased or _has_data(stored):
+        if any(erased) or _has_data(stored):
             diff = between(self._engine, self._before, after, self.cursor.paths)
-            if erased or diff.nodes:
+            if any(erased) or diff.nodes:
                 self._ahead = _Ahead(after, diff, erased)
                 return
         self._before = after
@@ -119,7 +119,7 @@ class Reading:
             head = self._engine.snapshots.newest(self.cursor.branch)
             if head.version <= self._before.version:
                 return False
-            if self._erased(head):
+            if any(self._erased(head)):
                 return True
             paths = self.cursor.paths or ("",)
             return any(next(changed(self._before, head, path), None) is not None for path in paths)
@@ -134,17 +134,20 @@ class Reading:
             self.close()
             self._ahead, self._follower = None, self._follow(stored)
         erased = self._erased(after)
-        if diff.nodes or erased:
+        if diff.nodes or any(erased):
             return self._made(after, diff, erased)
         self._before = after
         return None
 
-    def _erased(self, after: Snapshot) -> list[str]:
-        """Return the paths that were erased between the last place and a commit."""
-        here = (paths for until, paths in self._erasures if self._before.version < until <= after.version)
-        return sorted({path for paths in here for path in paths})
+    def _erased(self, after: Snapshot) -> Erased:
+        """Return what was erased between the last place and a commit."""
+        found: tuple[set[str], set[str]] = set(), set()
+        for until, of_rows, paths in self._erasures:
+            if self._before.version < until <= after.version:
+                found[of_rows].update(paths)
+        return Erased(*(tuple(sorted(paths)) for paths in found))
 
-    def _made(self, after: Snapshot, diff: Diff, erased: Sequence[str]) -> FeedChange:
+    def _made(self, after: Snapshot, diff: Diff, erased: Erased) -> FeedChange:
         change = FeedChange(self._feed, self._start, self._engine, diff, after, erased)
         self._before, self._start = after, change.place
         return change

@@ -88,7 +88,7 @@ class SharedChange:
         self._change = change
         nodes = [] if change is None else change.nodes
         self._nodes = [node for node in nodes if _is_structural(node)]  # those whose documents have changed
-        self._has_first = bool(self._nodes or (change is not None and change.erased))
+        self._has_first = bool(self._nodes or (change is not None and (change.erased or change.rows_erased)))
         self._divisions: list[Regions] = [*divided([(node.path, node.chunks) for node in nodes], into)]
 
     @property
