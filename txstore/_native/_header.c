@@ -12,7 +12,7 @@
  * THE BYTES (docs/understand/format.md, "Header")
  *
  *     fixed fields        120 bytes
- *     typed fields        type u16 | length u32 | content        this code knows types 1 to 9 and 14; 11 to 13 are rare, and 10, 15 and 16 come with a required feature
+ *     typed fields        type u16 | length u32 | content        this code knows types 1 to 10 and 14 to 16; 11 to 13 are rare
  *
  *     runs                for each: entry length | entry | seq | offset | length | entries | highest seq
  *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are
@@ -34,8 +34,9 @@
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
-enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, CONSTRAINTS, FORK, MERGED, REACH, GROUP_COMMIT, TYPES };
+enum { BRANCH = 1, AUTHOR, MESSAGE, PROPERTIES, STATISTICS, SECTIONS, RUNS, PACKS, PENDING, CONSTRAINTS, FORK, MERGED, REACH, GROUP_COMMIT, VIEWS, CURSORS, TYPES };
 enum { STATISTICS_KNOWN = 5, RUN_NUMBERS = 5 };
+#define DECLARED (7ULL << 32) /* the required features with which CONSTRAINTS, VIEWS and CURSORS count */
 enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a header that lists more is not plain */
 
 typedef struct {
@@ -294,9 +295,9 @@ find_fields(span from, span fields[TYPES])
 
 PyDoc_STRVAR(decode_doc, "decode(header, pack_name, run_name, section, /)\n--\n\n"
                          "Return (repository_id, id, parent_id, parent_hash, version, seq, time, branch, author, message,\n"
-                         "properties, statistics, sections, runs, pending, oldest kept version, required, optional, group commit);\n"
-                         "properties and group commit are bytes or None. The last three arguments are subclasses of tuple.\n"
-                         "None: not plain.");
+                         "properties, statistics, sections, runs, pending, oldest kept version, required, optional, group commit,\n"
+                         "constraints, views, cursors); properties and what follows optional are bytes or None. The last three\n"
+                         "arguments are subclasses of tuple. None: not plain.");
 
 static PyObject *
 decode(PyObject *Py_UNUSED(module), PyObject *args)
@@ -316,7 +317,7 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
     for (int i = 0; i < TYPES; i++)
         fields[i] = (span){NULL, NULL};
     if (PyBytes_GET_SIZE(header) < FIXED_BYTES || memcmp(data, "TXHD", 4) != 0 || load(data + 4, 2) != HEADER_COMMIT ||
-        load(data + 6, 2) != CHECKSUM_CRC32C || load(data + 8, 8) != 0 ||
+        load(data + 6, 2) != CHECKSUM_CRC32C || (load(data + 8, 8) & ~DECLARED) != 0 ||
         !find_fields((span){data + FIXED_BYTES, all.end}, fields) || fields[PACKS].at != NULL)
         Py_RETURN_NONE;
     uint64_t pending = 0;
@@ -331,14 +332,21 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *sections = statistics == NULL ? NULL : all_sections(fields[SECTIONS], types[2]);
     PyObject *runs = sections == NULL ? NULL : all_runs(fields[RUNS], fields[BRANCH], branch, types[0], types[1]);
     if (runs != NULL) {
-        span properties = fields[PROPERTIES], group_commit = fields[GROUP_COMMIT];
+        span properties = fields[PROPERTIES], group_commit = fields[GROUP_COMMIT], declared[3];
+        for (int i = 0; i < 3; i++) {
+            static const int types_of[3] = {CONSTRAINTS, VIEWS, CURSORS};
+            declared[i] = load(data + 8, 8) & (1ULL << (32 + i)) ? fields[types_of[i]] : (span){NULL, NULL};
+        }
         result = Py_BuildValue(
-            "y#y#y#y#KKKOOOy#OOOKKKKy#", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
+            "y#y#y#y#KKKOOOy#OOOKKKKy#y#y#y#", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
             (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load(data + 88, 8),
             (unsigned long long)load(data + 96, 8), (unsigned long long)load(data + 112, 8), branch, author, message,
             properties.at, (Py_ssize_t)(properties.end - properties.at), statistics, sections, runs,
             (unsigned long long)pending, (unsigned long long)load(data + 104, 8), (unsigned long long)load(data + 8, 8),
-            (unsigned long long)load(data + 16, 8), group_commit.at, (Py_ssize_t)(group_commit.end - group_commit.at));
+            (unsigned long long)load(data + 16, 8), group_commit.at, (Py_ssize_t)(group_commit.end - group_commit.at),
+            declared[0].at, (Py_ssize_t)(declared[0].end - declared[0].at), declared[1].at,
+            (Py_ssize_t)(declared[1].end - declared[1].at), declared[2].at,
+            (Py_ssize_t)(declared[2].end - declared[2].at));
     }
     Py_XDECREF(branch);
     Py_XDECREF(author);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -244,12 +244,15 @@ class Header:
         if plain is None:
             return cls._decode_any(data)
         (repository_id, commit_id, parent_id, parent_hash, version, seq, time, branch, author, message, properties,
-         statistics, sections, runs, pending, oldest_kept, required, optional, group_commit) = plain  # fmt: skip
+         statistics, sections, runs, pending, oldest_kept, required, optional, group_commit, constraints, views,
+         cursors) = plain  # fmt: skip
+        declared = constraints, views, cursors
         _check_places(version, seq, oldest_kept, time, pending)
         return cls(
             repository_id, commit_id, parent_id, parent_hash, version, seq, time, branch, author, message,
             {} if properties is None else json_object(properties),
             Statistics(*statistics), sections, runs, (), pending, oldest_kept, required, optional,
+            NOTHING_DECLARED if declared == (None,) * 3 else _decode_declared(declared),
             group_commit=GroupCommit.decode(group_commit) if group_commit is not None else None,
         )  # fmt: skip
 
@@ -286,17 +289,19 @@ class Header:
             runs=tuple(_decode_runs(typed.get(_RUNS, b""))),
             packs=tuple(_decode_data_packs(typed.get(_PACKS, b""))),
             pending=pending,
-            declared=Declarations(
-                *[
-                    json_object(typed.get(tag, b"{}")) if required & feature else {}
-                    for tag, feature in zip(_DECLARED, DECLARED_FEATURES, strict=True)
-                ]
+            declared=_decode_declared(
+                typed.get(tag) if required & bit else None
+                for tag, bit in zip(_DECLARED, DECLARED_FEATURES, strict=True)
             ),
             fork=Reader(typed[_FORK]).branch() if _FORK in typed else None,
             merged=CommitName.decode(typed[_MERGED]) if _MERGED in typed else None,
             reach=dict(_decode_reach(typed.get(_REACH, b""))),
             group_commit=GroupCommit.decode(typed[_GROUP_COMMIT]) if _GROUP_COMMIT in typed else None,
         )  # fmt: skip
+
+
+def _decode_declared(fields: Iterable[bytes | None]) -> Declarations:
+    return Declarations(*[{} if each is None else json_object(each) for each in fields])
 
 
 def check_features(required: int) -> None:
