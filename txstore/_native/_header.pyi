@@ -27,6 +27,9 @@ def decode(
         int,
         int,
         bytes | None,
+        bytes | None,
+        bytes | None,
+        bytes | None,
     ]
     | None
 ): ...
