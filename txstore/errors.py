@@ -584,7 +584,7 @@ class FeedNotFoundError(TxStoreError, KeyError):
         super().__init__(f"feed {feed!r} on branch {branch!r}: there is none; list(repo.feeds) has all")
 
     def __str__(self) -> str:  # KeyError would show the repr
-        return str(self.args[0])
+        return str(self.args[0]) if self.args else ""
 
 
 class FeedMovedError(TxStoreError):

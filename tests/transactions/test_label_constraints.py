@@ -842,7 +842,7 @@ def test_round_trip(repo):
     for name, each in declared.items():
         repo.constraints[name] = each
     assert dict(txstore.Repository(repo.url).constraints) == declared
-    assert json.loads(json.dumps(repo.engine.newest().written_constraints)) == {
+    assert json.loads(json.dumps(repo.engine.newest().declared.constraints)) == {
         "a": {"kind": "unique", "path": "x"},
         "b": {"kind": "sorted", "path": "x", "descending": False, "strict": True},
         "c": {"kind": "sorted", "path": "y", "descending": True, "strict": False},

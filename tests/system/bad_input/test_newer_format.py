@@ -103,8 +103,8 @@ def test_a_commit_header(path, at, new, found, use):
 
 
 FEATURE_OF_COMMITTERS = {
-    "format.json": lambda path: rewrite_format(path, required=1 << 33),
-    "commit": lambda path: rewrite_header(path, 12, b"\x02"),
+    "format.json": lambda path: rewrite_format(path, required=1 << 62),
+    "commit": lambda path: rewrite_header(path, 15, b"\x40"),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_feature_of_committers_keeps_out_these_only(path, where):
     FEATURE_OF_COMMITTERS[where](path)
     for read in ("open", "session", "snapshot", "log"):
         USES[read](path)
-    found = "required feature 33, which whoever commits has to keep"
+    found = "required feature 62, which whoever commits has to keep"
     refused(path, found, use=lambda: USES["write"](path))
     assert txstore.Repository(path).verify().ok
 
