@@ -18,6 +18,7 @@ from txstore.commit import MAIN, Commit, Stored
 from txstore.commit_queue.tickets import Turns
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
+from txstore.deriving.declared import decode
 from txstore.engine import Engine, Position
 from txstore.errors import (
     CommitNotFoundError,
@@ -66,6 +67,7 @@ from txstore.transactions.participants.named import NamedTransaction, transactio
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
 from txstore.views.faces import RepositoryViews
+from txstore.views.following import DeclaredView
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -1145,7 +1147,11 @@ class Repository:
         array([[27.5,  4.5],
                [10.5, 12.5]])
         """
-        return RepositoryViews(self, lambda: self.snapshot().views if self.exists else {}, self._declare_view)
+        return RepositoryViews(self._declared_views, self._declare_view)
+
+    def _declared_views(self) -> Mapping[str, DeclaredView]:
+        views = decode(self.url, self.engine.newest().declared.views)
+        return {name: DeclaredView(name, view, self) for name, view in views.items()}
 
     def _declare_view(self, name: str, view: ViewDefinition | None) -> None:
         self._existing()

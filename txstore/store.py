@@ -424,10 +424,10 @@ class TxStore(ZarrInterface):
         set, and drops those that are deleted; `ConflictError` if another commit has moved one first.
         """
 
-        def move(name: str, cursor: Mapping[str, Any] | None) -> None:
-            self._writer().session.transaction.cursors.move(name, cursor)
+        def declare(name: str, cursor: Mapping[str, Any] | None) -> None:
+            self._writer().session.transaction.cursors.declare(name, cursor)
 
-        return Cursors(lambda: self.mapping.cursors, move)
+        return Cursors(lambda: self.mapping.cursors, declare)
 
     # --- transactions
 

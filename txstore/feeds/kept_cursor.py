@@ -56,11 +56,11 @@ class KeptCursor:
                 shares = self.decode(written).shares
         # Fields that a later version has added stay.
         rest = {field: each for field, each in written.get(self.name, {}).items() if field != "shares"}
-        cursors.move(self.name, None if cursor is None else {**rest, **cursor.as_dict()})
+        cursors.declare(self.name, None if cursor is None else {**rest, **cursor.as_dict()})
         if shares is not None and (cursor is None or cursor.shares != shares):
             for number in range(shares.into + 1):
                 # Those without a mark, too: a worker that commits one at the same time conflicts.
-                cursors.move(mark_of(self.name, number), None)
+                cursors.declare(mark_of(self.name, number), None)
 
     def commit(self, message: str, change: Callable[[Cursors], T]) -> T:
         """Make a commit that only moves the cursor. `change` runs again if another process has moved it first."""

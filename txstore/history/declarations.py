@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from txstore.errors import ConflictError
 from txstore.format.constraints import as_text
 from txstore.format.declarations import Declarations, Written
+
+V = TypeVar("V")
 
 #: Bytes of all declarations of one kind together, at most: every commit has them in its header.
 MAX_BYTES = 1 << 16
@@ -57,3 +62,39 @@ def check_unmoved(changes: Declarations, base: Declarations, head: Declarations)
         ]
         if taken:
             raise ConflictError(taken, reason=kind.taken)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class DeclaredByName(MutableMapping[str, V]):
+    """Declarations of one kind, by name: a commit declares the names that are set, and drops those that are deleted.
+
+    `declare` declares one, or drops it if it is given None.
+    """
+
+    _read: Callable[[], Mapping[str, V]]
+    declare: Callable[[str, V | None], None]
+
+    @abstractmethod
+    def _check(self, name: str, value: V) -> None:
+        """Raise `TypeError` or `ValueError` unless a name can be set to this."""
+
+    def __getitem__(self, name: str) -> V:
+        return self._read()[name]
+
+    def __setitem__(self, name: str, value: V) -> None:
+        self._check(name, value)
+        self.declare(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        self.declare(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._read()))
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {dict(self)}>"

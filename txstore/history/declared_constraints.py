@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from txstore.format.constraints import Constraint, Outcome, as_text
 from txstore.format.declarations import Written
 from txstore.format.display import html_head, html_table
 from txstore.format.keys import check_name
+from txstore.history.declarations import DeclaredByName
 
 #: Number of violations that an error lists for each constraint.
 MAX_NAMED = 10
@@ -103,38 +102,16 @@ def _is_as_before(name: str, written: Written, head: Written, outcome: Outcome, 
 # --- for users
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Constraints(MutableMapping[str, Constraint]):
+class Constraints(DeclaredByName[Constraint]):
     """Constraints by their names. A commit declares the names that you set, and drops the names that you delete.
 
     `declare` declares one, or drops it if it is given None.
     """
 
-    _read: Callable[[], Mapping[str, Constraint]]
-    declare: Callable[[str, Constraint | None], None]
-
-    def __getitem__(self, name: str) -> Constraint:
-        return self._read()[name]
-
-    def __setitem__(self, name: str, constraint: Constraint) -> None:
+    def _check(self, name: str, value: Constraint) -> None:
         check_name("constraint", name)
-        if not isinstance(constraint, Constraint):
-            raise TypeError(f"{constraint!r} is no constraint: use a class of txstore.constraints")
-        self.declare(name, constraint)
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self.declare(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._read()))
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __repr__(self) -> str:
-        return f"<Constraints {dict(self)}>"
+        if not isinstance(value, Constraint):
+            raise TypeError(f"{value!r} is no constraint: use a class of txstore.constraints")
 
     def _repr_html_(self) -> str:
         try:

@@ -33,9 +33,7 @@ from txstore.transactions.locking import Locking
 from txstore.transactions.node_copies import NodeCopies
 from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
-from txstore.transactions.staged_constraints import constraints_of
-from txstore.transactions.staged_cursors import cursors_of
-from txstore.transactions.staged_views import StagedViews
+from txstore.transactions.staged_declarations import StagedDeclarations, StagedViews, constraints_of, cursors_of
 from txstore.transactions.staging import Staging
 
 if TYPE_CHECKING:
@@ -160,17 +158,17 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
         The commit of this transaction declares the constraints that are set here, and drops those that are deleted.
         """
-        return constraints_of(self._staging, self.lifecycle)
+        return constraints_of(StagedDeclarations(self._staging, self.lifecycle))
 
     @property
     def views(self) -> StagedViews:
         """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
-        return StagedViews(self._staging, self.lifecycle)
+        return StagedViews(StagedDeclarations(self._staging, self.lifecycle))
 
     @property
     def cursors(self) -> Cursors:
         """How far each feed has come, by name: see `TxStore.cursors`."""
-        return cursors_of(self._staging, self.lifecycle)
+        return cursors_of(StagedDeclarations(self._staging, self.lifecycle))
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""

@@ -60,7 +60,7 @@ class DeclaredView:
             **self.definition.as_dict(),
             "sources": list(self.definition.sources),
             "outputs": list(self.definition.outputs),
-            "current": self.is_current(at, branch=branch),
+            "current": is_current(self.name, snapshot, self._derived_from),
             "as_of": None if place is None else place._asdict(),
         }
 
