@@ -55,17 +55,16 @@ class CommitAt(NamedTuple):
     version: int
 
 
-def distrust(written: Written, commit: DerivableCommit, updated: Collection[str]) -> Written:
+def distrust(written: Written, views: Views, commit: DerivableCommit, updated: Collection[str]) -> Written:
     """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
 
-    `updated` are those that the commit itself brings up to date.
+    `views` are the same, decoded. `updated` are those that the commit itself brings up to date.
     """
     found = {}
     for name, fields in written.items():
         if fields.get(_AS_OF) is None or name in updated:
             continue
-        (view,) = decode("", {name: fields}).values()
-        if any(_changes(commit, output) for output in view.outputs):
+        if any(_changes(commit, output) for output in views[name].outputs):
             found[name] = {**fields, _AS_OF: None}
     return found
 

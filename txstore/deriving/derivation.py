@@ -8,6 +8,8 @@ and no others. What a commit itself writes to an output is replaced.
 from __future__ import annotations
 
 import json
+import operator
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,11 +22,11 @@ from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
 from txstore.deriving.commits import DerivableCommit, Value
 from txstore.deriving.declared import Views, ordered
-from txstore.deriving.parallel import in_order
 from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.grids import Chunk, Grid
+from txstore.storage.request_threads import in_advance
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 #: An array, and how it is cut into chunks.
 Cut = tuple[Described, Grid]
 
+#: Chunks that are computed at once.
+_THREADS = min(8, os.cpu_count() or 1)
 #: Bytes of decoded chunks to keep: outputs whose chunks do not fit those of their inputs need one several times.
 _KEPT_BYTES = 64 << 20
 
@@ -86,7 +90,8 @@ class Derivation:
             partial(self._chunk, stage, inputs, output, grid, chunk, box)
             for chunk, box in self._affected(stage, inputs, grid)
         )
-        for made in in_order(work):
+        # Read here, and computed in other threads, while a few of them are in memory.
+        for made in in_advance(operator.call, (prepare() for prepare in work), _THREADS):
             if made is not None:
                 self._chunks.forget(made.key)
                 self._commit.put(made.key, made.value)

@@ -15,7 +15,7 @@ from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.constraints import as_text
-from txstore.format.declarations import Declarations, Written
+from txstore.format.declarations import Declarations
 from txstore.format.keys import DOCUMENT_NAMES, is_document
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
@@ -89,8 +89,8 @@ class Committer:
         self.merged: _Merged | None = None
         self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
-        self._derived_on: Snapshot | None = None  # the head on which the outputs of views were derived
-        self._distrusted: Written = {}  # the views whose outputs it changes though they are derived later
+        #: The head on which the outputs of views were derived, and what the commit hands on there.
+        self._derived: tuple[Snapshot, Declarations] | None = None
         #: A head, what the commit declares on top of it, and what was checked there.
         self._kept: tuple[Snapshot, Declarations, declared_constraints.CheckedOn] | None = None
 
@@ -258,11 +258,8 @@ class Committer:
             # I10: tombstones of later deletions may be gone.
             raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
         self.writes = self.writes or self._writes()
-        was_derived, self._derived_on = self.merges.underive(), None
-        since = self.head.seq
-        if was_settled := self.merges.settled is not None:
-            self.merges.unsettle()
-            since = self.base.seq
+        since = self.head.seq if self.merges.settled is None else self.base.seq
+        was_made_for_another, self._derived = self.merges.leave_head(), None
         try:
             conflicts.check(self.writes, self.base, head, since)
         except ConflictError:
@@ -271,7 +268,7 @@ class Committer:
             self._settle(head)
             since = self.base.seq
         self.head = head
-        if self.merges.merge(head, since) or self.merges.settled is not None or was_settled or was_derived:
+        if self.merges.merge(head, since) or self.merges.settled is not None or was_made_for_another:
             self._append_runs(head)
         self._derive(head)
         return head
@@ -283,13 +280,12 @@ class Committer:
         if self.merged is not None:
             self._append_merged_run(head)
 
-    def _derive(self, head: Snapshot) -> None:
-        """Derive the outputs of views on top of `head`. Raises `ViewError`."""
-        if self._derived_on is head:
-            return
+    def _derive(self, head: Snapshot) -> Declarations:
+        """Derive the outputs of views on top of `head`. Return what the commit hands on. Raises `ViewError`."""
+        if self._derived is not None and self._derived[0] is head:
+            return self._derived[1]
         there = head.declared
         written = declarations.changed(self.staging.declared, there)
-        self._distrusted = {}
         if written.views:
             views = declared_views.decode(head.url, written.views)
             at_commit = {name: view for name, view in views.items() if view.when == "commit"}
@@ -298,8 +294,10 @@ class Committer:
             derive(at_commit, new, commit)
             if self.merges.derived:
                 self._append_runs(head)
-            self._distrusted = declared_views.distrust(written.views, commit, self.staging.declared.views)
-        self._derived_on = head
+            distrusted = declared_views.distrust(written.views, views, commit, self.staging.declared.views)
+            written = written._replace(views={**written.views, **distrusted})
+        self._derived = head, written
+        return written
 
     def _settle(self, head: Snapshot) -> None:
         """Merge the staged changes with those of other commits since the base. Raises `ConflictError`."""
@@ -320,11 +318,8 @@ class Committer:
     def _keep_constraints(self, head: Snapshot) -> Declarations:
         """I11: check the commit on top of `head` against all constraints. Return what its header declares."""
         if self._kept is None or self._kept[0] is not head:
-            changes, there = self.staging.declared, head.declared
-            declarations.check_unmoved(changes, self.base.declared, there)
-            written = declarations.changed(changes, there)
-            if self._distrusted:
-                written = written._replace(views={**written.views, **self._distrusted})
+            written, there = self._derive(head), head.declared
+            declarations.check_unmoved(self.staging.declared, self.base.declared, there)
             if written.constraints:
                 outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
                 before = None if self._kept is None else self._kept[2]

@@ -30,9 +30,9 @@ class Merges:
         #: Merged values, which replace the staged values of their keys. Length 0 deletes the key.
         self.values: dict[str, Staged] = {}
         self.settled: Settled | None = None  # for the last head
-        self._before: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before `settle`
         self.derived: set[str] = set()  # documents and chunks that views have made, for the last head
-        self._before_derived: tuple[dict[str, Staged], tuple[int, int]] = {}, (0, 0)  # values and their end before
+        #: Values, and their end, before those that are for the last head alone.
+        self._before: tuple[dict[str, Staged], tuple[int, int]] | None = None
         self._parts: dict[str, list[Link]] = {}  # the layers of chunks that may be merged with other commits
 
     @property
@@ -60,31 +60,27 @@ class Merges:
     def settle(self, settled: Settled) -> None:
         """Use these values for keys that other commits have changed, too."""
         self.settled = settled
-        self._before = dict(self.values), self._publisher.place
+        self._begin_for_head()
         for key, value in settled.items():
             self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
-    def unsettle(self) -> None:
-        """Drop the settled values: they were for another head."""
-        if self.settled is not None:
-            self.values, place = self._before
-            self._publisher.go_back(place)
-            self.settled = None
-
     def derive(self, key: str, value: bytes | None) -> None:
         """Set a key, too, or delete it, whether or not it is staged."""
-        if not self.derived:
-            self._before_derived = dict(self.values), self._publisher.place
+        self._begin_for_head()
         self.derived.add(key)
         self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
-    def underive(self) -> bool:
-        """Drop what was derived: it was for another head. Return whether there was anything."""
-        if not self.derived:
+    def _begin_for_head(self) -> None:
+        if self._before is None:
+            self._before = dict(self.values), self._publisher.place
+
+    def leave_head(self) -> bool:
+        """Drop what was settled or derived: it was for another head. Return whether there was anything."""
+        if self._before is None:
             return False
-        self.values, place = self._before_derived
+        self.values, place = self._before
         self._publisher.go_back(place)
-        self.derived = set()
+        self.settled, self.derived, self._before = None, set(), None
         return True
 
     def put_together(self) -> None:
