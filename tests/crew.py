@@ -1,10 +1,14 @@
-"""Processes that stay and do what they are sent, one history after the other. Some are killed in the middle."""
+"""Random histories: processes that make them, of which some are killed in the middle, and a loop that checks them."""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import random
+import shutil
+import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +22,11 @@ from tests.transactions.arrays import HAS_RECTILINEAR
 Work = Callable[[str, str], Any]
 
 
-class FailedError(Exception):
+class WrongError(Exception):
+    """A history that the model does not explain."""
+
+
+class FailedError(WrongError):
     """What a worker has met: its traceback."""
 
 
@@ -72,3 +80,30 @@ class Crew:
         for process, connection in self._members:
             connection.send(None)
             process.join()
+
+
+def repeat(history: Callable[[Path, int], Counter[str]], count: int, seed: int) -> Counter[str]:
+    """Make and check histories, each in a directory of its own, which stays if `history` raises."""
+    counts: Counter[str] = Counter()
+    for number in range(seed, seed + count):
+        directory = Path(tempfile.mkdtemp())
+        try:
+            counts += history(directory, number)
+        except Exception as error:
+            error.add_note(f"seed {number}, {directory}")
+            raise
+        shutil.rmtree(directory)
+        if number % 100 == 99:
+            print(number + 1 - seed, dict(counts), flush=True)
+    return counts
+
+
+def main(histories: Callable[[int, int], Counter[str]], description: str | None, count: int) -> int:
+    """Make as many histories as the command line says, `count` by default. Raises what they raise."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--histories", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts = histories(arguments.histories, arguments.seed)
+    print(f"{arguments.histories} histories, 0 wrong: {dict(sorted(counts.items()))}")
+    return 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from zarr.storage import LocalStore
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, interleaved, ratio
+from benchmarks.local.crowd import PROCESSES, Prepare, timed_crowd
 from txstore.labels.matching import find
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 _HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
 _LABELS = _CHUNKS = 1_000_000
-_SPAWN = multiprocessing.get_context("spawn")
-_PROCESSES = 8
 
 
 def _days(first: int, shape: tuple[int, int], names: tuple[str, ...], hours: int = 24) -> xr.Dataset:
@@ -113,49 +110,44 @@ def prepends(setting: Setting) -> list[Row]:
     return [Row("prepend", f"one chunk before {_CHUNKS:,} chunks", median, 0.5, "s", samples=samples)]
 
 
-def _upsert_days(path: Path, which: int, barrier: Barrier, count: int) -> None:
+def _upsert_days(path: Path, count: int, which: int) -> Callable[[], None]:
     repo = txstore.Repository(path / "data.tx", durability="none")
     found = [_days(which * count + number, (64, 64), ("t",)) for number in range(count)]
-    barrier.wait(120)
-    for ds in found:
-        repo.upsert(ds)
-    barrier.wait(600)
+
+    def upsert() -> None:
+        for ds in found:
+            repo.upsert(ds)
+
+    return upsert
 
 
-def _write_days_under_a_lock(path: Path, which: int, barrier: Barrier, count: int) -> None:
+def _write_days_under_a_lock(path: Path, count: int, which: int) -> Callable[[], None]:
     found = [_days(which * count + number, (64, 64), ("t",)) for number in range(count)]
-    barrier.wait(120)
-    for ds in found:
-        with FileLock(path / "lock"):
-            ds.to_zarr(path / "data.zarr", region="auto", consolidated=False)
-    barrier.wait(600)
+
+    def write() -> None:
+        for ds in found:
+            with FileLock(path / "lock"):
+                ds.to_zarr(path / "data.zarr", region="auto", consolidated=False)
+
+    return write
 
 
 def crowds(setting: Setting) -> list[Row]:
     """Let eight processes write different days: by label, and with xarray under one lock."""
     count = setting.rounds(20, 6)
 
-    def take(work: Callable[..., None]) -> float:
+    def take(prepare: Prepare) -> float:
         with setting.scratch() as scratch:
             with txstore.Repository(scratch / "data.tx", durability="none").transaction() as store:
                 _create(store, (64, 64), ("t",))
             _create(LocalStore(scratch / "data.zarr"), (64, 64), ("t",))
-            barrier = _SPAWN.Barrier(_PROCESSES + 1)
-            crew = [_SPAWN.Process(target=work, args=(scratch, which, barrier, count)) for which in range(_PROCESSES)]
-            for process in crew:
-                process.start()
-            barrier.wait(120)
-            began = time.perf_counter()
-            barrier.wait(600)
-            seconds = time.perf_counter() - began
-            for process in crew:
-                process.join()
-                assert process.exitcode == 0
-        return _PROCESSES * count / seconds
+            seconds, failed = timed_crowd(prepare, scratch, count)
+            assert not failed
+        return PROCESSES * count / seconds
 
     takes = {OURS: lambda: take(_upsert_days), "to_zarr under a lock": lambda: take(_write_days_under_a_lock)}
     samples = interleaved(takes, setting.rounds(3, 1))
-    what = f"{_PROCESSES} processes upsert different days: days a second, beside a lock around to_zarr"
+    what = f"{PROCESSES} processes upsert different days: days a second, beside a lock around to_zarr"
     measured = ratio(samples, OURS, "to_zarr under a lock")
     return [Row("upserts of a crowd", what, measured, 4, at_least=True, medians=_medians(samples), samples=samples)]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import statistics
 import time
-from multiprocessing.synchronize import Barrier
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -15,12 +14,11 @@ import zarr
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting
+from benchmarks.local.crowd import PROCESSES, timed_crowd
 from txstore.codecs.chunk_codec import ChunkCodec
 from txstore.views import Coarsen
 
 _TILE, _LEVELS = 256, 5
-_SPAWN = multiprocessing.get_context("spawn")
-_PROCESSES = 8
 
 
 def _image(path: Path, extent: int) -> txstore.Repository:
@@ -80,12 +78,14 @@ def tiles(setting: Setting) -> list[Row]:
     ]
 
 
-def _write_tiles(path: Path, which: int, barrier: Barrier, count: int) -> None:
+def _write_tiles(path: Path, count: int, which: int) -> Callable[[], None]:
     repo, random = txstore.Repository(path), np.random.default_rng(which)
-    barrier.wait(120)
-    for number in range(count):
-        _write_tile(repo, random, which, number)  # neighbours, whose parents are in the same chunks
-    barrier.wait(600)
+
+    def write() -> None:
+        for number in range(count):
+            _write_tile(repo, random, which, number)  # neighbours, whose parents are in the same chunks
+
+    return write
 
 
 def crowds(setting: Setting) -> list[Row]:
@@ -94,26 +94,13 @@ def crowds(setting: Setting) -> list[Row]:
     with setting.scratch() as scratch:
         repo = _image(scratch / "data.tx", 16 * _TILE)
         repo.views["pyramid"] = Coarsen("image/0", "image/{level}", (2, 2), _LEVELS)
-        barrier = _SPAWN.Barrier(_PROCESSES + 1)
-        crew = [
-            _SPAWN.Process(target=_write_tiles, args=(scratch / "data.tx", which, barrier, count))
-            for which in range(_PROCESSES)
-        ]
-        for process in crew:
-            process.start()
-        barrier.wait(120)
-        began = time.perf_counter()
-        barrier.wait(600)
-        seconds = time.perf_counter() - began
-        for process in crew:
-            process.join()
-        failed = sum(process.exitcode != 0 for process in crew)
+        seconds, failed = timed_crowd(_write_tiles, scratch / "data.tx", count)
         image = zarr.open_group(repo.snapshot(), path="image", mode="r")
         for level in range(1, _LEVELS + 1):
             below = np.asarray(image[str(level - 1)][...], "f8")
             means = below.reshape(below.shape[0] // 2, 2, below.shape[1] // 2, 2).mean((1, 3))
             assert (np.rint(means) == image[str(level)][...]).all()
-    what = f"{_PROCESSES} processes commit neighbouring tiles, {_PROCESSES * count / seconds:.0f} a second: conflicts"
+    what = f"{PROCESSES} processes commit neighbouring tiles, {PROCESSES * count / seconds:.0f} a second: conflicts"
     return [Row("tiles of a crowd", what, failed, 0, "conflicts")]
 
 

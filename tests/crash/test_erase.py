@@ -11,7 +11,8 @@ import pytest
 
 import txstore
 from tests import reliability
-from tests.crash.disk import Disk, Image, PowerLoss, Tree
+from tests.crash.disk import Disk, Image, Tree
+from tests.crash.interrupted import after_every_step
 from tests.crash.system import SYSTEM, URL, Process, forget_all, simulated
 
 pytestmark = [
@@ -94,24 +95,8 @@ def check(image: Image, ids: set[str], *, boot: int) -> None:
 
 
 def test_killed_or_without_power_after_every_step() -> None:
-    chance = random.Random(7)
     with simulated(), reliability.counting("erasures interrupted") as counted:
         disk, ids = recorded()
-        loss, images = PowerLoss(disk.start), []
-        for number, step in enumerate(disk.steps, 1):
-            loss.advance(step)
-            images.append((number, loss.all_kept(), 1))
-            images += [(number, loss.image(choice, chance), 2) for choice in loss.choices(chance, 2)]
-        seen: set[int] = set()
-        for number, image, boot in chance.sample(images, min(len(images), IMAGES)):
-            if image.identity in seen:
-                continue
-            seen.add(image.identity)
-            try:
-                check(image, ids, boot=boot)
-            except BaseException as error:
-                step = disk.steps[number - 1]
-                error.add_note(f"after step {number}, {step.call} {step.path}: boot {boot}, {image.kept}")
-                raise
-        counted["images looked at"] = len(seen)
-    assert len(seen) > 20
+        seen = after_every_step(disk, lambda image, boot: check(image, ids, boot=boot), IMAGES)
+        counted["images looked at"] = seen
+    assert seen > 20

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
+from tests.crew import main
 from tests.feeds.histories import histories
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counts = histories(arguments.histories, arguments.seed)
-    print(f"{arguments.histories} histories, 0 wrong: {dict(counts)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(histories, __doc__, 2000))

@@ -12,9 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import random
-import shutil
 import signal
-import tempfile
 import time
 import traceback
 from collections import Counter
@@ -26,6 +24,7 @@ import numpy as np
 import zarr
 
 import txstore
+from tests.crew import WrongError, repeat
 from tests.feeds.copying import apply, content, copy_regions, copy_structure
 from txstore.errors import TxStoreError
 from txstore.feeds import Feed
@@ -38,10 +37,6 @@ WAYS = ("one by one", "combined", "mixed", "shared")
 KILLED_STEPS, KILLED_MOMENTS, KILLED_WRITERS, MOST = 40, 8, 100, 3
 NAMES = ("a", "b", "g/a", "g/b")
 DTYPES = ("i4", "f8", "u1")
-
-
-class WrongError(Exception):
-    """A history in which a change was lost, or done twice."""
 
 
 # --- writers
@@ -306,14 +301,4 @@ def history(directory: Path, seed: int) -> Counter[str]:
 
 def histories(count: int, seed: int) -> Counter[str]:
     multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.feeds.histories"])
-    counts: Counter[str] = Counter()
-    for number in range(seed, seed + count):
-        directory = Path(tempfile.mkdtemp())
-        try:
-            counts += history(directory, number)
-        except WrongError as wrong:
-            raise WrongError(f"seed {number}, {directory}: {wrong}") from wrong
-        shutil.rmtree(directory)
-        if number % 100 == 99:
-            print(number + 1 - seed, dict(counts), flush=True)
-    return counts
+    return repeat(history, count, seed)

@@ -8,15 +8,13 @@ after the other, and has to be equal to what each commit holds. Workers are kill
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,12 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.crew import Crew, FailedError
+from tests.crew import Crew, WrongError, main, repeat
 
 OPERATIONS = 4
 LABELS = range(0, 60, 2)
 GRIDS: list[dict[str, Any]] = [{"chunks": (4, 2)}, {"chunks": (3, 1)}, {"chunks": (2, 2), "shards": (4, 2)}]
 Rows = list[tuple[int, int]]
-
-
-class WrongError(Exception):
-    """A history that the model does not explain."""
 
 
 def table(rows: Mapping[int, int]) -> xr.Dataset:
@@ -258,31 +252,12 @@ def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
 
 
 def histories(count: int, seed: int) -> Counter[str]:
-    crew, counts = Crew(work), Counter[str]()
+    crew = Crew(work)
     try:
-        for number in range(seed, seed + count):
-            directory = Path(tempfile.mkdtemp())
-            try:
-                counts += history(crew, directory, number)
-            except (WrongError, FailedError) as wrong:
-                raise WrongError(f"seed {number}, {directory}: {wrong}") from wrong
-            shutil.rmtree(directory)
-            if number % 100 == 99:
-                print(number + 1 - seed, dict(counts), flush=True)
+        return repeat(partial(history, crew), count, seed)
     finally:
         crew.close()
-    return counts
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counts = histories(arguments.histories, arguments.seed)
-    print(f"{arguments.histories} histories, 0 wrong: {dict(counts)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(histories, __doc__, 5000))

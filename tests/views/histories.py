@@ -5,13 +5,11 @@ python -m tests.views.histories --histories 2000 --seed 1
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
-import shutil
 import sys
-import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import Crew, FailedError
+from tests.crew import Crew, WrongError, main, repeat
 from tests.transactions.arrays import HAS_RECTILINEAR
 from tests.views.functions import blurred
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition
@@ -27,10 +25,6 @@ from txstore.views.following import DeclaredView
 
 OPERATIONS = 4
 ANSWERS = [None, {"": "ours"}, {"": "theirs"}]
-
-
-class StaleError(Exception):
-    """An output that is not what its sources make it."""
 
 
 # --- what numpy makes
@@ -77,11 +71,11 @@ def expected(view: ViewDefinition, source: np.ndarray) -> list[np.ndarray]:
             return [made]
         case Apply():
             return [blurred(source).astype(source.dtype)]
-    raise StaleError(f"what is {view}?")
+    raise WrongError(f"what is {view}?")
 
 
 def check(repo: txstore.Repository) -> Counter[str]:
-    """Raise `StaleError` unless at each commit of each branch each output is what its source makes it."""
+    """Raise `WrongError` unless at each commit of each branch each output is what its source makes it."""
     counts: Counter[str] = Counter()
     for branch in repo.branches:
         for commit in repo.log(branch):
@@ -99,13 +93,13 @@ def check(repo: txstore.Repository) -> Counter[str]:
                 for output, wanted in zip(view.outputs, expected(view, source), strict=True):
                     held = zarr.open_array(found, path=output, mode="r")[...]
                     if held.shape != wanted.shape or not np.allclose(held, wanted, rtol=1e-12, equal_nan=True):
-                        raise StaleError(
+                        raise WrongError(
                             f"{branch}@{commit.version} ({commit.message}): {output} of {name}, {view}:\n"
                             f"{held}\nshould be\n{wanted}\nof\n{source}"
                         )
                     counts["compared"] += 1
     if faults := repo.verify().faults:
-        raise StaleError(f"verify: {faults}")
+        raise WrongError(f"verify: {faults}")
     return counts
 
 
@@ -292,49 +286,31 @@ def begin(repo: txstore.Repository, drawn: random.Random) -> None:
             declare(store, drawn)
 
 
+def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
+    """Make one history and check it. Raise `WrongError`."""
+    drawn, counts = random.Random(seed), Counter[str]()
+    repo = txstore.Repository(directory / "data.tx", durability="none")
+    begin(repo, drawn)
+    for report in crew.run(directory / "data.tx", seed, drawn):
+        counts += report
+    for view in repo.views.values():
+        if view.definition.when == "follow":
+            with contextlib.suppress(txstore.ViewError):  # a revert has deleted its output
+                view.update()
+                if not view.is_current():
+                    raise WrongError(f"{view.name} is not current after its update")
+    return counts + check(repo)
+
+
 def histories(count: int, seed: int) -> Counter[str]:
-    crew, counts = Crew(work), Counter[str]()
     if HAS_RECTILINEAR:
         zarr.config.set({"array.rectilinear_chunks": True})
+    crew = Crew(work)
     try:
-        for number in range(seed, seed + count):
-            directory = Path(tempfile.mkdtemp())
-            drawn = random.Random(number)
-            repo = txstore.Repository(directory / "data.tx", durability="none")
-            try:
-                begin(repo, drawn)
-                for report in crew.run(directory / "data.tx", number, drawn):
-                    counts += report
-                for view in repo.views.values():
-                    if view.definition.when == "follow":
-                        with contextlib.suppress(txstore.ViewError):  # a revert has deleted its output
-                            view.update()
-                            if not view.is_current():
-                                raise StaleError(f"{view.name} is not current after its update")
-                counts += check(repo)
-            except (StaleError, FailedError, txstore.TxStoreError) as wrong:
-                raise StaleError(f"seed {number}, {directory}: {wrong}") from wrong
-            shutil.rmtree(directory)
-            if number % 100 == 99:
-                print(number + 1 - seed, dict(counts), flush=True)
+        return repeat(partial(history, crew), count, seed)
     finally:
         crew.close()
-    return counts
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    try:
-        counts = histories(options.histories, options.seed)
-    except StaleError as stale:
-        print(f"STALE: {stale}")
-        return 1
-    print(f"{options.histories} histories, nothing stale: {dict(sorted(counts.items()))}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(histories, __doc__, 2000))
