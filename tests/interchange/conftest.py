@@ -9,7 +9,11 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
+
+import txstore
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,3 +69,14 @@ def run_installed(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return run_installed
+
+
+@pytest.fixture(params=["directory", "memory"])
+def filled(repo: txstore.Repository, tmp_path: Path, request: pytest.FixtureRequest) -> txstore.Repository:
+    """Return a repository of one array and two branches, for tests of URLs."""
+    if request.param == "memory":
+        repo = txstore.Repository(f"memory://{tmp_path}/data.tx")
+    with repo.transaction("first") as store:
+        zarr.create_array(store, name="group/position", data=np.arange(10), chunks=(4,))
+    repo.branches["dev"] = repo.head()
+    return repo

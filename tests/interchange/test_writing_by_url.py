@@ -27,16 +27,6 @@ def known() -> None:
     fsspec.register_implementation("txstore", TxStoreFileSystem, clobber=True)
 
 
-@pytest.fixture(params=["directory", "memory"])
-def filled(repo: txstore.Repository, tmp_path: Path, request: pytest.FixtureRequest) -> txstore.Repository:
-    if request.param == "memory":
-        repo = txstore.Repository(f"memory://{tmp_path}/data.tx")
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="group/position", data=np.arange(10), chunks=(4,))
-    repo.branches["dev"] = repo.head()
-    return repo
-
-
 def messages(repo: txstore.Repository, branch: str = "main") -> list[str]:
     return [commit.message for commit in repo.log(branch)]
 

@@ -71,16 +71,6 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resolution]:
     return resolve
 
 
-@pytest.fixture(params=["directory", "memory"])
-def filled(repo: txstore.Repository, tmp_path: Path, request: pytest.FixtureRequest) -> txstore.Repository:
-    if request.param == "memory":
-        repo = txstore.Repository(f"memory://{tmp_path}/data.tx")
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="group/position", data=np.arange(10), chunks=(4,))
-    repo.branches["dev"] = repo.head()
-    return repo
-
-
 def place(repo: txstore.Repository) -> str:
     return repo.url if "://" in repo.url else f"file://{repo.url}"
 
