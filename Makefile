@@ -268,10 +268,10 @@ clients: $(TEST)/stamp
 clients-published: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.clients.table --publish $(CLIENT_GROUPS)
 
-# The newest versions that go together, of what requirements.in of each group names.
+# The newest versions that go together, of what requirements.in of each group names, and of what txstore and its server need.
 clients-lock: $(LOWEST)/stamp
 	set -e; for group in $(CLIENT_GROUPS); do \
-	  $(LOWEST)/bin/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version $(TAG) \
+	  $(LOWEST)/bin/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version $(TAG) --extra serve \
 	    --output-file tests/clients/$$group/requirements.lock pyproject.toml tests/clients/$$group/requirements.in; \
 	done
 

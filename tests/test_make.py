@@ -1,10 +1,12 @@
-"""The environments of the Makefile: one that an interrupted make has left is made anew, a whole one is kept."""
+"""The environments of the Makefile: an interrupted make's is made anew, a whole one is kept, and lock files name all."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,11 @@ def test_one_that_can_not_be_brought_up_to_date_is_kept(place: Path) -> None:
         assert (status != 0, calls) == (True, [])
     (place / "offline").unlink()
     assert set(make(place)[1]) == {"install"}
+
+
+@pytest.mark.parametrize("lock", sorted(ROOT.glob("tests/clients/*/requirements.lock")), ids=lambda lock: lock.parent.name)
+def test_lock_files_name_what_txstore_and_its_server_need(lock: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["serve"]
+    locked = {line.partition("==")[0].lower() for line in lock.read_text().splitlines()}
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in needed} <= locked, "run: make clients-lock"
