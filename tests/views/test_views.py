@@ -303,6 +303,76 @@ def test_scales_that_are_there_are_kept(repo: txstore.Repository) -> None:
     assert [each["path"] for each in attributes(repo)["ome"]["multiscales"][0]["datasets"]] == ["0", "9", "1", "2"]
 
 
+#: Ten metres a pixel, north up, as `spatial` says.
+PLACE = {"proj:code": "EPSG:32632", "spatial:dimensions": ["y", "x"],
+         "spatial:transform": [10.0, 0.0, 5e5, 0.0, -10.0, 5e6]}  # fmt: skip
+
+
+def test_geozarr_of_arrays(repo: txstore.Repository) -> None:
+    mine = {"uuid": "f17cb550-5864-4468-aeb7-f3180cfb622f", "name": "proj:"}
+    there = {**PLACE, "zarr_conventions": [mine], "of": "me"}
+    step = lambda store: zarr.create_group(store, path="image", attributes=there)  # noqa: E731
+    commit(repo, step, image(), pyramid=PYRAMID)
+    told = attributes(repo)
+    assert (told["of"], "ome" in told) == ("me", False)
+    assert [each["name"] for each in told["zarr_conventions"]] == ["proj:", "multiscales"]
+    first, second, third = told["multiscales"]["layout"]
+    assert first == {"asset": "0", "transform": {"scale": [1.0, 1.0]}, "spatial:transform": PLACE["spatial:transform"]}
+    assert second == {
+        "asset": "1", "derived_from": "0", "transform": {"scale": [2.0, 2.0], "translation": [0.0, 0.0]},
+        "resampling_method": "average", "spatial:transform": [20.0, 0.0, 5e5, 0.0, -20.0, 5e6],
+    }  # fmt: skip
+    assert (third["asset"], third["derived_from"]) == ("2", "1")
+    assert third["spatial:transform"] == [40.0, 0.0, 5e5, 0.0, -40.0, 5e6]
+    commit(repo, pyramid=Coarsen("image/0", "image/{level}", (2, 2), 3))  # declared anew: no level is listed twice
+    told = attributes(repo)
+    assert [each["asset"] for each in told["multiscales"]["layout"]] == ["0", "1", "2", "3"]
+    assert len(told["zarr_conventions"]) == 2
+
+
+def test_geozarr_of_groups_with_several_variables(repo: txstore.Repository) -> None:
+    def step(store: txstore.TxStore) -> None:
+        for name in ("b04", "b08"):
+            zarr.create_array(
+                store, name=f"scene/full/{name}", data=np.stack([VALUES] * 2), chunks=(1, 4, 4),
+                dimension_names=("time", "y", "x"), attributes={**PLACE, "spatial:shape": list(VALUES.shape)},
+            )  # fmt: skip
+
+    views = {
+        name: Coarsen(f"scene/full/{name}", f"scene/level-{{level}}/{name}", (1, 2, 2), 2) for name in ("b04", "b08")
+    }
+    commit(repo, step, **views)
+    scene = zarr.open_group(repo.snapshot(), path="scene", mode="r")
+    layout = scene.attrs["multiscales"]["layout"]
+    assert [each["asset"] for each in layout] == ["full", "level-1", "level-2"]
+    assert layout[2]["transform"]["scale"] == [1.0, 2.0, 2.0]
+    for level, size in ((1, 20.0), (2, 40.0)):
+        place = scene[f"level-{level}/b08"].attrs
+        assert place["spatial:transform"] == [size, 0.0, 5e5, 0.0, -size, 5e6] == layout[level]["spatial:transform"]
+        assert "spatial:shape" not in place
+
+
+@pytest.mark.parametrize(("method", "origin"), [("mean", [5.0, 15.0]), ("nearest", [0.0, 20.0])])
+def test_centres_of_coarser_elements_lie_between(repo: txstore.Repository, method: Any, origin: list[float]) -> None:
+    place = {"spatial:registration": "node", "spatial:transform": [10.0, 0.0, 0.0, 0.0, -10.0, 20.0]}
+    step = lambda store: zarr.create_array(  # noqa: E731
+        store, name="dem/0", data=VALUES, chunks=(4, 4), dimension_names=("lat", "lon"), attributes=place
+    )
+    commit(repo, step, pyramid=Coarsen("dem/0", "dem/{level}", (2, 2), method=method))
+    (_, level) = attributes(repo, "dem")["multiscales"]["layout"]
+    assert [level["spatial:transform"][at] for at in (2, 5)] == origin
+
+
+@pytest.mark.parametrize("place", [{"spatial:transform_type": "rpc"}, {"spatial:transform": [1.0, 2.0]}, {}])
+def test_a_place_that_is_unknown_is_not_told(repo: txstore.Repository, place: dict[str, Any]) -> None:
+    step = lambda store: zarr.create_array(  # noqa: E731
+        store, name="dem/0", data=VALUES, chunks=(4, 4), dimension_names=("lat", "lon"), attributes=place
+    )
+    commit(repo, step, pyramid=Coarsen("dem/0", "dem/{level}", (2, 2)))
+    (_, level) = attributes(repo, "dem")["multiscales"]["layout"]
+    assert "spatial:transform" not in level
+
+
 def test_what_is_no_image_gets_no_scales(repo: txstore.Repository) -> None:
     step = lambda store: zarr.create_array(  # noqa: E731
         store, name="table/0", data=VALUES, chunks=(4, 4), dimension_names=("station", "time")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
 from txstore.deriving.stages import DerivingStage, ReduceStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
+from txstore.views.geozarr import describe_overviews, is_geospatial, placed_coarser
 from txstore.views.interface import ViewStore
-from txstore.views.multiscales import describe_levels
+from txstore.views.ome_zarr import describe_image
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,8 +34,9 @@ def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
             _make(store, view, stage, source)
         elif present.kind != "array" or len(present.node.shape) != len(stage.shape):
             raise ValueError(f"{stage.output!r} is no array of {len(stage.shape)} dimensions: delete or move it first")
-    if isinstance(view, Coarsen):
-        describe_levels(store, view, sources.after)
+    if isinstance(view, Coarsen) and (source := sources.after(view.source)) is not None:
+        describe = describe_overviews if is_geospatial(source, sources.after) else describe_image
+        describe(store, view, source, sources.after)
 
 
 class _StoredSources:
@@ -62,7 +65,8 @@ def _make(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: 
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
     if is_alike and not isinstance(view, Reduce):
-        _copy(store, stage, source)
+        placed = placed_coarser(source.attributes, source, view) if isinstance(view, Coarsen) else {}
+        _copy(store, stage, source, placed)
     else:
         _create(store, view, stage, source)
 
@@ -75,10 +79,13 @@ def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
         root.require_group(path)
 
 
-def _copy(store: ViewStore, stage: DerivingStage, source: Described) -> None:
-    """Store the output as its source is stored: chunks, codecs, type, fill value, attributes."""
+def _copy(store: ViewStore, stage: DerivingStage, source: Described, placed: Mapping[str, Any]) -> None:
+    """Store the output as its source is stored: chunks, codecs, type, fill value, attributes, with those `placed`."""
     name = source.key.rpartition("/")[2]
     document = {**source.document, "shape": list(stage.shape)}
+    if placed:
+        kept = {name: each for name, each in source.attributes.items() if name != "spatial:shape"}
+        document["attributes"] = {**kept, **placed}
     store[document_key(stage.output, name)] = json.dumps(document, indent=2).encode()
     if name == ".zarray" and source.attributes:
         store[document_key(stage.output, ".zattrs")] = json.dumps(source.attributes, indent=2).encode()

@@ -17,11 +17,13 @@ from txstore.views.interface import ViewStore
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
-def describe_levels(store: ViewStore, view: Coarsen, described: Callable[[str], Described | None]) -> None:
+def describe_image(
+    store: ViewStore, view: Coarsen, source: Described, described: Callable[[str], Described | None]
+) -> None:
     """List the levels in the attributes of their group, if they are beside their source and have such axes."""
     path = view.source.rpartition("/")[0]
-    group, source = described(path), described(view.source)
-    if group is None or source is None or any(each.rpartition("/")[0] != path for each in view.outputs):
+    group = described(path)
+    if group is None or any(each.rpartition("/")[0] != path for each in view.outputs):
         return
     is_3 = group.key.endswith("zarr.json")
     attributes = dict(group.attributes)
