@@ -91,7 +91,9 @@ def test_one_that_can_not_be_brought_up_to_date_is_kept(place: Path) -> None:
     assert set(make(place)[1]) == {"install"}
 
 
-@pytest.mark.parametrize("lock", sorted(ROOT.glob("tests/clients/*/requirements.lock")), ids=lambda lock: lock.parent.name)
+@pytest.mark.parametrize(
+    "lock", sorted(ROOT.glob("tests/clients/*/requirements.lock")), ids=lambda lock: lock.parent.name
+)
 def test_lock_files_name_what_txstore_and_its_server_need(lock: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["serve"]

@@ -12,7 +12,7 @@ from txstore import processes
 from txstore.commit import MAIN, Commit
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
-from txstore.deriving.declared import decode
+from txstore.deriving.declared import Backfill, decode
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TransactionStateError, TxStoreError
 from txstore.format.consolidated import may_be_consolidated
@@ -406,8 +406,8 @@ class TxStore(ZarrInterface):
                 make_outputs(self, view)
             transaction.views.declare(name, view)
 
-        def bring_to(name: str, commit: Commit) -> None:
-            self._writer().session.transaction.views.bring_to(name, commit)
+        def bring_to(name: str, done: Commit | Backfill) -> None:
+            self._writer().session.transaction.views.bring_to(name, done)
 
         return Views(self._declared_views, declare, bring_to)
 

@@ -246,7 +246,7 @@ def update(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
     names = [name for name, view in repo.snapshot().views.items() if view.when == "follow"]
     if names:
         with contextlib.suppress(KeyError, ValueError):  # another process has dropped it, or declared it anew
-            repo.views[drawn.choice(names)].update()
+            repo.views[drawn.choice(names)].update(step=drawn.choice([200, 1000, 1 << 30]))
 
 
 def revert(repo: txstore.Repository, drawn: random.Random, name: str) -> None:

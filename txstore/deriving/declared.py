@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
@@ -20,31 +21,8 @@ Views = Mapping[str, ViewDefinition]
 
 #: The member of a view that is derived later: of which commit the outputs are. None: of none, or not in full.
 _AS_OF = "as_of"
-
-
-def encode(view: ViewDefinition, as_of: Commit | None = None) -> dict[str, Any]:
-    """Return a view as JSON that `decode` can read. `as_of`: the commit that the outputs were derived from.
-
-    Raises `TypeError` if it is of a class that others do not know.
-    """
-    if type(view) is not KINDS.get(view.kind):
-        kinds = ", ".join(f"views.{kind.__name__}" for kind in KINDS.values())
-        raise TypeError(f"not every writer can derive {view!r}: use one of {kinds}")
-    written: dict[str, Any] = json.loads(json.dumps({"kind": view.kind, **view.as_dict()}))
-    if view.when == "follow":
-        written[_AS_OF] = None if as_of is None else {"id": as_of.id, "branch": as_of.branch, "version": as_of.version}
-    return written
-
-
-def as_of(url: str, name: str, fields: Mapping[str, Any]) -> CommitAt | None:
-    """Return where the commit is that the outputs of a view were derived from. Raises `CorruptionError`."""
-    told = fields.get(_AS_OF)
-    if told is None:
-        return None
-    try:
-        return CommitAt(str(told["id"]), str(told["branch"]), operator.index(told["version"]))
-    except (KeyError, TypeError) as error:
-        raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
+#: The member of one whose outputs are derived in parts: how far they are.
+_BACKFILL = "backfill"
 
 
 class CommitAt(NamedTuple):
@@ -55,6 +33,73 @@ class CommitAt(NamedTuple):
     version: int
 
 
+class Place(NamedTuple):
+    """How far the outputs of a view are derived, from the first chunk of the first one on."""
+
+    stage: int = 0
+    chunk: int = 0  # of its output, in the order of its grid
+
+
+class Backfill(NamedTuple):
+    """A derivation that is made in parts: of a commit, or of later ones, up to a place."""
+
+    since: CommitAt
+    place: Place
+
+
+def encode(view: ViewDefinition, as_of: Commit | None = None, backfill: Backfill | None = None) -> dict[str, Any]:
+    """Return a view as JSON that `decode` can read. `as_of`: the commit that the outputs were derived from.
+
+    Raises `TypeError` if it is of a class that others do not know.
+    """
+    if type(view) is not KINDS.get(view.kind):
+        kinds = ", ".join(f"views.{kind.__name__}" for kind in KINDS.values())
+        raise TypeError(f"not every writer can derive {view!r}: use one of {kinds}")
+    written: dict[str, Any] = json.loads(json.dumps({"kind": view.kind, **view.as_dict()}))
+    if view.when == "follow":
+        written[_AS_OF] = None if as_of is None else CommitAt(as_of.id, as_of.branch, as_of.version)._asdict()
+        if backfill is not None:
+            written[_BACKFILL] = {**backfill.since._asdict(), **backfill.place._asdict()}
+    return written
+
+
+def as_of(url: str, name: str, fields: Mapping[str, Any]) -> CommitAt | None:
+    """Return where the commit is that the outputs of a view were derived from. Raises `CorruptionError`."""
+    told = fields.get(_AS_OF)
+    return None if told is None else _commit_at(url, name, told)
+
+
+def backfill_of(url: str, name: str, fields: Mapping[str, Any]) -> Backfill | None:
+    """Return how far a view is that is derived in parts. Raises `CorruptionError`."""
+    told = fields.get(_BACKFILL)
+    if told is None:
+        return None
+    since = _commit_at(url, name, told)
+    with _telling(url, name):
+        return Backfill(since, Place(operator.index(told["stage"]), operator.index(told["chunk"])))
+
+
+def _commit_at(url: str, name: str, told: Any) -> CommitAt:
+    with _telling(url, name):
+        return CommitAt(str(told["id"]), str(told["branch"]), operator.index(told["version"]))
+
+
+@contextmanager
+def _telling(url: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
+
+
+def are_alike(fields: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Tell whether two entries make the same outputs, whenever they do so."""
+    left = {"when", _AS_OF, _BACKFILL}
+    return {name: each for name, each in fields.items() if name not in left} == {
+        name: each for name, each in others.items() if name not in left
+    }
+
+
 def distrust(written: Written, views: Views, commit: DerivableCommit, updated: Collection[str]) -> Written:
     """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
 
@@ -62,10 +107,10 @@ def distrust(written: Written, views: Views, commit: DerivableCommit, updated: C
     """
     found = {}
     for name, fields in written.items():
-        if fields.get(_AS_OF) is None or name in updated:
+        if (fields.get(_AS_OF) is None and _BACKFILL not in fields) or name in updated:
             continue
         if any(_changes(commit, output) for output in views[name].outputs):
-            found[name] = {**fields, _AS_OF: None}
+            found[name] = encode(views[name])
     return found
 
 
@@ -80,12 +125,10 @@ def decode(url: str, written: Written) -> dict[str, ViewDefinition]:
     """
     found = {}
     for name, fields in written.items():
-        try:
+        with _telling(url, name):
             kind = KINDS.get(fields["kind"])
             if kind is not None:
                 found[name] = kind.from_dict(fields)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptionError(url, reason=f"view {name!r} of a commit is invalid: {error!r}") from error
         if kind is None:
             known = ", ".join(map(repr, KINDS))
             raise UnsupportedFormatError(url, found=f"a view of kind {fields['kind']!r}", supported=known)

@@ -8,12 +8,15 @@ and no others. What a commit itself writes to an output is replaced.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +24,8 @@ import numpy as np
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
 from txstore.deriving.commits import DerivableCommit, Value
-from txstore.deriving.declared import Views, ordered
+from txstore.deriving.declared import Place, Views, ordered
+from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
 from txstore.format.documents import Described, below, describe, index_of
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 #: An array, and how it is cut into chunks.
 Cut = tuple[Described, Grid]
+#: A chunk of an output, and the region of it to compute.
+Affected = tuple[Chunk, Box]
 
 #: Chunks that are computed at once.
 _THREADS = min(8, os.cpu_count() or 1)
@@ -49,11 +55,35 @@ def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
     """
     for name in ordered(views):
         derivation = Derivation(commit, is_new=name in new)
-        try:
+        with _telling(name):
             for stage in views[name].stages(derivation):
                 derivation.run(stage)
-        except (NotMergeableError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ViewError(name, str(error)) from error
+
+
+def derive_part(name: str, view: ViewDefinition, commit: DerivableCommit, start: Place, limit: int) -> Place | None:
+    """Put a part of what a new view makes: from `start` on, chunks of `limit` bytes of elements together, or one more.
+
+    Return where the rest begins; None if there is none. Raises `ViewError`.
+    """
+    derivation = Derivation(commit, is_new=True)
+    with _telling(name):
+        for number, stage in enumerate(view.stages(derivation)):
+            if number < start.stage:
+                continue
+            begin = start.chunk if number == start.stage else 0
+            next_chunk, length = derivation.run_part(stage, begin, limit)
+            if next_chunk is not None:
+                return Place(number, next_chunk)
+            limit -= length
+    return None
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (NotMergeableError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ViewError(name, str(error)) from error
 
 
 class Derivation:
@@ -86,10 +116,30 @@ class Derivation:
     def run(self, stage: DerivingStage) -> None:
         inputs = [self._array(path) for path in stage.inputs]
         output, grid = self._output(stage)
-        work = (
-            partial(self._chunk, stage, inputs, output, grid, chunk, box)
-            for chunk, box in self._affected(stage, inputs, grid)
-        )
+        self._compute(stage, inputs, output, grid, self._affected(stage, inputs, grid))
+
+    def run_part(self, stage: DerivingStage, start: int, limit: int) -> tuple[int | None, int]:
+        """Compute the chunks from number `start` on, until they have `limit` bytes.
+
+        Return the number of the next one, None if there is none, and the bytes.
+        """
+        inputs = [self._array(path) for path in stage.inputs]
+        output, grid = self._output(stage)
+        size, length, next_chunk, part = _dtype(output, grid).itemsize, 0, None, list[Affected]()
+        for number, chunk in islice(enumerate(grid.everything()), start, None):
+            if length >= limit:
+                next_chunk = number
+                break
+            box = _box_of(grid, chunk)
+            part.append((chunk, box))
+            length += math.prod(shape_of(box)) * size
+        self._compute(stage, inputs, output, grid, part)
+        return next_chunk, length
+
+    def _compute(
+        self, stage: DerivingStage, inputs: Sequence[Cut], output: Described, grid: Grid, affected: Iterable[Affected]
+    ) -> None:
+        work = (partial(self._chunk, stage, inputs, output, grid, chunk, box) for chunk, box in affected)
         # Read here, and computed in other threads, while a few of them are in memory.
         for made in in_advance(operator.call, (prepare() for prepare in work), _THREADS):
             if made is not None:
@@ -119,7 +169,7 @@ class Derivation:
                     self._commit.put(key, None)
         return output, new
 
-    def _affected(self, stage: DerivingStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[tuple[Chunk, Box]]:
+    def _affected(self, stage: DerivingStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[Affected]:
         """Yield the chunks of the output to compute, each with the region of it that may have changed."""
         if self._is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
             for chunk in grid.everything():

@@ -21,6 +21,7 @@ from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations, declared_constraints
 from txstore.history.ancestry import Ancestry
+from txstore.history.changes import changed
 from txstore.history.commits import Commits
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
@@ -289,7 +290,11 @@ class Committer:
         if written.views:
             views = declared_views.decode(head.url, written.views)
             at_commit = {name: view for name, view in views.items() if view.when == "commit"}
-            new = [name for name in at_commit if as_text(written.views[name]) != as_text(there.views.get(name))]
+            new = [
+                name
+                for name in at_commit
+                if as_text(written.views[name]) != as_text(there.views.get(name)) and not self._is_derived(name, head)
+            ]
             commit = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
             derive(at_commit, new, commit)
             if self.merges.derived:
@@ -298,6 +303,18 @@ class Committer:
             written = written._replace(views={**written.views, **distrusted})
         self._derived = head, written
         return written
+
+    def _is_derived(self, name: str, head: Snapshot) -> bool:
+        """Tell whether a view was derived later up to now, and its outputs fit its sources at `head`."""
+        mine, there = self.staging.declared.views.get(name), head.declared.views.get(name)
+        if mine is None or there is None or not declared_views.are_alike(mine, there):
+            return False
+        place = declared_views.as_of(head.url, name, there)
+        stored = None if place is None else self.commits.files.at(self.publisher.branch, place.version)
+        if stored is None or place is None or stored.commit.id != place.id:
+            return False
+        old, (view,) = self.snapshots.of(stored), declared_views.decode(head.url, {name: there}).values()
+        return not any(True for path in view.sources for _ in changed(old, head, path))
 
     def _settle(self, head: Snapshot) -> None:
         """Merge the staged changes with those of other commits since the base. Raises `ConflictError`."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from txstore.commit import Commit
 from txstore.deriving import declared
+from txstore.deriving.declared import Backfill
 from txstore.deriving.definitions import ViewDefinition
 from txstore.errors import TransactionStateError
 from txstore.format.constraints import Constraint
@@ -115,6 +116,11 @@ class StagedViews:
         declared.ordered(declared.decode(self._staged.url, self._staged.after("views", name, written).views))
         self._staged.set("views", name, written)
 
-    def bring_to(self, name: str, commit: Commit) -> None:
-        """Say that the outputs of a view are, after this transaction, what it makes of its sources at a commit."""
-        self._staged.set("views", name, declared.encode(self.read()[name], commit))
+    def bring_to(self, name: str, done: Commit | Backfill) -> None:
+        """Say that the outputs of a view are, after this transaction, what it makes of its sources at a commit.
+
+        Or how much of that they are.
+        """
+        view = self.read()[name]
+        written = declared.encode(view, *((None, done) if isinstance(done, Backfill) else (done,)))
+        self._staged.set("views", name, written)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstore.commit import Commit
+from txstore.deriving.declared import Backfill
 from txstore.deriving.definitions import ViewDefinition
 from txstore.format.keys import check_name
 from txstore.history.declarations import DeclaredByName
@@ -19,8 +20,8 @@ class Views(DeclaredByName[ViewDefinition]):
     `declare` declares a view, or drops it if it is given None.
     """
 
-    #: Says that the outputs of a view are, after this transaction, what it makes of its sources at a commit.
-    bring_to: Callable[[str, Commit], None]
+    #: Says that the outputs of a view are, after this transaction, what it makes of its sources at a commit, or a part.
+    bring_to: Callable[[str, Commit | Backfill], None]
 
     def _check(self, name: str, value: ViewDefinition) -> None:
         check_view(name, value)

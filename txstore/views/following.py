@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
 from txstore.deriving.commits import Value
-from txstore.deriving.definitions import ViewDefinition
-from txstore.deriving.derivation import derive
+from txstore.deriving.declared import Backfill, CommitAt, Place
+from txstore.deriving.definitions import Reduce, ViewDefinition
+from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 from txstore.format.documents import Described, DocumentChange, compare_documents, describe, is_node_document
 from txstore.format.keys import directory_prefix
@@ -19,9 +20,6 @@ from txstore.history.changes import changed
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.views.interface import ViewRepository, ViewStore
-
-if TYPE_CHECKING:
-    from txstore.deriving.declared import CommitAt
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,16 +62,29 @@ class DeclaredView:
             "as_of": None if place is None else place._asdict(),
         }
 
-    def update(self, *, branch: str = MAIN, message: str | None = None) -> Commit | None:
+    def update(self, *, branch: str = MAIN, message: str | None = None, step: int = 1 << 30) -> Commit | None:
         """Derive what has changed in the sources since the last time, in one commit. None if nothing has.
 
-        The first time, and after somebody else has written to the outputs, everything is derived. It takes the memory
-        of some chunks for each core. If another process updates the view meanwhile, one of the two raises
-        `ConflictError`. What is committed to the sources meanwhile is left to the next time.
+        The first time, and after somebody else has written to the outputs, everything is derived: in several commits,
+        each of chunks that have `step` bytes together. After a crash the next call continues. The last commit is
+        returned.
+
+        It takes the memory of some chunks for each core. If another process updates the view meanwhile, one of the two
+        raises `ConflictError`. What is committed to the sources meanwhile is left to the next time.
 
         Raises `ValueError` for a view with `when="commit"`, `KeyError` if it is not declared there, and `ViewError`.
         """
-        with self._repo.transaction(message or f"view {self.name!r} updated", branch=branch) as store:
+        if step < 1:
+            raise ValueError(f"step={step}: give 1 or more bytes")
+        last, is_done = None, False
+        while not is_done:
+            made, is_done = self._update(branch, message or f"view {self.name!r} updated", step)
+            last = made or last
+        return last
+
+    def _update(self, branch: str, message: str, step: int) -> tuple[Commit | None, bool]:
+        """Make one commit, or none. Tell whether nothing is left to do."""
+        with self._repo.transaction(message, branch=branch) as store:
             base = store.at_base().mapping
             assert isinstance(base, Snapshot)  # for mypy: so a store that reads does it
             fields = base.declared.views.get(self.name)
@@ -85,10 +96,34 @@ class DeclaredView:
             old = _derived_from(self.name, base, self._derived_from)
             if old is not None and not _have_changed(view, old, base):
                 store.rollback()
+                return None, True
+            since, rest = base, None
+            if old is not None:
+                derive({self.name: view}, (), _Since(store, view, old, base))
+            else:
+                since, place = self._begun(view, base) or (base, Place())
+                rest = derive_part(self.name, view, _Since(store, view, None, base), place, step)
+            assert since.commit is not None  # for mypy: a commit has declared the view
+            at = CommitAt(since.commit.id, since.commit.branch, since.commit.version)
+            store.views.bring_to(self.name, since.commit if rest is None else Backfill(at, rest))
+            return store.commit(), rest is None and since is base
+
+    def _begun(self, view: ViewDefinition, base: Snapshot) -> tuple[Snapshot, Place] | None:
+        """Return where to continue, and the commit since which changes of the sources have to be looked for.
+
+        None if the sources have other shapes now: their chunks are not in the same order any more.
+        """
+        told = declared.backfill_of(base.url, self.name, base.declared.views[self.name])
+        since = None if told is None else _found(told.since, self._derived_from)
+        if told is None or since is None:
+            return None
+        for path in view.sources:
+            old, new = describe(since.get_view, path), describe(base.get_view, path)
+            if old is None or new is None or old.content != new.content:
                 return None
-            derive({self.name: view}, () if old is not None else (self.name,), _Since(store, view, old, base))
-            store.views.bring_to(self.name, base.commit)
-            return store.commit()
+        if isinstance(view, Reduce) and any(True for path in view.sources[1:] for _ in changed(since, base, path)):
+            return None  # other labels make other periods
+        return since, told.place
 
     def _derived_from(self, place: CommitAt) -> Snapshot:
         return self._repo.mapping(place.id)
@@ -117,8 +152,10 @@ def is_current(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapsho
 def _derived_from(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapshot]) -> Snapshot | None:
     """Return the commit that the outputs of a view were derived from; None if there is none, or if it is gone."""
     place = declared.as_of(snapshot.url, name, snapshot.declared.views[name])
-    if place is None:
-        return None
+    return None if place is None else _found(place, find)
+
+
+def _found(place: CommitAt, find: Callable[[CommitAt], Snapshot]) -> Snapshot | None:
     try:
         return find(place)
     except (CommitNotFoundError, SnapshotExpiredError):

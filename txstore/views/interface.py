@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.commit import Commit
+from txstore.deriving.declared import Backfill
 from txstore.deriving.definitions import ViewDefinition
 from txstore.format.mapping import Hierarchy
 from txstore.history.find import At
@@ -22,7 +23,7 @@ class StoreViews(Protocol):
     def __getitem__(self, name: str) -> ViewDefinition: ...
 
     @property
-    def bring_to(self) -> Callable[[str, Commit], None]: ...
+    def bring_to(self) -> Callable[[str, Commit | Backfill], None]: ...
 
 
 class ViewStore(Protocol):
