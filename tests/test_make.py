@@ -1,4 +1,4 @@
-"""The environments of the Makefile: an interrupted make's is made anew, a whole one is kept, and lock files name all."""
+"""The environments of the Makefile: one that was interrupted is made anew, a whole one is kept. Lock files name all."""
 
 from __future__ import annotations
 
