@@ -56,17 +56,18 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-#: Of the long tests, TXSTORE_LONG_SHARE=2 runs one half, =3 a third, and so on: those that TXSTORE_LONG_SEED draws.
-#: Those of ALWAYS run in any share.
+#: Of the long tests, TXSTORE_LONG_SHARE=2 runs one half, =3 a third, and so on; of the others, TXSTORE_SHARE does.
+#: TXSTORE_LONG_SEED draws which ones. Those of ALWAYS run in any share.
 ALWAYS = ("tests/test_blocks.py",)
-SHARE, SEED = int(os.environ.get("TXSTORE_LONG_SHARE", "1")), os.environ.get("TXSTORE_LONG_SEED", "")
+LONG_SHARE, SHARE = (int(os.environ.get(name, "1")) for name in ("TXSTORE_LONG_SHARE", "TXSTORE_SHARE"))
+SEED = os.environ.get("TXSTORE_LONG_SEED", "")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept, left = [], []
     for item in items:
-        is_drawn = zlib.crc32((SEED + item.nodeid).encode()) % SHARE == 0 or item.nodeid.startswith(ALWAYS)
-        is_left = item.get_closest_marker("long") is not None and not is_drawn
-        (left if is_left else kept).append(item)
+        share = LONG_SHARE if item.get_closest_marker("long") is not None else SHARE
+        is_drawn = zlib.crc32((SEED + item.nodeid).encode()) % share == 0 or item.nodeid.startswith(ALWAYS)
+        (kept if is_drawn else left).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

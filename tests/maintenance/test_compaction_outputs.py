@@ -434,6 +434,7 @@ def commit_with_signal(url: str, step: int, number: int) -> None:
         put(repo, {"last": b"%d" % each})
 
 
+@pytest.mark.long
 def test_killed_at_every_step_of_merging_and_adopting(open_repo, inline, tmp_path):
     """What was made is whole, and nothing is left that nobody needs."""
     first = open_repo(durability="none")

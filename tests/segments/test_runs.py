@@ -139,7 +139,7 @@ def in_pieces(make: Callable[[Callable[[bytes], object]], object]) -> list[bytes
     return pieces
 
 
-@pytest.mark.parametrize("count", [0, 1, 90_000])
+@pytest.mark.parametrize("count", [0, 1, pytest.param(90_000, marks=pytest.mark.long)])
 def test_a_sink_is_given_the_same_run_piece_by_piece(index: Any, count: int) -> None:
     entries = [(b"position/c/%08d" % i, 1, i * 64, 8, i, 1) for i in range(count)]
     whole = index.build(entries, [b"x/", b"y/"], [b"pack"])

@@ -287,6 +287,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
 
 
 @pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the fallback merges runs in memory")
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_keys(
     repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
