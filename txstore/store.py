@@ -352,19 +352,19 @@ class TxStore(ZarrInterface):
         """
         window.shift(self, path, offsets, fill)
 
-    def copy_keys(self, keys: Mapping[str, str], *, below: str) -> None:
-        """Replace all keys below a path by values of the base commit, by reference: `{key: key of the base}`.
+    def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None:
+        """Replace all keys below some paths by values of the base commit, by reference: `{key: key of the base}`.
 
-        This reads and copies no value. It is for programs that rearrange the chunks of an array; `shift` calls it.
-        Other transactions see a deletion: a concurrent write below the path conflicts.
+        This reads and copies no value. It is for programs that rearrange the chunks of arrays; `shift` calls it.
+        Other transactions see a deletion: a concurrent write below such a path conflicts.
 
         Raises
         ------
         TransactionStateError
-            The transaction has changed something below the path already; or it has a name, or several processes stage
-            into it.
+            The transaction has changed something below the paths already, and nothing is replaced; or it has a name, or
+            several processes stage into it.
         """
-        self._writer().copy_keys(keys, below)
+        self._writer().copy_keys(keys, [below] if isinstance(below, str) else list(below))
 
     def rely_on(self, keys: Iterable[str]) -> None:
         """Count keys as read: the commit conflicts if another commit has changed one of them since the base.

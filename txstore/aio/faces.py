@@ -253,17 +253,17 @@ class AsyncTransaction(TransactionBlock):
         """
         await call(lambda: self.store.shift(path, offsets, fill=fill))
 
-    async def copy_keys(self, keys: Mapping[str, str], *, below: str) -> None:
-        """Replace all keys below a path by values of the base commit, by reference: `{key: key of the base}`.
+    async def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None:
+        """Replace all keys below some paths by values of the base commit, by reference: `{key: key of the base}`.
 
-        This reads and copies no value. It is for programs that rearrange the chunks of an array; `shift` calls it.
-        Other transactions see a deletion: a concurrent write below the path conflicts.
+        This reads and copies no value. It is for programs that rearrange the chunks of arrays; `shift` calls it.
+        Other transactions see a deletion: a concurrent write below such a path conflicts.
 
         Raises
         ------
         TransactionStateError
-            The transaction has changed something below the path already; or it has a name, or several processes stage
-            into it.
+            The transaction has changed something below the paths already, and nothing is replaced; or it has a name, or
+            several processes stage into it.
         """
         await call(lambda: self.store.copy_keys(keys, below=below))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import zarr
 from zarr.errors import GroupNotFoundError
@@ -21,21 +21,27 @@ class LabelledGroup:
     """
 
     def __init__(self, store: LabelStore, group: str) -> None:
+        import xarray as xr  # late: an extra
+
         self.store = store
         self.path = group.strip("/")
-        opened = _opened(store, self.path)
-        self.variables: Mapping[Hashable, xr.Variable] = opened.variables
-        self.sizes: Mapping[Hashable, int] = opened.sizes
-        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._mode: Literal["r", "r+"] = "r" if store.read_only else "r+"
+        opened = zarr.open_group(zarr_store(store), path=self.path, mode=self._mode, use_consolidated=False)
+        # Not `open_dataset`: it makes an index of the labels of each dimension, which takes longer than all the rest.
+        stored: Any = xr.backends.ZarrStore(
+            opened, mode="r", use_zarr_fill_value_as_mask=opened.metadata.zarr_format == 2
+        )
+        self.sizes: Mapping[Hashable, int] = stored.get_dimensions()
+        self.variables: Mapping[Hashable, xr.Variable] = stored.get_variables()
+        self._arrays: dict[str, zarr.Array[Any]] = dict(stored.arrays())
 
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """Return the array of a variable, as it was when this was first asked for it."""
+        """Return the array of a variable, as it was when the group was opened."""
         if name not in self._arrays:
-            mode: Any = "r" if self.store.read_only else "r+"
-            self._arrays[name] = zarr.open_array(zarr_store(self.store), path=self.path_of(name), mode=mode)
+            self._arrays[name] = zarr.open_array(zarr_store(self.store), path=self.path_of(name), mode=self._mode)
         return self._arrays[name]
 
     def document_of(self, name: str) -> str:
@@ -58,10 +64,3 @@ def open_group(store: LabelStore, group: str) -> LabelledGroup | None:
     except (GroupNotFoundError, FileNotFoundError):
         return None
     return found if found.variables else None
-
-
-def _opened(store: LabelStore, group: str) -> xr.Dataset:
-    import xarray as xr  # late: xarray is an extra
-
-    given: Any = zarr_store(store)  # xarray's types do not mention such a store
-    return xr.open_dataset(given, engine="zarr", group=group or None, decode_cf=False, consolidated=False, chunks=None)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from txstore.commit import Commit
@@ -31,7 +31,7 @@ class LabelStore(Protocol):
 
     def at_base(self) -> Self: ...
 
-    def copy_keys(self, keys: Mapping[str, str], *, below: str) -> None: ...
+    def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None: ...
 
     def rely_on(self, keys: Iterable[str]) -> None: ...
 

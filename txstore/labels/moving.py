@@ -28,12 +28,24 @@ class Moved:
     segments: Sequence[Segment]
 
 
-def move_rows(store: LabelStore, path: str, axes: Mapping[int, Moved]) -> None:
-    """Move rows of an array along some axes. Rows that no stored row comes to are the fill value.
+def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> None:
+    """Move rows of arrays, by their paths, along some axes. Rows that no stored row comes to are the fill value.
 
-    The array has to be as it is in the base commit: whole chunks are taken from there by reference. Raises
-    `TransactionStateError` if this transaction has changed it.
+    The arrays have to be as they are in the base commit: whole chunks are taken from there by reference. Raises
+    `TransactionStateError`, and moves nothing, if this transaction has changed one of them.
     """
+    arrays = [_Rearranged(_unchanged(store, path), path, axes) for path, axes in moved.items()]
+    keys: dict[str, str] = {}
+    for each in arrays:
+        keys |= each.by_reference()
+    store.copy_keys(keys, below=[each.below for each in arrays])
+    # The documents are set behind the deletion: they may lie below what is deleted.
+    for each in arrays:
+        each.write(store)
+
+
+def _unchanged(store: LabelStore, path: str) -> zarr.Array[Any]:
+    """Return an array as it is in the base commit."""
     old = zarr.open_array(zarr_store(store.at_base()), path=path, mode="r")
     if documents(zarr.open_array(zarr_store(store), path=path, mode="r").metadata) != documents(old.metadata):
         raise TransactionStateError(
@@ -41,27 +53,20 @@ def move_rows(store: LabelStore, path: str, axes: Mapping[int, Moved]) -> None:
             "them before other changes",
             state="open",
         )
-    shape = tuple(axes[axis].length if axis in axes else length for axis, length in enumerate(old.shape))
-    metadata = old.metadata.update_shape(shape)
-    written = documents(metadata)
-    start = f"{path}/" if path else ""
-    above = chunk_prefix(old.metadata)
-    keys = {} if above else {start + name: start + name for name in written}
-    # The documents are set behind the deletion: they may lie below what is deleted.
-    staged = _Rearranged(old, metadata, axes, start)
-    store.copy_keys(keys | staged.by_reference(), below=(start + above).rstrip("/"))
-    for name, value in written.items():
-        store[start + name] = value
-    staged.rewrite(zarr.open_array(zarr_store(store), path=path, mode="r+"))
+    return old
 
 
 class _Rearranged:
-    """The chunks of an array after its rows were moved."""
+    """An array after its rows were moved."""
 
-    def __init__(self, old: zarr.Array[Any], metadata: Any, axes: Mapping[int, Moved], start: str) -> None:
+    def __init__(self, old: zarr.Array[Any], path: str, axes: Mapping[int, Moved]) -> None:
         self._old = old
-        self._start = start
-        self._metadata = metadata
+        self._path = path
+        self._start = f"{path}/" if path else ""
+        shape = (axes[axis].length if axis in axes else length for axis, length in enumerate(old.shape))
+        self._metadata = metadata = old.metadata.update_shape(tuple(shape))
+        #: Where its chunks lie: those that nothing refers to any more are deleted there.
+        self.below = (self._start + chunk_prefix(old.metadata)).rstrip("/")
         before, after = axes_of(old.metadata), axes_of(metadata)
         # Per axis: for each new chunk, the old chunk that it equals; and for each new row, the old row.
         self._chunks: list[npt.NDArray[np.intp]] = []
@@ -76,16 +81,21 @@ class _Rearranged:
             self._chunks.append(_sources(one, other, rows))
 
     def by_reference(self) -> dict[str, str]:
-        """Return the keys of chunks that stay as they are, and the keys that they have now."""
+        """Return the keys of what stays as it is, and the keys that it has in the base."""
         encode_new, encode_old = self._metadata.encode_chunk_key, self._old.metadata.encode_chunk_key
         places = [np.flatnonzero(along >= 0) for along in self._chunks]
         new = product(*(along.tolist() for along in places))
         old = product(*(chunks[along].tolist() for chunks, along in zip(self._chunks, places, strict=True)))
         start = self._start
-        return {start + encode_new(to): start + encode_old(source) for to, source in zip(new, old, strict=True)}
+        kept = [start + name for name in documents(self._metadata)] if self.below == self._path else []
+        chunks = {start + encode_new(to): start + encode_old(source) for to, source in zip(new, old, strict=True)}
+        return dict(zip(kept, kept, strict=True)) | chunks
 
-    def rewrite(self, new: zarr.Array[Any]) -> None:
-        """Write the rows of all other chunks."""
+    def write(self, store: LabelStore) -> None:
+        """Write the documents, and the rows of chunks that no stored one equals."""
+        for name, value in documents(self._metadata).items():
+            store[self._start + name] = value
+        new = zarr.open_array(zarr_store(store), path=self._path, mode="r+")
         for source, target in self._others():
             for piece in pieces(new, source, target):
                 write(new, piece.target, read(self._old, piece.source))

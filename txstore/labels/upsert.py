@@ -213,18 +213,22 @@ def rely_on_labels(store: LabelStore, group: LabelledGroup, placed: Mapping[str,
 
 
 def make_room(group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
-    """Lengthen the arrays, and move rows behind which others are inserted."""
+    """Move rows behind which others are inserted, and lengthen the arrays."""
+    moved: dict[str, dict[int, Moved]] = {}
+    lengthened: dict[str, dict[int, Placed]] = {}
     for name in group.with_dimension(tuple(placed)):
-        dims = group.variables[name].dims
-        axes = {axis: placed[str(dim)] for axis, dim in enumerate(dims) if dim in placed}
+        axes = {axis: placed[str(dim)] for axis, dim in enumerate(group.variables[name].dims) if dim in placed}
         grown = {axis: each for axis, each in axes.items() if each.inserted}
         if any(each.moves_rows for each in grown.values()):
-            moved = {axis: Moved(each.length, each.segments) for axis, each in grown.items()}
-            move_rows(group.store, group.path_of(name), moved)
-            group.forget(name)
+            moved[name] = {axis: Moved(each.length, each.segments) for axis, each in grown.items()}
         elif grown:
-            array = group.array(name)
-            array.resize(tuple(grown[axis].length if axis in grown else n for axis, n in enumerate(array.shape)))
+            lengthened[name] = grown
+    move_rows(group.store, {group.path_of(name): axes for name, axes in moved.items()})
+    for name in moved:
+        group.forget(name)
+    for name, grown in lengthened.items():
+        array = group.array(name)
+        array.resize(tuple(grown[axis].length if axis in grown else n for axis, n in enumerate(array.shape)))
 
 
 def write_rows(plan: UpsertPlan, placed: Mapping[str, Placed], existing: Existing) -> Upserted:

@@ -92,9 +92,8 @@ def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
     if not dropped:  # a commit that has made the arrays longer conflicts
         store.rely_on(there.document_of(name) for name in along)
     else:
-        for name in along:
-            axis = there.variables[name].dims.index(dim)
-            move_rows(store, there.path_of(name), {axis: Moved(keep, ((dropped, length, 0),) if keep else ())})
+        kept = Moved(keep, ((dropped, length, 0),) if keep else ())
+        move_rows(store, {there.path_of(name): {there.variables[name].dims.index(dim): kept} for name in along})
     return dropped
 
 
@@ -108,7 +107,7 @@ def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = 
         length = array.shape[axis]
         first, stop = max(0, -offset), max(0, min(length, length - offset))
         axes[axis % array.ndim] = Moved(length, ((first, stop, first + offset),) if first < stop else ())
-    move_rows(store, path, axes)
+    move_rows(store, {path: axes})
     if fill is None:
         return
     array = zarr.open_array(zarr_store(store), path=path, mode="r+")

@@ -39,6 +39,8 @@ T = TypeVar("T")
 _zarr_sync = zarr.core.sync.sync
 #: The arguments of zarr's functions that say what a call is for.
 _ARGUMENTS = ("self", "store_path", "store")
+#: The argument of one that collects what an asynchronous generator yields: the members of a group, for one.
+_ITERATOR = "async_iterator"
 
 
 def install(stores: type) -> None:
@@ -65,12 +67,14 @@ def install(stores: type) -> None:
             module.sync = sync  # type: ignore[attr-defined]
 
 
-def _is_of(coroutine: Any, stores: type) -> bool:
+def _is_of(call: Any, stores: type) -> bool:
     """Tell by its arguments whether a call that has not begun is for one of these stores."""
-    frame = getattr(coroutine, "cr_frame", None)
+    frame = getattr(call, "cr_frame", None) or getattr(call, "ag_frame", None)
     if frame is None:
         return False
     arguments = frame.f_locals
+    if _ITERATOR in arguments:
+        return _is_of(arguments[_ITERATOR], stores)
     for name in _ARGUMENTS:
         given = arguments.get(name)
         given = getattr(given, "store_path", given)

@@ -243,11 +243,12 @@ class SessionCalls:
             transaction.rely_on_base(key)
 
     @_write
-    def copy_keys(self, keys: Mapping[str, str], below: str) -> None:
-        """Replace everything below a path by values of the base, by reference."""
+    def copy_keys(self, keys: Mapping[str, str], below: Sequence[str]) -> None:
+        """Replace everything below some paths by values of the base, by reference."""
         transaction = self._transaction
         transaction.nodes.replace(below, keys)
-        self.session.held.replace_below(below, transaction)
+        for path in below:
+            self.session.held.replace_below(path, transaction)
 
     @_write
     def restore(self, path: str, at: Snapshot) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from txstore.errors import NodeNotFoundError, TransactionStateError
 from txstore.format import packfile
@@ -79,27 +80,34 @@ class NodeCopies:
         with self._staging.turns.at_all(keys):
             self._lifecycle.write(lambda: self._staging.take(keys, own))
 
-    def replace(self, path: str, keys: Mapping[str, str]) -> None:
-        """Delete everything below a path. Then set keys by reference: each gets the value of the named key of the base.
+    def replace(self, paths: Sequence[str], keys: Mapping[str, str]) -> None:
+        """Delete everything below paths. Then set keys by reference: each gets the value of the named key of the base.
 
-        Other transactions see the deletion of a node: a concurrent write below the path conflicts. Raises
-        `TransactionStateError` if there are staged changes below the path, and in a transaction of several processes.
+        Other transactions see the deletion of nodes: a concurrent write below the paths conflicts. Raises
+        `TransactionStateError`, and changes nothing, if there are staged changes below them, and in a transaction of
+        several processes.
         """
-        prefix = directory_prefix(path)
         for key in keys:
             encode_key(key)
         self._check_may_reflink()
-        staged = self._staging.staged
+        prefixes = [directory_prefix(path) for path in paths]
         with self._staging.turns.at_all():
-            is_staged = next(staged.between(prefix, after_prefix(prefix)), None) is not None
-            if is_staged or staged.is_below_deleted(prefix) or self._staging.view.reflinks.any_below(prefix):
-                raise TransactionStateError(
-                    f"this transaction has changed {path!r} already, and can't move its values by reference any more: "
-                    "commit first, or move them before other changes",
-                    state="open",
-                )
-            self._lifecycle.write(lambda: self._staging.stage(packfile.FRAME_PREFIX, prefix, prefix.encode(), b""))
+            for path, prefix in zip(paths, prefixes, strict=True):
+                self._check_unchanged(path, prefix)
+            for prefix in prefixes:
+                encoded = prefix.encode()
+                self._lifecycle.write(partial(self._staging.stage, packfile.FRAME_PREFIX, prefix, encoded, b""))
             self._lifecycle.write(lambda: self._staging.take(keys, self._staging.view.base))
+
+    def _check_unchanged(self, path: str, prefix: str) -> None:
+        staged = self._staging.staged
+        is_staged = next(staged.between(prefix, after_prefix(prefix)), None) is not None
+        if is_staged or staged.is_below_deleted(prefix) or self._staging.view.reflinks.any_below(prefix):
+            raise TransactionStateError(
+                f"this transaction has changed {path!r} already, and can't move its values by reference any more: "
+                "commit first, or move them before other changes",
+                state="open",
+            )
 
     def move_all(self, moves: Mapping[str, str]) -> None:
         """Move several nodes of the base at once, with everything below them.
