@@ -250,7 +250,7 @@ EDITS = [
         "sweep",
         "rename commits/main/N < take version < publish < vacuum",
     ),
-    Edit("maintenance.vacuum:_Vacuum._limited", "min([wanted, *self._bases()])", "wanted", "vacuumed around"),
+    Edit("maintenance.vacuum:_Vacuum._limited", "*self._bases(), ", "", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
         "*self._versions_pinned(branch, versions, pinned[branch])",

@@ -33,7 +33,7 @@ class CommitAt(NamedTuple):
     version: int
 
 
-class Place(NamedTuple):
+class Reached(NamedTuple):
     """How far the outputs of a view are derived, from the first chunk of the first one on."""
 
     stage: int = 0
@@ -44,7 +44,7 @@ class Backfill(NamedTuple):
     """A derivation that is made in parts: of a commit, or of later ones, up to a place."""
 
     since: CommitAt
-    place: Place
+    place: Reached
 
 
 def encode(view: ViewDefinition, as_of: Commit | None = None, backfill: Backfill | None = None) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def backfill_of(url: str, name: str, fields: Mapping[str, Any]) -> Backfill | No
         return None
     since = _commit_at(url, name, told)
     with _telling(url, name):
-        return Backfill(since, Place(operator.index(told["stage"]), operator.index(told["chunk"])))
+        return Backfill(since, Reached(operator.index(told["stage"]), operator.index(told["chunk"])))
 
 
 def _commit_at(url: str, name: str, told: Any) -> CommitAt:

@@ -24,7 +24,7 @@ import numpy as np
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
 from txstore.deriving.commits import DerivableCommit, Value
-from txstore.deriving.declared import Place, Views, ordered
+from txstore.deriving.declared import Reached, Views, ordered
 from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
@@ -60,7 +60,7 @@ def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
                 derivation.run(stage)
 
 
-def derive_part(name: str, view: ViewDefinition, commit: DerivableCommit, start: Place, limit: int) -> Place | None:
+def derive_part(name: str, view: ViewDefinition, commit: DerivableCommit, start: Reached, limit: int) -> Reached | None:
     """Put a part of what a new view makes: from `start` on, chunks of `limit` bytes of elements together, or one more.
 
     Return where the rest begins; None if there is none. Raises `ViewError`.
@@ -73,7 +73,7 @@ def derive_part(name: str, view: ViewDefinition, commit: DerivableCommit, start:
             begin = start.chunk if number == start.stage else 0
             next_chunk, length = derivation.run_part(stage, begin, limit)
             if next_chunk is not None:
-                return Place(number, next_chunk)
+                return Reached(number, next_chunk)
             limit -= length
     return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import document_key
 from txstore.format.mapping import Hierarchy
+from txstore.format.row_moves import rows_have_moved
 
 if TYPE_CHECKING:
     from txstore.format.grids import Grid
@@ -33,6 +34,7 @@ class DocumentChange(Enum):
     ATTRIBUTES = "attributes"  # or the creation of a group
     GROWTH = "growth"
     SHRINK = "shrink"
+    MOVED = "rows have moved"  # so that a position means another row
     STRUCTURE = "structure: chunks, codecs, dtype or existence"
 
     def or_worse(self, other: DocumentChange) -> DocumentChange:
@@ -45,12 +47,14 @@ def compare_documents(key: str, before: bytes | None, after: bytes | None) -> Do
     if before == after:
         return DocumentChange.NONE
     if key.rpartition("/")[2] == ".zattrs":
-        return DocumentChange.ATTRIBUTES
+        return DocumentChange.MOVED if rows_have_moved(key, before, after) else DocumentChange.ATTRIBUTES
     old, new = Node.parse(key, before), Node.parse(key, after)
     if new.kind == "group" and old.kind in ("group", "absent"):
         return DocumentChange.ATTRIBUTES
     if old.kind != "array" or new.kind != "array" or old.structure != new.structure or len(old.shape) != len(new.shape):
         return DocumentChange.STRUCTURE
+    if rows_have_moved(key, before, after):
+        return DocumentChange.MOVED
     if old.shape == new.shape:
         return DocumentChange.ATTRIBUTES
     if all(n >= o for o, n in zip(old.shape, new.shape, strict=True)):

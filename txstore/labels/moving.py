@@ -12,6 +12,7 @@ import numpy.typing as npt
 import zarr
 
 from txstore.errors import TransactionStateError
+from txstore.format.row_moves import ATTRIBUTE, RowMoves
 from txstore.labels.grids import Axis, Positions, axes_of, chunk_prefix, documents, pieces, read, write
 from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
@@ -26,6 +27,12 @@ class Moved:
 
     length: int
     segments: Sequence[Segment]
+
+    @property
+    def offset(self) -> int | None:
+        """How far all rows move that stay; None if some move farther than others, or if none stays."""
+        offsets = {to - begin for begin, _, to in self.segments}
+        return offsets.pop() if len(offsets) == 1 else None
 
 
 def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> None:
@@ -63,8 +70,11 @@ class _Rearranged:
         self._old = old
         self._path = path
         self._start = f"{path}/" if path else ""
-        shape = (axes[axis].length if axis in axes else length for axis, length in enumerate(old.shape))
-        self._metadata = metadata = old.metadata.update_shape(tuple(shape))
+        shape = tuple(axes[axis].length if axis in axes else length for axis, length in enumerate(old.shape))
+        offsets = [axes[axis].offset if axis in axes else 0 for axis in range(old.ndim)]
+        moves = RowMoves.of(old.metadata.attributes, old.ndim).moved(offsets)
+        attributes = {**old.metadata.attributes, ATTRIBUTE: moves.encode()}
+        self._metadata = metadata = old.metadata.update_shape(shape).update_attributes(attributes)
         #: Where its chunks lie: those that nothing refers to any more are deleted there.
         self.below = (self._start + chunk_prefix(old.metadata)).rstrip("/")
         before, after = axes_of(old.metadata), axes_of(metadata)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
+from txstore.format.row_moves import RowMoves
 
 #: Fields of an array's document, in formats 3 and 2, that define the meaning of chunks.
 STRUCTURAL = (
@@ -17,9 +18,16 @@ STRUCTURAL = (
 
 
 def structure_of(node: Described) -> Any:
-    """Return the fields that define the meaning of a node's chunks; for a group, only that it is one."""
-    fields = {name: node.document[name] for name in STRUCTURAL if name in node.document}
-    return node.kind, len(node.node.shape), fields if node.kind == "array" else None
+    """Return what defines the meaning of a node's chunks, and of positions; for a group, only that it is one."""
+    if node.kind != "array":
+        return node.kind
+    return chunks_of(node), RowMoves.of(node.attributes, len(node.node.shape))
+
+
+def chunks_of(array: Described) -> Any:
+    """Return the fields that define the meaning of an array's chunks."""
+    fields = {name: array.document[name] for name in STRUCTURAL if name in array.document}
+    return len(array.node.shape), fields
 
 
 class MergedDocument(NamedTuple):

@@ -18,12 +18,16 @@ and for nodes, as a whole:
 | deleted the node                        | changed anything at it or below it                         | "deleted"   |
 | changed what chunks mean (`STRUCTURAL`) | changed chunks or nodes below, or that too, otherwise      | "structure" |
 | shrank the array                        | changed chunks that are dropped                            | "structure" |
+| moved rows of the array (`row_moves`)   | changed chunks                                             | see below   |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
-If one side moved a node, the other side's changes to it follow (`moved_nodes`). If the base itself is a merge, it may
-have places in doubt (`doubts`): both sides count as having changed these.
+If one side moved a node, the other side's changes to it follow (`moved_nodes`); so they do if it shifted all rows of an
+array (`shifted_rows`), unless the other side has changed elements that are gone by that, or that it has changed, too.
+Then, and if not all rows have moved equally far, there is a conflict, "structure".
+
+If the base itself is a merge, it may have places in doubt (`doubts`): both sides count as having changed these.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.display import html_head
-from txstore.format.documents import Described, Node, below, describe, is_node_document
+from txstore.format.documents import Described, Node, below, describe
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
@@ -47,6 +51,7 @@ from txstore.merging.doubts import Doubts
 from txstore.merging.merge_conflicts import Answers, Conflict, table_of
 from txstore.merging.merge_side import Side
 from txstore.merging.moved_nodes import Aligned, align
+from txstore.merging.shifted_rows import shifted
 from txstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ class MergePlan:
     values: dict[str, bytes] = field(default_factory=dict)  # merged values, by key
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
+    followed: list[str] = field(default_factory=list)  # arrays whose rows one side has shifted
     conflicts: list[Conflict] = field(default_factory=list)  # without an answer
     is_cut: bool = False  # a vacuum expired commits with which there might be fewer conflicts
 
@@ -179,6 +185,7 @@ class _ThreeWayMerge:
         self._appended: dict[str, Appended] = {}  # arrays to join: both sides appended to them
         self._plan = MergePlan()
         self._settled: set[str] = set()  # nodes taken whole from one side, or in conflict
+        self._followed: set[str] = set()  # arrays whose rows one side has shifted
         self._documents: dict[str, tuple[str, bytes] | None] = {}
         self._chunks: list[_Chunk] = []  # changed by both
 
@@ -195,7 +202,7 @@ class _ThreeWayMerge:
             if not self._is_settled(path):
                 self._node(path)
         for key in self._theirs.keys:
-            if not self._is_settled(key) and not self._is_appended(key):
+            if not (self._is_settled(key) or self._is_appended(key) or self._is_followed(key)):
                 self._key(key)
         self._merge_chunks()
         for path, each in self._appended.items():
@@ -208,6 +215,10 @@ class _ThreeWayMerge:
         if not self._appended or is_document(key):
             return False
         return any(each.holds(key) for path in ancestors(key) if (each := self._appended.get(path)) is not None)
+
+    def _is_followed(self, key: str) -> bool:
+        """Tell whether a key is that of a chunk of an array whose rows one side has shifted."""
+        return bool(self._followed) and not is_document(key) and not self._followed.isdisjoint(ancestors(key))
 
     def _append(self, array: Appended) -> None:
         """Put the rows that theirs appended after those of ours."""
@@ -224,10 +235,7 @@ class _ThreeWayMerge:
 
     def _nodes_changed(self) -> set[str]:
         return {
-            node_of_document(key)
-            for side in (self._ours, self._theirs)
-            for key in side.changes
-            if is_node_document(key)
+            node_of_document(key) for side in (self._ours, self._theirs) for key in side.changes if is_document(key)
         }
 
     def _described(self, path: str) -> list[Described | None]:
@@ -249,10 +257,35 @@ class _ThreeWayMerge:
             elif theirs is None and not self._theirs.view.has_keys_below(path):
                 self._settled.add(path)
                 self._plan.deleted_below.append(path)
-        elif ours is not None and theirs is not None:
+        elif not self._follows(path, base, ours, theirs) and ours is not None and theirs is not None:
             kind = self._between(path, base, ours, theirs)
         if kind is not None:
             self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
+
+    def _follows(self, path: str, base: Described | None, ours: Described | None, theirs: Described | None) -> bool:
+        """Bring what one side has changed to where the other one has shifted it. Tell whether that was possible."""
+        if self._doubts and self._doubts.is_below(path):
+            return False
+        array = shifted(base, ours, theirs)
+        if array is None:
+            return False
+        mover, writer = self._sides if array.is_ours else reversed(self._sides)
+        try:
+            found = array.follow(self._views[0], mover.view, writer.view, writer.changes_below(path))
+        except NotMergeableError:
+            return False
+        self._followed.add(path)
+        self._plan.followed.append(path)
+        if not array.is_ours:  # all else is as the side has it that has moved the rows
+            for key in sorted({*self._ours.changes_below(path), *self._theirs.changes_below(path)}):
+                if not is_document(key) and key not in found:
+                    self._take(key)
+        for key, value in found.items():
+            if value is not None:
+                self._plan.values[key] = value
+            elif key in self._ours.view:
+                self._plan.deleted.append(key)
+        return True
 
     def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:
         """Return the kind of conflict between two sides about a node and the nodes below it; None if there is none."""

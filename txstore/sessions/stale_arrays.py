@@ -214,7 +214,7 @@ class HeldDocuments:
 
     def _concerns(self, stale: _Stale, document: str, key: str, writing: bool) -> bool:
         """Tell whether a change of a document matters for a write or read of a key below it."""
-        if stale.change is DocumentChange.STRUCTURE or self.is_serializable:
+        if stale.change in (DocumentChange.MOVED, DocumentChange.STRUCTURE) or self.is_serializable:
             return True
         if stale.change is DocumentChange.SHRINK and drops_chunk(document, stale.document, key):
             return True

@@ -108,7 +108,7 @@ class Ending:
                     stored = committer.run(is_wanted=is_wanted)
                 if stored is not None:
                     result = self._snapshots.made(stored, committer.head)
-                    self.settled = frozenset({*(committer.merges.settled or ()), *committer.merges.derived})
+                    self.settled = committer.merges.besides
         except SyncFailedError as error:
             self._go_on(committer)
             lifecycle.fail(error.cause)  # I9: no retry, because the data may be lost

@@ -61,12 +61,12 @@ class CommitRun:
         transaction = self._publisher.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         made = self._merges.values
-        derived = iter(sorted(key for key in self._merges.derived if key not in self._view.staged))
-        first = next(derived, None)
+        besides = iter(sorted(key for key in self._merges.besides if key not in self._view.staged))
+        first = next(besides, None)
         for key, link in self._view.staged.items():
             while first is not None and first < key:
                 yield from self._made(first, head)
-                first = next(derived, None)
+                first = next(besides, None)
             if key in made:
                 yield from self._made(key, head)
             elif link.kind == packfile.FRAME_TOMBSTONE:
@@ -85,7 +85,7 @@ class CommitRun:
                 yield key, packfile.REF_OF_FRAME[link.kind], offset, link.length, link.checksum, pack
         while first is not None:
             yield from self._made(first, head)
-            first = next(derived, None)
+            first = next(besides, None)
 
     def _made(self, key: str, head: Snapshot) -> Iterator[tuple[str, int, int, int, int, int]]:
         """Yield the entry of a value that the commit itself has made."""

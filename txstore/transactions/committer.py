@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import NamedTuple
 
 from txstore.commit import Stored
@@ -264,7 +265,7 @@ class Committer:
         try:
             conflicts.check(self.writes, self.base, head, since)
         except ConflictError:
-            if self.staging.settle_conflicts is None or self.view.reflinks.any:
+            if self.staging.settle_conflicts is None or self.view.reflinks.has_nodes:
                 raise
             self._settle(head)
             since = self.base.seq
@@ -325,12 +326,13 @@ class Committer:
         staged = [key for key, _ in self.view.staged.items()]
         theirs = self.snapshots.own(head)
         try:
-            self.merges.settle(settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs))
+            settled = settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs)
+            self.merges.settle(settled)
         except ConflictError:
             theirs.let_go()  # the error's `conflicts` refer to it
             raise
         # Everything else still conflicts: a deleted prefix, for example.
-        conflicts.check(self.writes, self.base, head, self.base.seq)
+        conflicts.check(replace(self.writes, followed=settled.followed), self.base, head, self.base.seq)
 
     def _keep_constraints(self, head: Snapshot) -> Declarations:
         """I11: check the commit on top of `head` against all constraints. Return what its header declares."""

@@ -57,8 +57,18 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
 from txstore.transactions.reads import NOTHING_READ, Reads
 
-#: The values of keys that a transaction has staged and other commits have changed. None deletes the key.
-Settled: TypeAlias = Mapping[str, bytes | None]
+
+class Settled(NamedTuple):
+    """What becomes of a transaction's changes on top of those of other commits.
+
+    `values`: what to store under keys instead of what is staged; None deletes the key. `followed`: arrays of which a
+    side has shifted rows. There, all changes of both sides are in.
+    """
+
+    values: Mapping[str, bytes | None]
+    followed: Collection[str] = ()
+
+
 #: Computes these values from the base, the transaction's view, its staged keys, its changes, and the head. Raises
 #: `ConflictError`.
 Settle: TypeAlias = Callable[[Snapshot, Hierarchy, Collection[str], Iterable[KeyChange], Snapshot], Settled]
@@ -81,6 +91,12 @@ class Writes:
     reads: Reads = NOTHING_READ
     #: Tells whether other commits changed only those elements of a chunk that this transaction did not write.
     is_apart: Callable[[str, Snapshot, Snapshot], bool] = lambda *_: False
+    #: Arrays of which all changes of both are in, though a side has shifted rows: see `Settled`.
+    followed: Collection[str] = ()
+
+    def is_followed(self, key: str) -> bool:
+        """Tell whether a key is that of a chunk of such an array."""
+        return bool(self.followed) and not is_document(key) and any(path in self.followed for path in ancestors(key))
 
 
 def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
@@ -89,7 +105,10 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
         return
     check = Check(mine, base, head, since)
     for clause in CLAUSES:
-        named = list(islice(clause.keys(check), MAX_NAMED))
+        found = clause.keys(check)
+        if mine.followed and clause.is_of_writes:
+            found = (key for key in found if not mine.is_followed(key))
+        named = list(islice(found, MAX_NAMED))
         if named:
             reason = clause.reason + _told_of_structure(check, named[0])
             raise ConflictError(named, reason=reason, base=base.commit, head=head.commit)
@@ -102,6 +121,9 @@ def _told_of_structure(check: Check, key: str) -> str:
         if document != key and change is DocumentChange.STRUCTURE:
             now = "is gone" if node.kind == "absent" else "has other chunks, codecs or another dtype"
             return f", and {node_of_document(document)!r} {now} since then: open it again"
+        if change is DocumentChange.MOVED:
+            path = node_of_document(document)
+            return f", and rows of {path!r} have moved since then: open it again. on_conflict='merge' follows them"
     return ""
 
 
@@ -276,6 +298,7 @@ class Clause(NamedTuple):
     name: str
     reason: str
     keys: Callable[[Check], Iterator[str]]
+    is_of_writes: bool = True
 
 
 CLAUSES: tuple[Clause, ...] = (
@@ -293,16 +316,17 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
     # Of a transaction that is not serializable: the keys that its caller relies on.
-    Clause("read", "another commit changed keys that were read here", _keys_read),
-    Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
-    Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed),
-    Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness),
+    Clause("read", "another commit changed keys that were read here", _keys_read, False),
+    Clause("names", "another commit changed which names there are where they were listed here", _names_listed, False),
+    Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed, False),
+    Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness, False),
 )
 
 #: Tests by kind of change: whether another commit's change of a document conflicts with a write of a key below it. A
 #: kind that is not listed never conflicts.
 FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
     DocumentChange.STRUCTURE: lambda *_: True,
+    DocumentChange.MOVED: lambda *about: not is_document(about[-1]),
     DocumentChange.SHRINK: lambda node, document, key: not is_document(key) and node.drops(below(document, key)),
 }
 

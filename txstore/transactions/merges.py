@@ -41,6 +41,11 @@ class Merges:
         return {key for key, merged in self.values.items() if not merged.length}
 
     @property
+    def besides(self) -> frozenset[str]:
+        """The keys whose values are not the staged ones, or that are not staged: for the last head."""
+        return frozenset({*(() if self.settled is None else self.settled.values), *self.derived})
+
+    @property
     def pack_id(self) -> bytes:
         """The id of the pack that the merged values lie in."""
         return self._publisher.writer.id
@@ -58,10 +63,10 @@ class Merges:
                 self._parts[key] = layers
 
     def settle(self, settled: Settled) -> None:
-        """Use these values for keys that other commits have changed, too."""
+        """Use these values for keys that other commits have changed, too, whether or not they are staged."""
         self.settled = settled
         self._begin_for_head()
-        for key, value in settled.items():
+        for key, value in settled.values.items():
             self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
     def derive(self, key: str, value: bytes | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
 from txstore.deriving.commits import Value
-from txstore.deriving.declared import Backfill, CommitAt, Place
+from txstore.deriving.declared import Backfill, CommitAt, Reached
 from txstore.deriving.definitions import Reduce, ViewDefinition
 from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
@@ -101,14 +101,14 @@ class DeclaredView:
             if old is not None:
                 derive({self.name: view}, (), _Since(store, view, old, base))
             else:
-                since, place = self._begun(view, base) or (base, Place())
+                since, place = self._begun(view, base) or (base, Reached())
                 rest = derive_part(self.name, view, _Since(store, view, None, base), place, step)
             assert since.commit is not None  # for mypy: a commit has declared the view
             at = CommitAt(since.commit.id, since.commit.branch, since.commit.version)
             store.views.bring_to(self.name, since.commit if rest is None else Backfill(at, rest))
             return store.commit(), rest is None and since is base
 
-    def _begun(self, view: ViewDefinition, base: Snapshot) -> tuple[Snapshot, Place] | None:
+    def _begun(self, view: ViewDefinition, base: Snapshot) -> tuple[Snapshot, Reached] | None:
         """Return where to continue, and the commit since which changes of the sources have to be looked for.
 
         None if the sources have other shapes now: their chunks are not in the same order any more.
