@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,6 +122,24 @@ def _write(repo: txstore.Repository, name: str, drawn: random.Random, report: Re
         store.rollback()
 
 
+def _follow(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """One element, by its position: if rows move meanwhile, it goes with its row."""
+    store = repo.transaction(on_conflict="merge")
+    try:
+        labels = zarr.open_array(store, path="time", mode="r")[:]
+        if len(labels) and store.base is not None:
+            at, value = drawn.randrange(len(labels)), drawn.randrange(1000)
+            zarr.open_array(store, path="v")[at] = [value, value * 3]
+            zarr.open_array(store, path="w")[at] = value
+            time.sleep(drawn.choice([0, 0.05]))
+            told = {"op": "follow", "name": name, "label": int(labels[at]), "value": value, "base": store.base.version}
+            store.commit(json.dumps(told))
+    except (txstore.ConflictError, txstore.StaleArrayError):
+        report.counts["refused follow"] += 1
+    finally:
+        store.rollback()
+
+
 def _rename(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
     """One label, by its position, to one that others look for, too."""
     store = repo.transaction()
@@ -149,7 +168,7 @@ def _append(repo: txstore.Repository, name: str, drawn: random.Random, report: R
     repo.run(step, timeout=300, message=json.dumps({"op": "append", "name": name, "rows": list(rows.items())}))
 
 
-WORK = [_upsert, _upsert, _upsert, _write, _write, _roll, _rename, _prepend, _append]
+WORK = [_upsert, _upsert, _upsert, _write, _follow, _follow, _roll, _rename, _prepend, _append]
 #: What keeps labels in order.
 ORDERED = WORK[:-3]
 
@@ -192,6 +211,8 @@ def apply(rows: Rows, told: Mapping[str, Any]) -> tuple[Rows, tuple[int, int]]:
         case "write":
             at = told["at"]
             return [*rows[:at], (rows[at][0], told["value"]), *rows[at + 1 :]], (1, 0)
+        case "follow":
+            return [(label, told["value"] if label == told["label"] else value) for label, value in rows], (1, 0)
         case "rename":
             return [(told["new"] if label == told["label"] else label, value) for label, value in rows], (1, 0)
     raise WrongError(f"what is {told}?")
@@ -211,8 +232,15 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
     counts: Counter[str] = Counter()
     done = {name: each for report in reports for name, each in report.done.items()}
     touched: dict[str, set[int]] = {}
+    renamed: list[tuple[int, int, int]] = []  # the version, and the label before and after
     for commit in sorted(repo.log(), key=lambda each: each.version)[1:]:
         told = json.loads(commit.message)
+        if told["op"] == "rename":
+            renamed.append((commit.version, told["label"], told["new"]))
+        if told["op"] == "follow":
+            for version, before, after in renamed:
+                if version > told["base"] and before == told["label"]:
+                    told["label"] = after
         rows, counted = apply(rows, told)
         found = repo.snapshot(at=commit.version)
         labels = zarr.open_array(found, path="time", mode="r")[:].tolist()
