@@ -49,6 +49,7 @@ from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region
+from txstore.format.row_moves import ATTRIBUTE
 from txstore.segments.runs import Runs
 from txstore.sessions import session, stale_arrays
 from txstore.sessions.stale_arrays import HeldDocuments
@@ -64,6 +65,7 @@ PART = slice(1, 3)  # of the first chunk of x
 Weaken = Callable[[pytest.MonkeyPatch], None]
 
 other_type = edit_document("x/zarr.json", data_type="uint32")
+moved_rows = edit_document("x/zarr.json", attributes={ATTRIBUTE: "4"})
 smaller_shape = edit_document("x/zarr.json", shape=[4])  # and nothing done to the chunk that this drops
 
 
@@ -89,6 +91,7 @@ CLAUSES: dict[str, Scenario] = {
 }
 FOREIGN_CHANGES: dict[DocumentChange, Scenario] = {
     DocumentChange.STRUCTURE: two(create(), put(FIRST, 5), other_type),
+    DocumentChange.MOVED: two(create(), put(FIRST, 5), moved_rows),
     DocumentChange.SHRINK: two(create(), put(SECOND, 5), smaller_shape),
 }
 MY_CHANGES: dict[DocumentChange, Scenario] = {

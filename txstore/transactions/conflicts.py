@@ -16,6 +16,7 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 | moved, copied or restored something to a path    | wrote a key below it, which is there              | yes      |
 | wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
 | wrote a chunk                                    | shrank its array so that the chunk is dropped     | yes      |
+| wrote a chunk                                    | moved rows of its array (`format.row_moves`)      | yes      |
 | wrote a key                                      | turned a group above it into something else       | yes      |
 | changed a node structurally                      | wrote any key below it                            | yes      |
 | shrank an array                                  | wrote a chunk that the new shape drops            | yes      |
@@ -26,6 +27,9 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 
 An element has changed if its bits differ between base and head; a missing chunk has the fill value. In a serializable
 transaction, or if the array's codecs do not allow a comparison of elements, a chunk is one key like any other.
+
+Where all rows of an array have moved equally far, a merge of both brings what was written to where the rows are now
+(`Settled.followed`): then there is no conflict there.
 
 A structural change is more than attributes or growth: grid, dtype, codecs, fill value, existence. `CLAUSES` has one
 clause for each case of the table. The tests remove each clause, and check that they then fail.
