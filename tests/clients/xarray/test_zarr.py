@@ -38,9 +38,15 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 }
 
 
+SLOWER = "TxStore does not see a batch of chunks through another store: each chunk is a call of its own"
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=tool(f"zarr's {name}", package="zarr", code=f"{name}(store, ...)",
-                                           tried="arrays, shards, text, through it")) for name in AROUND],
+    "name",
+    [
+        pytest.param(name, marks=tool(f"zarr's {name}", package="zarr", code=f"{name}(store, ...)",
+                                      tried="arrays, shards, text, through it", slower=SLOWER)) for name in AROUND
+    ],
 )  # fmt: skip
 def test_around_a_store(both: Both, name: str) -> None:
     both(lambda store: write(AROUND[name](store)), lambda store: read(AROUND[name](store)))
