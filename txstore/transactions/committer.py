@@ -396,6 +396,8 @@ class Committer:
         is_more = staging.other_parent is not None or staging.declared or self.view.reflinks.any or staging.sources
         if is_more or any(self.view.staged.prefixes):
             return False
+        if self.merges.settled is not None and self.merges.settled.followed:
+            return False  # the leader would take its chunks for those of the same rows
         writes = self.writes or self._writes()
         # The leader of a group commit would not see a deleted key that did not exist.
         return not (any(True for _ in writes.deleted) or any(writes.reads))
