@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import zarr
 import txstore
 from tests.labels.datasets import numbered, stored
 from tests.labels.test_window import LAYOUTS, shifted
+from tests.views import images
 from txstore.format.row_moves import ATTRIBUTE, RowMoves, rows_have_moved
 
 SHAPE = (13, 9)
+put, values = partial(images.put, path="x"), partial(images.value, path="x")
 Change = Callable[[txstore.TxStore], Any]
 
 
@@ -48,17 +51,8 @@ def create(repo: txstore.Repository, data: np.ndarray, **layout: Any) -> None:
         zarr.create_array(store, name="x", data=data, **layout)
 
 
-def put(where: Any, value: Any, path: str = "x") -> Change:
-    return lambda store: zarr.open_array(store, path=path).__setitem__(where, value)
-
-
 def append(store: txstore.TxStore) -> None:
     zarr.open_array(store, path="x").append(np.ones((2, 9), int))
-
-
-def values(repo: txstore.Repository) -> np.ndarray:
-    found: np.ndarray = zarr.open_array(repo.snapshot(), path="x", mode="r")[:]  # type: ignore[assignment]
-    return found
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -131,13 +125,13 @@ def test_rows_that_are_inserted_in_the_middle(repo: txstore.Repository, way: str
     repo.upsert(numbered([1, 5]))
     insert = lambda store: txstore.upsert(numbered([3]), store, dim="time", missing="insert")  # noqa: E731
     with pytest.raises((txstore.ConflictError, txstore.MergeConflictError)):
-        WAYS[way](repo, insert, put(np.s_[1], 7, "v"))
+        WAYS[way](repo, insert, put(np.s_[1], 7, path="v"))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_prepended(repo: txstore.Repository, way: str) -> None:
     repo.upsert(numbered([5, 6]))
-    WAYS[way](repo, lambda store: txstore.prepend(numbered([1, 2, 3]), store, dim="time"), put(np.s_[1], 7, "v"))
+    WAYS[way](repo, lambda store: txstore.prepend(numbered([1, 2, 3]), store, dim="time"), put(np.s_[1], 7, path="v"))
     assert stored(repo).v.sel(time=[1, 2, 3, 5, 6]).values.tolist() == [10, 20, 30, 50, 7]
 
 

@@ -7,10 +7,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from txstore.codecs.allowed_codecs import allowed_by_user, check_codecs
 from txstore.errors import CodecRefusedError
+from txstore.format.documents import Described, below
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +53,11 @@ class ChunkDecoder:
         self.size = math.prod(self.shape) * self.dtype.itemsize
         if self.size > MAX_CHUNK:
             raise NotMergeableError(f"a chunk of {self.shape} elements is larger than {MAX_CHUNK} bytes")
+
+    @classmethod
+    def of(cls, array: Described, key: str) -> Self:
+        """Return that of a key of an array."""
+        return cls(array.key.rpartition("/")[2], array.content, below(array.key, key))
 
     @property
     def dtype(self) -> np.dtype[Any]:

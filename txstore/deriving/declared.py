@@ -7,7 +7,7 @@ import operator
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from txstore.commit import Commit
 from txstore.deriving.commits import DerivableCommit
@@ -32,6 +32,10 @@ class CommitAt(NamedTuple):
     branch: str  # its name then
     version: int
 
+    @classmethod
+    def of(cls, commit: Commit) -> Self:
+        return cls(commit.id, commit.branch, commit.version)
+
 
 class Reached(NamedTuple):
     """How far the outputs of a view are derived, from the first chunk of the first one on."""
@@ -47,8 +51,8 @@ class Backfill(NamedTuple):
     place: Reached
 
 
-def encode(view: ViewDefinition, as_of: Commit | None = None, backfill: Backfill | None = None) -> dict[str, Any]:
-    """Return a view as JSON that `decode` can read. `as_of`: the commit that the outputs were derived from.
+def encode(view: ViewDefinition, done: Commit | Backfill | None = None) -> dict[str, Any]:
+    """Return a view as JSON that `decode` can read. `done`: the commit that the outputs were derived from, or a part.
 
     Raises `TypeError` if it is of a class that others do not know.
     """
@@ -57,9 +61,9 @@ def encode(view: ViewDefinition, as_of: Commit | None = None, backfill: Backfill
         raise TypeError(f"not every writer can derive {view!r}: use one of {kinds}")
     written: dict[str, Any] = json.loads(json.dumps({"kind": view.kind, **view.as_dict()}))
     if view.when == "follow":
-        written[_AS_OF] = None if as_of is None else CommitAt(as_of.id, as_of.branch, as_of.version)._asdict()
-        if backfill is not None:
-            written[_BACKFILL] = {**backfill.since._asdict(), **backfill.place._asdict()}
+        written[_AS_OF] = CommitAt.of(done)._asdict() if isinstance(done, Commit) else None
+        if isinstance(done, Backfill):
+            written[_BACKFILL] = {**done.since._asdict(), **done.place._asdict()}
     return written
 
 
@@ -94,10 +98,8 @@ def _telling(url: str, name: str) -> Iterator[None]:
 
 def are_alike(fields: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Tell whether two entries make the same outputs, whenever they do so."""
-    left = {"when", _AS_OF, _BACKFILL}
-    return {name: each for name, each in fields.items() if name not in left} == {
-        name: each for name, each in others.items() if name not in left
-    }
+    later = dict.fromkeys(("when", _AS_OF, _BACKFILL))
+    return {**fields, **later} == {**others, **later}
 
 
 def distrust(written: Written, views: Views, commit: DerivableCommit, updated: Collection[str]) -> Written:

@@ -227,7 +227,7 @@ class Derivation:
         stored_inputs = [[self._commit.value(each) for each in region.keys] for region in regions]
 
         def compute() -> Made | None:
-            codec = _codec(output, key)
+            codec = ChunkCodec.of(output, key)
             everything = _box_of(grid, chunk)
             present = codec.decode(None if box == everything else stored)
             blocks = [
@@ -283,7 +283,7 @@ class _DecodedChunks:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
-        found = _codec(array, key).decode(value)
+        found = ChunkCodec.of(array, key).decode(value)
         with self._lock:
             self._drop(key)
             self._held[key] = found
@@ -301,13 +301,9 @@ class _DecodedChunks:
             self._bytes -= self._held.pop(key).nbytes
 
 
-def _codec(array: Described, key: str) -> ChunkCodec:
-    return ChunkCodec(array.key.rpartition("/")[2], array.content, below(array.key, key))
-
-
 def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:
     (key,) = grid.keys([(0,) * len(grid.shape)])
-    return _codec(array, key).dtype
+    return ChunkCodec.of(array, key).dtype
 
 
 def _box_of(grid: Grid, chunk: Chunk) -> Box:

@@ -75,7 +75,7 @@ class _Rearranged:
         moves = RowMoves.of(old.metadata.attributes, old.ndim).moved(offsets)
         attributes = {**old.metadata.attributes, ATTRIBUTE: moves.encode()}
         self._metadata = metadata = old.metadata.update_shape(shape).update_attributes(attributes)
-        #: Where its chunks lie: those that nothing refers to any more are deleted there.
+        #: Where its chunks lie: `move_rows` deletes those there that no new key refers to.
         self.below = (self._start + chunk_prefix(old.metadata)).rstrip("/")
         before, after = axes_of(old.metadata), axes_of(metadata)
         # Per axis: for each new chunk, the old chunk that it equals; and for each new row, the old row.

@@ -203,8 +203,7 @@ class _Join:
         return next(iter(self._grid.keys([index])))
 
     def _codec(self, key: str) -> ChunkCodec:
-        ours = self._array.ours
-        return ChunkCodec(ours.key.rpartition("/")[2], ours.content, below(ours.key, key))
+        return ChunkCodec.of(self._array.ours, key)
 
     def _decoded(self, view: Hierarchy, index: Chunk) -> npt.NDArray[Any]:
         key = self._key(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from txstore.errors import ConflictError
-from txstore.format.keys import ancestors, is_document
+from txstore.format.keys import is_chunk_below
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange, differing
 from txstore.history.snapshot import Snapshot
@@ -37,17 +37,16 @@ def settle(
             conflicts=plan.conflicts,
         )
     settled: dict[str, bytes | None] = {**plan.values, **dict.fromkeys(plan.deleted)}
-    followed = frozenset(plan.followed)
     for key in staged:
         # A staged value equal to the base's is not a change, nor is one equal to theirs. It is written as theirs: a run
         # rebuilt from the staged frames must not bring the old value back. Where this transaction has shifted rows, it
         # is written as it was staged: at this place they have written other rows.
         is_theirs = key in plan.taken or (key in theirs.changes and key not in ours.changes)
         if is_theirs and key not in settled:
-            is_mine = key not in plan.taken and not followed.isdisjoint(ancestors(key)) and not is_document(key)
+            is_mine = key not in plan.taken and is_chunk_below(key, plan.followed)
             view = (mine if is_mine else head).get_view(key)
             settled[key] = None if view is None else bytes(view)
-    return Settled(settled, followed)
+    return Settled(settled, plan.followed)
 
 
 def settling(on_conflict: str | None) -> Settle | None:

@@ -75,7 +75,7 @@ class Shifted:
         following = _Following(self, mover)
         for key in changed:
             if not is_document(key) and (index := self.base.node.index_of(below(self.base.key, key))) is not None:
-                codec = _codec(self.base, key)
+                codec = ChunkCodec.of(self.base, key)
                 following.add(index, codec.decode(base.get_view(key)), codec.decode(writer.get_view(key)))
         return following.encoded()
 
@@ -127,21 +127,17 @@ class _Following:
     def _of(self, chunk: Chunk) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         if chunk not in self._chunks:
             key = self._key(chunk)
-            stored = _codec(self._shifted.mover, key).decode(self._view.get_view(key))
+            stored = ChunkCodec.of(self._shifted.mover, key).decode(self._view.get_view(key))
             self._chunks[chunk] = stored, stored.copy()
         return self._chunks[chunk]
 
     def encoded(self) -> dict[str, bytes | None]:
         found = {self._key(chunk): becomes for chunk, (_, becomes) in self._chunks.items()}
-        return {key: _codec(self._shifted.mover, key).encode(each) for key, each in found.items()}
+        return {key: ChunkCodec.of(self._shifted.mover, key).encode(each) for key, each in found.items()}
 
     def _key(self, chunk: Chunk) -> str:
         (key,) = self._now.keys([chunk])
         return key
-
-
-def _codec(array: Described, key: str) -> ChunkCodec:
-    return ChunkCodec(array.key.rpartition("/")[2], array.content, below(array.key, key))
 
 
 def _at(box: _Box) -> Any:

@@ -42,7 +42,7 @@ from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.display import html_head
 from txstore.format.documents import Described, Node, below, describe
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
+from txstore.format.keys import ancestors, directory_prefix, is_chunk_below, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
@@ -72,7 +72,7 @@ class MergePlan:
     values: dict[str, bytes] = field(default_factory=dict)  # merged values, by key
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
-    followed: list[str] = field(default_factory=list)  # arrays whose rows one side has shifted
+    followed: set[str] = field(default_factory=set)  # arrays whose rows one side has shifted
     conflicts: list[Conflict] = field(default_factory=list)  # without an answer
     is_cut: bool = False  # a vacuum expired commits with which there might be fewer conflicts
 
@@ -185,7 +185,6 @@ class _ThreeWayMerge:
         self._appended: dict[str, Appended] = {}  # arrays to join: both sides appended to them
         self._plan = MergePlan()
         self._settled: set[str] = set()  # nodes taken whole from one side, or in conflict
-        self._followed: set[str] = set()  # arrays whose rows one side has shifted
         self._documents: dict[str, tuple[str, bytes] | None] = {}
         self._chunks: list[_Chunk] = []  # changed by both
 
@@ -202,7 +201,7 @@ class _ThreeWayMerge:
             if not self._is_settled(path):
                 self._node(path)
         for key in self._theirs.keys:
-            if not (self._is_settled(key) or self._is_appended(key) or self._is_followed(key)):
+            if not (self._is_settled(key) or self._is_appended(key) or is_chunk_below(key, self._plan.followed)):
                 self._key(key)
         self._merge_chunks()
         for path, each in self._appended.items():
@@ -215,10 +214,6 @@ class _ThreeWayMerge:
         if not self._appended or is_document(key):
             return False
         return any(each.holds(key) for path in ancestors(key) if (each := self._appended.get(path)) is not None)
-
-    def _is_followed(self, key: str) -> bool:
-        """Tell whether a key is that of a chunk of an array whose rows one side has shifted."""
-        return bool(self._followed) and not is_document(key) and not self._followed.isdisjoint(ancestors(key))
 
     def _append(self, array: Appended) -> None:
         """Put the rows that theirs appended after those of ours."""
@@ -274,8 +269,7 @@ class _ThreeWayMerge:
             found = array.follow(self._views[0], mover.view, writer.view, writer.changes_below(path))
         except NotMergeableError:
             return False
-        self._followed.add(path)
-        self._plan.followed.append(path)
+        self._plan.followed.add(path)
         if not array.is_ours:  # all else is as the side has it that has moved the rows
             for key in sorted({*self._ours.changes_below(path), *self._theirs.changes_below(path)}):
                 if not is_document(key) and key not in found:

@@ -37,7 +37,7 @@ clause for each case of the table. The tests remove each clause, and check that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -51,6 +51,7 @@ from txstore.format.keys import (
     ancestors,
     directory_prefix,
     document_key,
+    is_chunk_below,
     is_document,
     node_of_document,
     stored_key,
@@ -70,7 +71,7 @@ class Settled(NamedTuple):
     """
 
     values: Mapping[str, bytes | None]
-    followed: Collection[str] = ()
+    followed: Set[str] = frozenset()
 
 
 #: Computes these values from the base, the transaction's view, its staged keys, its changes, and the head. Raises
@@ -96,11 +97,7 @@ class Writes:
     #: Tells whether other commits changed only those elements of a chunk that this transaction did not write.
     is_apart: Callable[[str, Snapshot, Snapshot], bool] = lambda *_: False
     #: Arrays of which all changes of both are in, though a side has shifted rows: see `Settled`.
-    followed: Collection[str] = ()
-
-    def is_followed(self, key: str) -> bool:
-        """Tell whether a key is that of a chunk of such an array."""
-        return bool(self.followed) and not is_document(key) and any(path in self.followed for path in ancestors(key))
+    followed: Set[str] = frozenset()
 
 
 def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
@@ -111,7 +108,7 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
     for clause in CLAUSES:
         found = clause.keys(check)
         if mine.followed and clause.is_of_writes:
-            found = (key for key in found if not mine.is_followed(key))
+            found = (key for key in found if not is_chunk_below(key, mine.followed))
         named = list(islice(found, MAX_NAMED))
         if named:
             reason = clause.reason + _told_of_structure(check, named[0])

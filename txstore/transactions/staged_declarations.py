@@ -121,6 +121,4 @@ class StagedViews:
 
         Or how much of that they are.
         """
-        view = self.read()[name]
-        written = declared.encode(view, *((None, done) if isinstance(done, Backfill) else (done,)))
-        self._staged.set("views", name, written)
+        self._staged.set("views", name, declared.encode(self.read()[name], done))

@@ -15,7 +15,7 @@ from txstore.errors import TxStoreError
 from txstore.format import packfile
 from txstore.format.commitfile import CommitName
 from txstore.format.constraints import Outcome
-from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, below, compare_documents, describe
+from txstore.format.documents import NODE_DOCUMENTS, Described, DocumentChange, compare_documents, describe
 from txstore.format.keys import after_prefix, directory_prefix, document_key
 from txstore.history.changes import Ref, keys_changed_since, refs_of
 from txstore.history.commits import Commits
@@ -113,28 +113,21 @@ class CommitOutcome(Outcome):
                 continue
             if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
                 yield key
-        yield from self._besides_below(prefix, are_deleted=True)
+        yield from (key for key in self._settled_besides if key.startswith(prefix) and self._settled[key] is None)
 
     def changed_below(self, path: str) -> Iterator[str]:
         prefix = directory_prefix(path)
         for key in self._view.staged.between(prefix, after_prefix(prefix)):
             if key not in self._unchanged and key not in self._derived:
                 yield key
-        yield from [key for key in self._derived if key.startswith(prefix)]
-        yield from self._besides_below(prefix)
+        yield from [key for key in self._derived | self._settled_besides if key.startswith(prefix)]
         yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
-
-    def _besides_below(self, prefix: str, *, are_deleted: bool = False) -> Iterator[str]:
-        """Yield the keys that were settled, and are not staged."""
-        for key in self._settled_besides:
-            if key.startswith(prefix) and not (are_deleted and self._settled[key] is not None):
-                yield key
 
     def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
         from txstore.format.labels import UnreadableLabelsError  # late: it imports numpy
 
         try:
-            decoder = ChunkDecoder(array.key.rpartition("/")[2], array.content, below(array.key, key))
+            decoder = ChunkDecoder.of(array, key)
             return decoder.decode(self.value(key))
         except NotMergeableError as error:
             raise UnreadableLabelsError(str(error)) from error

@@ -104,8 +104,8 @@ class DeclaredView:
                 since, place = self._begun(view, base) or (base, Reached())
                 rest = derive_part(self.name, view, _Since(store, view, None, base), place, step)
             assert since.commit is not None  # for mypy: a commit has declared the view
-            at = CommitAt(since.commit.id, since.commit.branch, since.commit.version)
-            store.views.bring_to(self.name, since.commit if rest is None else Backfill(at, rest))
+            done = since.commit if rest is None else Backfill(CommitAt.of(since.commit), rest)
+            store.views.bring_to(self.name, done)
             return store.commit(), rest is None and since is base
 
     def _begun(self, view: ViewDefinition, base: Snapshot) -> tuple[Snapshot, Reached] | None:
