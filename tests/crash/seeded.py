@@ -233,7 +233,7 @@ EDITS = [
     Edit("transactions.merges:Merges.put_together", "self._put(", "id(", "parts"),
     Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._view.base.get_view(key)", "parts"),
     Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
-    Edit("transactions.committer:Committer._move_to", "self.own_run.append(head)", "pass", "parts"),
+    Edit("transactions.committer:Committer._move_to", "self._append_runs(head)", "pass", "parts"),
     Edit(
         "history.publisher:Publisher.append_value",
         "self.end = self._frames_end = end",
