@@ -60,9 +60,15 @@ PARALLEL := --numprocesses auto --dist worksteal
 export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 comma := ,
 
-# $(call environment,FOLDER,PYTHON,ARGUMENTS OF PIP INSTALL). One that was never finished has no stamp, and is made anew:
-# what an interrupted pip has left is neither there nor missing.
+# $(call environment,FOLDER,PYTHON,WHAT TO INSTALL). One that was never finished has no stamp, and is made anew: what an
+# interrupted installation has left is neither there nor missing. uv chooses the versions: pip takes minutes for the extras.
 define environment
+	$(call bare-environment,$(1),$(2),uv)
+	$(1)/bin/python -m uv pip install --quiet --python $(1)/bin/python --no-build-isolation $(3)
+endef
+
+# $(call bare-environment,FOLDER,PYTHON,WHAT PIP INSTALLS)
+define bare-environment
 	test -e $(1)/stamp && $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(2) -m venv --clear $(1)
 	$(1)/bin/python -m pip install --quiet --quiet --upgrade pip 'setuptools>=77'
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
@@ -122,10 +128,8 @@ help:
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
 
-# The last extra by itself: among all the others pip may end at a version that has to be built.
 $(TEST)/stamp: $(SOURCES)
-	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev]')
-	$(TEST)/bin/python -m pip install --quiet --quiet --prefer-binary --no-build-isolation --editable '.[references]'
+	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev$(comma)references]')
 	touch $@
 
 $(DEMO)/stamp: $(SOURCES)
@@ -140,22 +144,23 @@ $(BENCH)/stamp: $(SOURCES)
 $(ZARR2)/stamp: $(SOURCES)
 	$(call environment,$(ZARR2),$(OLDEST),'zarr==2.18.*' 'numcodecs<0.16' numpy fsspec filelock google-crc32c \
 	  pytest pytest-asyncio pytest-timeout)
-	$(ZARR2)/bin/python -m pip install --quiet --quiet --no-build-isolation --no-deps --editable .
+	$(ZARR2)/bin/python -m uv pip install --quiet --python $(ZARR2)/bin/python --no-build-isolation --no-deps --editable .
 	touch $@
 
-# Of PyTorch this version: it is one whose Linux build for processors without a GPU is to be had.
+# Of PyTorch this version: it is one whose Linux build for processors without a GPU is to be had. pip installs it, from the
+# package index that this machine names to pip: uv would bring libraries for a GPU, of some gigabytes.
 LOADERS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis --editable .
 $(TORCH)/stamp: $(SOURCES)
-	$(call environment,$(TORCH),$(OLDEST),'torch==2.13.0' $(LOADERS))
+	$(call bare-environment,$(TORCH),$(OLDEST),'torch==2.13.0' $(LOADERS))
 	touch $@
 
 $(TENSORFLOW)/stamp: $(SOURCES)
-	$(call environment,$(TENSORFLOW),$(OLDEST),tensorflow-cpu $(LOADERS))
+	$(call bare-environment,$(TENSORFLOW),$(OLDEST),tensorflow-cpu $(LOADERS))
 	touch $@
 
 # The lowest versions that pyproject.toml allows, on the oldest Python; only what runs the tests is the newest.
 $(LOWEST)/stamp: $(SOURCES)
-	$(call environment,$(LOWEST),$(OLDEST),uv pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
+	$(call environment,$(LOWEST),$(OLDEST),pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
 	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --no-build-isolation \
 	  --resolution lowest-direct --editable '.[xarray,import,otel,remote,serve]' 'dask>=2025.4' 'opentelemetry-sdk>=1.30'
 	touch $@
@@ -169,9 +174,7 @@ $(ZARR_SUITE)/stamp: $(SOURCES)
 # (A stamp that only patterns name would be deleted when make ends.)
 .PRECIOUS: $(CLIENTS)-%/stamp
 $(CLIENTS)-%/stamp: tests/clients/%/requirements.lock $(SOURCES)
-	$(call environment,$(@D),$(PYTHON),uv)
-	$(@D)/bin/python -m uv pip install --quiet --python $(@D)/bin/python --no-build-isolation --no-deps \
-	  --requirement $< --editable .
+	$(call environment,$(@D),$(PYTHON),--no-deps --requirement $< --editable .)
 	touch $@
 
 # Engines that start worker processes, and repeat what these had to do when they die.
