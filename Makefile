@@ -437,12 +437,12 @@ read-js: $(TEST)/stamp
 # Four processes write one table by label and by position: is each commit what a model makes of it?
 LABEL_HISTORIES ?= 5000
 labels: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.labels.histories --histories $(LABEL_HISTORIES)
+	$(TEST)/bin/python -m tests.labels --histories $(LABEL_HISTORIES)
 
 # Four processes change the sources of views: is each output, at each commit, what numpy makes of them?
 VIEW_HISTORIES ?= 2000
 views: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.views.histories --histories $(VIEW_HISTORIES)
+	$(TEST)/bin/python -m tests.views --histories $(VIEW_HISTORIES)
 
 # Two processes change arrays, two others keep a copy by a feed, and are killed: is each change done exactly once?
 FEED_HISTORIES ?= 2000

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
+import os
 import random
 import shutil
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,8 @@ class Crew:
 
     def __init__(self, work: Work, *, workers: int = 4, killed: int = 200) -> None:
         """`killed`: in so many of a thousand histories, one process is killed."""
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([work.__module__])
         self._work, self._killed = work, killed
         self._members = [self._member() for _ in range(workers)]
 
@@ -99,11 +102,45 @@ def repeat(history: Callable[[Path, int], Counter[str]], count: int, seed: int) 
 
 
 def main(histories: Callable[[int, int], Counter[str]], description: str | None, count: int) -> int:
-    """Make as many histories as the command line says, `count` by default. Raises what they raise."""
+    """Make as many histories as the command line says, `count` by default. Raises `FailedError`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--histories", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many histories at once")
     arguments = parser.parse_args()
-    counts = histories(arguments.histories, arguments.seed)
+    first, last = arguments.seed, arguments.seed + arguments.histories
+    borders = [first + (last - first) * job // arguments.jobs for job in range(arguments.jobs + 1)]
+    counts: Counter[str] = Counter()
+    for each in _jobs(histories, borders):
+        counts += each
     print(f"{arguments.histories} histories, 0 wrong: {dict(sorted(counts.items()))}")
     return 0
+
+
+def _jobs(histories: Callable[[int, int], Counter[str]], borders: list[int]) -> Iterator[Counter[str]]:
+    """Yield what the histories between each two borders have counted. Raises what the first wrong one has told."""
+    context = multiprocessing.get_context("spawn")
+    processes: dict[Connection, Any] = {}
+    for start, stop in itertools.pairwise(borders):
+        ours, theirs = context.Pipe()
+        processes[ours] = context.Process(target=_job, args=(theirs, histories, stop - start, start))
+        processes[ours].start()
+    try:
+        while processes:
+            for ended in wait([*processes]):
+                assert isinstance(ended, Connection)
+                told = ended.recv()
+                if isinstance(told, FailedError):
+                    raise told
+                processes.pop(ended).join()
+                yield told
+    finally:
+        for process in processes.values():
+            process.terminate()
+
+
+def _job(connection: Connection, histories: Callable[[int, int], Counter[str]], count: int, seed: int) -> None:
+    try:
+        connection.send(histories(count, seed))
+    except Exception:  # noqa: BLE001 - the parent tells of it
+        connection.send(FailedError(traceback.format_exc()))

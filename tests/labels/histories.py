@@ -3,14 +3,13 @@
 Each commit's message says what it was meant to do. A model, which is a list of rows, does the same, one commit
 after the other, and has to be equal to what each commit holds. Workers are killed now and then.
 
-    python -m tests.labels.histories --histories 5000 --seed 1
+    python -m tests.labels --histories 5000 --seed 1
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, main, repeat
+from tests.crew import Crew, WrongError, repeat
 
 OPERATIONS = 4
 LABELS = range(0, 60, 2)
@@ -285,7 +284,3 @@ def histories(count: int, seed: int) -> Counter[str]:
         return repeat(partial(history, crew), count, seed)
     finally:
         crew.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main(histories, __doc__, 5000))

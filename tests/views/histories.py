@@ -1,13 +1,12 @@
 """Random histories of four processes that change the sources of views. At each commit, each output is what numpy makes.
 
-python -m tests.views.histories --histories 2000 --seed 1
+python -m tests.views --histories 2000 --seed 1
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, main, repeat
+from tests.crew import Crew, WrongError, repeat
 from tests.transactions.arrays import HAS_RECTILINEAR
 from tests.views.functions import blurred
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition
@@ -310,7 +309,3 @@ def histories(count: int, seed: int) -> Counter[str]:
         return repeat(partial(history, crew), count, seed)
     finally:
         crew.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main(histories, __doc__, 2000))
