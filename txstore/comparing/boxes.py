@@ -17,8 +17,8 @@ def joined(chunks: Collection[Chunk]) -> list[Box]:
 
     Neighbours along the last axis are joined first, then rows of equal extent along the one before, and so on.
     """
-    if not chunks:
-        return []
+    if len(chunks) <= 1:
+        return [tuple((at, at + 1) for at in chunk) for chunk in chunks]
     low = np.unique(np.array(list(chunks), np.int64), axis=0)
     high = low + 1
     dimensions = low.shape[1]

@@ -32,6 +32,8 @@ class FieldChange(NamedTuple):
 
 def changed_fields(before: Described | None, after: Described | None) -> list[FieldChange]:
     """Return the members of two documents that differ: shape, dtype, chunks, codecs, fill value, and all others."""
+    if before is after:
+        return []
     old, new = _fields(before), _fields(after)
     return [
         FieldChange((name,), old.get(name, ABSENT), new.get(name, ABSENT))
@@ -42,6 +44,8 @@ def changed_fields(before: Described | None, after: Described | None) -> list[Fi
 
 def changed_attributes(before: Described | None, after: Described | None) -> list[FieldChange]:
     """Return the attributes that differ, those in nested objects one by one."""
+    if before is after:
+        return []
     old = {} if before is None else before.attributes
     new = {} if after is None else after.attributes
     return [*_differences((), old, new)]

@@ -144,7 +144,8 @@ class _Nodes:
     def _describe(self, path: str) -> tuple[Described | None, Described | None]:
         found = self._described.get(path)
         if found is None:
-            found = describe(self._before.get_view, path), describe(self._after.get_view, path)
+            before = describe(self._before.get_view, path)
+            found = before, describe(self._after.get_view, path, before)
             if not path.rpartition("/")[2].isdecimal():  # a number is a row of chunks, and there may be many
                 self._described[path] = found
         return found

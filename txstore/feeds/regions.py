@@ -45,7 +45,7 @@ def changed_chunks(node: NodeDiff) -> ChangedChunks:
         if old.key != new.key or compare_documents(new.key, old.content, new.content) is DocumentChange.STRUCTURE:
             whole: Box = tuple((0, count) for count in counts)
             return ChangedChunks(axes, [whole] if all(counts) else [])
-        edges = _edges(old, counts, axes)
+        edges = iter(()) if old is new else _edges(old, counts, axes)
     else:
         edges = iter(())
     chunks = {each for each in node.chunks if all(at < count for at, count in zip(each, counts, strict=True))}

@@ -210,14 +210,21 @@ class Described:
         return Grid(self.path, self.document)
 
 
-def describe(get: Callable[[str], bytes | memoryview | None], path: str) -> Described | None:
-    """Return what is at a path; None if there is nothing. `get` returns documents."""
+def describe(
+    get: Callable[[str], bytes | memoryview | None], path: str, like: Described | None = None
+) -> Described | None:
+    """Return what is at a path; None if there is nothing. `get` returns documents.
+
+    `like` is what is there in another commit. It is returned itself if nothing differs, which is soon compared.
+    """
     for name in NODE_DOCUMENTS:
         key = document_key(path, name)
         if (found := get(key)) is not None:
             content = bytes(found)
-            document = _object(content)
             is_3 = name == "zarr.json"
+            if is_3 and like is not None and (like.key, like.content) == (key, content):
+                return like
+            document = _object(content)
             attributes = document.get("attributes") if is_3 else _object(get(document_key(path, ".zattrs")))
             if not isinstance(attributes, dict):
                 attributes = {}

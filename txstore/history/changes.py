@@ -202,6 +202,8 @@ def _candidates(before: Snapshot, after: Snapshot, since: int, start: bytes, sto
     streams: list[Iterator[bytes]] = []
     for snapshot, other in ((before, after), (after, before)):
         recent = snapshot.runs_since(since)
+        if not recent:
+            continue
         streams.append(recent.changed_keys(start, stop, since))
         # If `since` is 0, every key of the other snapshot is already a candidate by its own entry.
         streams.append(_keys_in(other, recent.new_prefixes(since) if since else (), start, stop))
