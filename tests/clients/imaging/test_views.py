@@ -15,7 +15,7 @@ from ome_zarr.reader import Reader
 
 import txstore
 from tests.clients.imaging.images import image
-from tests.clients.imaging.tile_writers import SIDE, TILE, writers
+from tests.views.tile_writers import SIDE, TILE, writers
 from tests.clients.trials import tool
 from txstore.views import Coarsen
 
