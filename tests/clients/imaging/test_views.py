@@ -15,8 +15,8 @@ from ome_zarr.reader import Reader
 
 import txstore
 from tests.clients.imaging.images import image
-from tests.views.tile_writers import SIDE, TILE, writers
 from tests.clients.trials import tool
+from tests.views.tile_writers import SIDE, TILE, writers
 from txstore.views import Coarsen
 
 _OPENED = 25  # times
