@@ -49,6 +49,8 @@ export TXSTORE_WERROR ?= $(or $(HAS_COMPILER),0)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_ROOT_USER_ACTION = ignore
 export PIP_NO_INPUT = 1
+# Each process that a test starts would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
 # What the fallbacks of the C do: everything, and the part of it that make test has time for.
@@ -64,7 +66,7 @@ comma := ,
 # interrupted installation has left is neither there nor missing. uv chooses the versions: pip takes minutes for the extras.
 define environment
 	$(call bare-environment,$(1),$(2),uv)
-	$(1)/bin/python -m uv pip install --quiet --python $(1)/bin/python --no-build-isolation $(3)
+	$(1)/bin/python -m uv pip install --quiet --python $(1)/bin/python --compile-bytecode --no-build-isolation $(3)
 endef
 
 # $(call bare-environment,FOLDER,PYTHON,WHAT PIP INSTALLS)
@@ -161,7 +163,7 @@ $(TENSORFLOW)/stamp: $(SOURCES)
 # The lowest versions that pyproject.toml allows, on the oldest Python; only what runs the tests is the newest.
 $(LOWEST)/stamp: $(SOURCES)
 	$(call environment,$(LOWEST),$(OLDEST),pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis)
-	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --no-build-isolation \
+	$(LOWEST)/bin/python -m uv pip install --quiet --python $(LOWEST)/bin/python --compile-bytecode --no-build-isolation \
 	  --resolution lowest-direct --editable '.[xarray,import,otel,remote,serve]' 'dask>=2025.4' 'opentelemetry-sdk>=1.30'
 	touch $@
 
