@@ -195,6 +195,36 @@ def test_what_was_erased(filled: txstore.Repository) -> None:
         assert (change.erased, [*change]) == (("src",), [])
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_was_erased_and_came_again(repo: txstore.Repository, zarr_format: int) -> None:
+    def write(length: int) -> None:
+        with repo.transaction() as store:
+            zarr.create_array(store, name="src/x", data=np.arange(length), chunks=(2,), zarr_format=zarr_format)  # type: ignore[arg-type]
+
+    write(4)
+    feed = repo.feeds.create("f", paths="src")
+    repo.erase("src/x")
+    write(8)
+    (change,) = feed.changes(combine=True)
+    assert (change.erased, [(node.path, node.change) for node in change]) == (("src/x",), [("src/x", "added")])
+    assert next(feed.claim()).change.erased == ("src/x",)
+
+
+def test_a_beginning_on_another_branch(filled: txstore.Repository) -> None:
+    filled.branches["dev"] = filled.head()
+    feed = filled.feeds.create("f", paths="src")
+    for branch in ("main", "dev"):
+        write(filled, 0, branch=branch)
+    head = filled.head("dev")
+    assert head is not None
+    for since in (head, head.id, "dev", f"dev@{head.version}"):
+        with pytest.raises(txstore.CommitNotFoundError, match="'main' holds another commit"):
+            feed.reset(since)
+        with pytest.raises(txstore.CommitNotFoundError):
+            next(iter(filled.follow(since=since, timeout=0)))
+    assert feed.status().pending
+
+
 def test_of_what_rows_were_erased(filled: txstore.Repository) -> None:
     with filled.transaction() as store:
         for name, data in (("patient", np.arange(6)), ("weight", np.ones(6))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def attributes(repo: txstore.Repository, path: str = "image") -> dict[str, Any]:
         (lambda: Coarsen("a", "b{level}", (1, 1)), ValueError, "not all 1"),
         (lambda: Coarsen("a", "b{level}", (0, 2)), ValueError, "1 or more"),
         (lambda: Coarsen("a", "b{level}", (-2, 2)), ValueError, "1 or more"),
-        (lambda: Coarsen("a", "b{level}", (2.5,)), TypeError, "float"),  # type: ignore[arg-type]
+        (lambda: Coarsen("a", "b{level}", (2.5,)), TypeError, "give whole numbers"),  # type: ignore[arg-type]
         (lambda: Coarsen("a", "b{level}", (2,), 0), ValueError, "from 1 to 64"),
         (lambda: Coarsen("a", "b{level}", (2,), 65), ValueError, "from 1 to 64"),
         (lambda: Coarsen("a", "b{level}", (2,), 1, "median"), ValueError, "'mode'"),  # type: ignore[arg-type]
@@ -43,6 +44,8 @@ def attributes(repo: txstore.Repository, path: str = "image") -> dict[str, Any]:
         (lambda: Coarsen("a", "b{level}", (2,), when="later"), ValueError, "'follow'"),  # type: ignore[arg-type]
         (lambda: Coarsen("a1", "a{level}", (2,)), ValueError, "from itself"),
         (lambda: Coarsen(7, "a{level}", (2,)), TypeError, "a path is a string"),  # type: ignore[arg-type]
+        (lambda: Coarsen("a", "a/{level}", (2,)), ValueError, "an array holds no others"),
+        (lambda: Coarsen("a", "b{level}", 2), TypeError, "one for each axis"),  # type: ignore[arg-type]
         (lambda: Reduce("a", "y", "mode", "b"), ValueError, "'count'"),
         (lambda: Reduce("a", "y", "mean", "a"), ValueError, "from itself"),
         (lambda: Reduce("a", "y", "mean", "/a/"), ValueError, "from itself"),
@@ -58,6 +61,8 @@ def attributes(repo: txstore.Repository, path: str = "image") -> dict[str, Any]:
         (lambda: Apply("m:f", ["a"], "b", overlap=(0, -1)), ValueError, "0 or more"),
         (lambda: Apply("m:f", ["a", "b"], "b"), ValueError, "from itself"),
         (lambda: Apply(lambda block: block, ["a"], "b"), ValueError, "top of a module"),
+        (lambda: Apply(partial(blurred), ["a"], "b"), ValueError, "top of a module"),
+        (lambda: Apply(np.ndarray.copy, ["a"], "b"), ValueError, "top of a module"),
     ],
 )  # fmt: skip
 def test_a_bad_definition(make: Any, error: type[Exception], words: str) -> None:
@@ -70,7 +75,7 @@ def test_a_bad_definition(make: Any, error: type[Exception], words: str) -> None
     ("view", "words"),
     [
         (Coarsen("none", "image/{level}", (2, 2)), "there is no array 'none'"),
-        (Coarsen("image", "image/{level}", (2, 2)), "there is no array 'image'"),
+        (Coarsen("image", "levels/{level}", (2, 2)), "there is no array 'image'"),
         (Coarsen("image/0", "image/{level}", (2,)), "2 dimensions, and there are 1 factors"),
         (Coarsen("image/0", "taken{level}", (2, 2)), "'taken1' is no array of 2 dimensions"),
         (Coarsen("image/0", "group{level}", (2, 2)), "'group1' is no array of 2 dimensions"),

@@ -5,12 +5,13 @@ Of a chunk it keeps only the place in the grid. Values are read on demand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from txstore.comparing.changed_documents import FieldChange, changed_attributes, changed_fields
+from txstore.errors import ErasedError
 from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
@@ -144,11 +145,23 @@ class _Nodes:
     def _describe(self, path: str) -> tuple[Described | None, Described | None]:
         found = self._described.get(path)
         if found is None:
-            before = describe(self._before.get_view, path)
-            found = before, describe(self._after.get_view, path, before)
+            before = describe(_unerased(self._before), path)
+            found = before, describe(_unerased(self._after), path, before)
             if not path.rpartition("/")[2].isdecimal():  # a number is a row of chunks, and there may be many
                 self._described[path] = found
         return found
+
+
+def _unerased(view: Hierarchy) -> Callable[[str], memoryview | None]:
+    """Return what reads a document, or None in the place of one that was erased."""
+
+    def get(key: str) -> memoryview | None:
+        try:
+            return view.get_view(key)
+        except ErasedError:
+            return None
+
+    return get
 
 
 class _FoundNode:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from txstore.commit import Commit
 from txstore.deriving.commits import DerivableCommit
 from txstore.deriving.definitions import KINDS, ViewDefinition
-from txstore.errors import CorruptionError, UnsupportedFormatError
+from txstore.errors import CorruptionError, UnsupportedFormatError, ViewError
 from txstore.format.declarations import Written
 
 #: Views by name.
@@ -102,18 +102,25 @@ def are_alike(fields: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     return {**fields, **later} == {**others, **later}
 
 
-def distrust(written: Written, views: Views, commit: DerivableCommit, updated: Collection[str]) -> Written:
+def distrust(
+    written: Written, views: Views, commit: DerivableCommit, updated: Collection[str], head: Commit | None
+) -> Written:
     """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
 
-    `views` are the same, decoded. `updated` are those that the commit itself brings up to date.
+    `views` are the same, decoded. `updated` are those that the commit itself brings up to date. Each is written as one
+    whose derivation begins at the head: so it differs from what it was, and conflicts with an update that is under way.
     """
-    found = {}
-    for name, fields in written.items():
-        if (fields.get(_AS_OF) is None and _BACKFILL not in fields) or name in updated:
-            continue
-        if any(_changes(commit, output) for output in views[name].outputs):
-            found[name] = encode(views[name])
-    return found
+    if head is None:
+        return {}
+    anew = Backfill(CommitAt.of(head), Reached())
+    return {
+        name: encode(view, anew)
+        for name, view in views.items()
+        if view.when == "follow"
+        and name in written
+        and name not in updated
+        and any(_changes(commit, output) for output in view.outputs)
+    }
 
 
 def _changes(commit: DerivableCommit, path: str) -> bool:
@@ -159,3 +166,12 @@ def ordered(views: Views) -> list[str]:
         return list(TopologicalSorter(needed).static_order())
     except CycleError as error:
         raise ValueError(f"these views are derived from each other: {', '.join(sorted(set(error.args[1])))}") from error
+
+
+def check_together(views: Views, new: Collection[str]) -> None:
+    """Raise `ViewError` for new views that do not fit the others, which another commit may have declared meanwhile."""
+    if new:
+        try:
+            ordered(views)
+        except ValueError as error:
+            raise ViewError(min(new), str(error)) from error

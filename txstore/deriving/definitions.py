@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from txstore.deriving import periods
 from txstore.deriving.methods import Method
+from txstore.deriving.missing import missing_of
 from txstore.deriving.stages import ApplyStage, CoarsenStage, DerivingStage, LabelsStage, ReduceStage
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
@@ -27,6 +28,9 @@ class ViewSources(Protocol):
 
     def after(self, path: str) -> Described | None:
         """Return what is at a path."""
+
+    def before(self, path: str) -> Described | None:
+        """Return what is at a path at the head."""
 
     def elements(self, path: str) -> npt.NDArray[Any]:
         """Return a whole array."""
@@ -106,7 +110,10 @@ class Coarsen(ViewDefinition):
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", _path(self.source))
         object.__setattr__(self, "to", _path(self.to))
-        object.__setattr__(self, "factors", tuple(map(operator.index, self.factors)))
+        factors = _whole_numbers("factors", self.factors)
+        if not isinstance(factors, tuple):
+            raise TypeError(f"factors={self.factors}: one for each axis, as in ({self.factors}, {self.factors})")
+        object.__setattr__(self, "factors", factors)
         object.__setattr__(self, "levels", operator.index(self.levels))
         if "{level}" not in self.to:
             raise ValueError(f"to={self.to!r} needs {{level}} in the place of the level's number")
@@ -134,8 +141,10 @@ class Coarsen(ViewDefinition):
             )
         found: list[DerivingStage] = []
         source = self.source
+        missing = missing_of(_array(sources, source)) if self.method != "nearest" else ()
+        is_other = self.method != "nearest" and _differs(sources, source, missing_of, missing)
         for output in self.outputs:
-            stage = CoarsenStage(source, output, extents, tuple(self.factors), self.method)
+            stage = CoarsenStage(source, output, extents, tuple(self.factors), self.method, missing, is_other)
             found.append(stage)
             source, extents = output, stage.shape
         return found
@@ -210,22 +219,30 @@ class Reduce(ViewDefinition):
 
     def stages(self, sources: ViewSources) -> list[DerivingStage]:
         array = _array(sources, self.source)
-        extents, axis = array.node.shape, axis_of(array, self.dim)
+        extents, axis, missing = array.node.shape, axis_of(array, self.dim), missing_of(array)
+        is_other = _differs(sources, self.source, partial(axis_of, dim=self.dim), axis)
+        is_other = is_other or _differs(sources, self.source, missing_of, missing)
+        reduced = partial(
+            ReduceStage, self.source, self.to, extents, axis, method=self.method, along=self.name_of_periods,
+            missing=missing, is_other=is_other,
+        )  # fmt: skip
         if self.by is None:
-            return [ReduceStage(self.source, self.to, extents, axis, None, self.method)]
+            return [reduced(groups=None)]
         path = self._coordinate
         labels = sources.elements(path)
         if labels.shape != (extents[axis],):
             raise ValueError(
                 f"{path!r} has shape {labels.shape}, and {self.source!r} {extents[axis]} elements along it"
             )
-        groups = periods.begins(labels, _array(sources, path).attributes, self.by)
-        same = periods.same_until(sources.elements_before(path), labels)
+        units = periods.units_of(_array(sources, path))
+        groups = periods.begins(labels, units, self.by)
+        are_others = _differs(sources, path, periods.units_of, units)  # of the same numbers, perhaps
+        same = 0 if are_others else periods.same_until(sources.elements_before(path), labels)
         # The group before the first other label may have got more elements, or fewer.
         others_from = max(0, bisect_right(groups, max(0, same - 1)) - 1)
         return [
-            ReduceStage(self.source, self.to, extents, axis, tuple(groups), self.method, others_from),
-            LabelsStage(path, self.outputs[1], labels[groups], others_from),
+            reduced(groups=tuple(groups), others_from=others_from),
+            LabelsStage(path, self.outputs[1], labels[groups], self.name_of_periods, others_from),
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -268,12 +285,12 @@ class Apply(ViewDefinition):
         object.__setattr__(self, "function", _function_name(self.function))
         object.__setattr__(self, "inputs", tuple(map(_path, _strings(self.inputs))))
         object.__setattr__(self, "to", _path(self.to))
-        overlap = [self.overlap] if isinstance(self.overlap, int) else list(self.overlap)
-        if min(map(operator.index, overlap), default=0) < 0:
+        overlap = _whole_numbers("overlap", self.overlap)
+        if min(overlap if isinstance(overlap, tuple) else [overlap], default=0) < 0:
             raise ValueError(f"overlap={self.overlap}: 0 or more")
         if not self.inputs:
             raise ValueError("inputs= names one array or more")
-        object.__setattr__(self, "overlap", self.overlap if isinstance(self.overlap, int) else tuple(overlap))
+        object.__setattr__(self, "overlap", overlap)
         _check_when(self.when)
         _check_apart(self.sources, self.outputs)
 
@@ -319,7 +336,7 @@ def register(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises `ValueError` for a function that other processes can't import, such as a lambda.
     """
     name = _name_of(function)
-    if "<" in name or name.startswith("__main__:"):
+    if "<" in name or name.startswith("__main__:") or not all(name.partition(":")):
         raise ValueError(f"other processes can't import {name!r}: define the function at the top of a module")
     _registered[name] = function
     return function
@@ -335,7 +352,7 @@ def registered(name: str) -> Callable[..., Any]:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    return f"{getattr(function, '__module__', '') or ''}:{getattr(function, '__qualname__', '')}"
 
 
 def _function_name(function: Any) -> str:
@@ -352,6 +369,17 @@ def axis_of(array: Described, dim: str) -> int:
     if not isinstance(names, list) or dim not in names:
         raise ValueError(f"{array.path!r} has no dimension {dim!r}: its dimensions are {names}")
     return names.index(dim)
+
+
+def _differs(sources: ViewSources, path: str, ask: Callable[[Described], Any], now: Any) -> bool:
+    """Tell whether something about an array was not so at the head."""
+    before = sources.before(path)
+    if before is None or before.kind != "array":
+        return True
+    try:
+        return bool(ask(before) != now)
+    except ValueError:
+        return True
 
 
 def _array(sources: ViewSources, path: str) -> Described:
@@ -377,6 +405,14 @@ def _strings(given: Sequence[str]) -> Sequence[str]:
     return given
 
 
+def _whole_numbers(name: str, given: Any) -> int | tuple[int, ...]:
+    """Return a number, or numbers, as Python's."""
+    try:
+        return tuple(map(operator.index, given)) if isinstance(given, Iterable) else operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name}={given!r}: give whole numbers") from None
+
+
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))}")
@@ -387,6 +423,9 @@ def _check_when(when: str) -> None:
 
 
 def _check_apart(sources: Sequence[str], outputs: Sequence[str]) -> None:
+    inside = [output for output in outputs for source in sources if output.startswith(directory_prefix(source))]
+    if inside:
+        raise ValueError(f"{inside[0]!r} lies in an array that it is derived from: an array holds no others")
     both = set(sources) & set(outputs)
     if both or len(set(outputs)) < len(outputs):
         raise ValueError(f"no array can be derived from itself: {sorted(both) or list(outputs)}")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
+from txstore.deriving.attributes import followed
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
 from txstore.deriving.commits import DerivableCommit, Value
 from txstore.deriving.declared import Reached, Views, ordered
@@ -30,6 +31,7 @@ from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.grids import Chunk, Grid
+from txstore.format.keys import document_key
 from txstore.storage.request_threads import in_advance
 
 if TYPE_CHECKING:
@@ -97,6 +99,9 @@ class Derivation:
     def after(self, path: str) -> Described | None:
         return describe(self._commit.document, path)
 
+    def before(self, path: str) -> Described | None:
+        return self._commit.before(path)
+
     # --- one stage
 
     def elements(self, path: str) -> Array:
@@ -157,6 +162,8 @@ class Derivation:
         output, grid = self._array(stage.output)
         if len(grid.shape) != len(stage.shape):
             raise ValueError(f"{output.path!r} has {len(grid.shape)} dimensions, and not {len(stage.shape)}")
+        if self._follow_source(stage, output, grid):
+            output, grid = self._array(stage.output)
         if grid.shape == stage.shape:
             return output, grid
         document = json.dumps({**output.document, "shape": list(stage.shape)}, indent=2)
@@ -169,9 +176,36 @@ class Derivation:
                     self._commit.put(key, None)
         return output, new
 
+    def _follow_source(self, stage: DerivingStage, output: Described, grid: Grid) -> bool:
+        """Hand on changed attributes of the source, which say what numbers mean. Return whether there were some."""
+        before, (after, cut) = self._commit.before(stage.source), self._array(stage.source)
+        if self._is_new or before is None or before.kind != "array":
+            return False
+        own = _native(_dtype(output, grid))
+        old, new = _native(_dtype(before, before.grid())), _native(_dtype(after, cut))
+        if stage.has_type_of_source and own == old != new:
+            raise ValueError(
+                f"{after.path!r} is of type {new} now, and {output.path!r} of {old}, as it was: delete that, and "
+                "declare the view anew"
+            )
+        attributes = followed(stage, output, before, after, is_of_its_type=own == new)
+        if attributes is None:
+            return False
+        if output.key.endswith(".zarray"):
+            key, document = document_key(output.path, ".zattrs"), attributes
+        else:
+            key, document = output.key, {**output.document, "attributes": attributes}
+        self._commit.put(key, json.dumps(document, indent=2).encode())
+        return True
+
     def _affected(self, stage: DerivingStage, inputs: Sequence[Cut], grid: Grid) -> Iterator[Affected]:
         """Yield the chunks of the output to compute, each with the region of it that may have changed."""
-        if self._is_new or self._is_made_anew(stage.output) or any(map(self._is_made_anew, stage.inputs)):
+        if (
+            self._is_new
+            or stage.is_other
+            or self._is_made_anew(stage.output)
+            or any(map(self._is_made_anew, stage.inputs))
+        ):
             for chunk in grid.everything():
                 yield chunk, _box_of(grid, chunk)
             return
@@ -193,7 +227,7 @@ class Derivation:
         output, _ = self._array(stage.output)
         # Where nothing is stored, the inputs have their fill value. Unless it depends on more, so has the output then.
         fill = output.document.get("fill_value")
-        keeps_fill = stage.keeps_fill and all(array.document.get("fill_value") == fill for array, _ in inputs)
+        keeps_fill = stage.keeps(fill) and all(array.document.get("fill_value") == fill for array, _ in inputs)
         for array, cut in inputs:
             before = self._commit.before(array.path)
             if before is not None and before.node.shape != cut.shape:
@@ -304,6 +338,10 @@ class _DecodedChunks:
 def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:
     (key,) = grid.keys([(0,) * len(grid.shape)])
     return ChunkCodec.of(array, key).dtype
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("=")
 
 
 def _box_of(grid: Grid, chunk: Chunk) -> Box:

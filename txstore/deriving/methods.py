@@ -1,11 +1,12 @@
 """Combines blocks of elements to one element each, as numpy's functions for arrays with NaNs do.
 
-NaN is no value: the others count, and where there is none, the result is NaN.
+NaN and NaT are no values, and neither is what an array says that it stores in their place: `_FillValue` and
+`missing_value`. The others count. Where there is none, the result is NaN or NaT, or such a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,20 +16,70 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
+    #: Which elements are values. None: all.
+    Mask = npt.NDArray[np.bool_] | None
 
 Method = Literal["mean", "min", "max", "mode", "nearest", "count"]
 
 #: For one axis, where each block begins; each ends where the next one begins, the last at the end of the axis.
 Starts = Sequence[int]
+#: Numbers that stand for no value.
+Missing = tuple[Any, ...]
 
 
-def combined(method: Method, values: Array, starts: Sequence[Starts | None], dtype: np.dtype[Any]) -> Array:
+def combined(
+    method: Method, values: Array, starts: Sequence[Starts | None], dtype: np.dtype[Any], missing: Missing = ()
+) -> Array:
     """Return one element for each block. Axes with starts None are not combined. No block is empty."""
-    return as_dtype(_METHODS[method](values, starts), dtype)
+    if method == "nearest":
+        return as_dtype(_nearest(values, starts), dtype)
+    if method == "mode":
+        return as_dtype(_mode(values, starts, missing), dtype)
+    is_value = _are_values(values, missing)
+    if is_value is None:
+        count = np.broadcast_to(_lengths(values, starts), _shape(values, starts))
+    else:
+        count = _reduced(np.add, is_value.astype(np.int64), starts)
+    if method == "count":
+        return as_dtype(count, dtype)
+    if method == "mean":
+        exact = _exact(values)
+        found = _reduced(np.add, exact if is_value is None else np.where(is_value, exact, 0), starts)
+        found = found / np.maximum(count, 1)
+    else:
+        found = _reduced(np.fmin if method == "min" else np.fmax, _other(values, is_value, method), starts)
+    found = as_dtype(found, dtype)
+    return found if is_value is None or count.all() else np.where(count == 0, nothing(dtype, missing), found)
+
+
+def nothing(dtype: np.dtype[Any], missing: Missing = ()) -> Array:
+    """Return what stands for no value at all: NaN or NaT, or else the first number that does; 0 where there is none."""
+    if dtype.kind in "fc":
+        return np.asarray(np.nan, dtype)
+    if dtype.kind in "mM":
+        return np.asarray("NaT", dtype)
+    return as_dtype(np.asarray(missing[0]), dtype) if missing else np.zeros((), dtype)
+
+
+def _are_values(values: Array, missing: Missing) -> npt.NDArray[np.bool_] | None:
+    """Return which elements count. None: all."""
+    if values.dtype.kind in "fc":
+        found = ~np.isnan(values)
+    elif values.dtype.kind in "mM":
+        found = ~np.isnat(values)
+    elif missing:
+        found = np.ones(values.shape, bool)
+    else:
+        return None
+    for each in missing:
+        found &= values != each
+    return None if found.all() else found
 
 
 def as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
     """Convert results to the type in which they are stored. Integers are rounded, halves to the even neighbour."""
+    if values.dtype.kind == "f" and dtype.kind in "mM":
+        return np.rint(values).astype(np.int64).astype(dtype)
     if values.dtype.kind == "f" and dtype.kind in "iu":
         limits, rounded = np.iinfo(dtype), np.rint(values)
         with np.errstate(invalid="ignore"):
@@ -67,32 +118,25 @@ def _lengths(values: Array, starts: Sequence[Starts | None]) -> Array:
     return sizes
 
 
-def _count(values: Array, starts: Sequence[Starts | None]) -> Array:
-    if values.dtype.kind in "fc":
-        return _reduced(np.add, (~np.isnan(values)).astype(np.int64), starts)
-    shape = [extent if along is None else len(along) for extent, along in zip(values.shape, starts, strict=True)]
-    return np.broadcast_to(_lengths(values, starts), shape)
+def _shape(values: Array, starts: Sequence[Starts | None]) -> tuple[int, ...]:
+    return tuple(extent if along is None else len(along) for extent, along in zip(values.shape, starts, strict=True))
 
 
-def _mean(values: Array, starts: Sequence[Starts | None]) -> Array:
-    exact = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
-    if values.dtype.kind not in "fc":
-        return _reduced(np.add, exact, starts) / _lengths(values, starts)
-    is_nan = np.isnan(exact)
-    if not is_nan.any():
-        return _reduced(np.add, exact, starts) / _lengths(values, starts)
-    count = _reduced(np.add, (~is_nan).astype(np.int64), starts)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where there is no value
-        found: Array = _reduced(np.add, np.where(is_nan, 0, exact), starts) / count
-    return found
+def _exact(values: Array) -> Array:
+    numbers = values.astype(np.int64) if values.dtype.kind in "mM" else values
+    return numbers.astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=False)
 
 
-def _min(values: Array, starts: Sequence[Starts | None]) -> Array:
-    return _reduced(np.fmin, values, starts)
-
-
-def _max(values: Array, starts: Sequence[Starts | None]) -> Array:
-    return _reduced(np.fmax, values, starts)
+def _other(values: Array, is_value: Mask, method: Method) -> Array:
+    """Return an array with what no extreme is in the place of what is no value."""
+    if is_value is None:
+        return values
+    other: Any
+    if values.dtype.kind in "iu":
+        other = np.iinfo(values.dtype).max if method == "min" else np.iinfo(values.dtype).min
+    else:
+        other = method == "min" if values.dtype.kind == "b" else nothing(values.dtype)
+    return np.where(is_value, values, np.asarray(other, values.dtype))
 
 
 def _nearest(values: Array, starts: Sequence[Starts | None]) -> Array:
@@ -103,36 +147,35 @@ def _nearest(values: Array, starts: Sequence[Starts | None]) -> Array:
     return values
 
 
-def _mode(values: Array, starts: Sequence[Starts | None]) -> Array:
+def _mode(values: Array, starts: Sequence[Starts | None], missing: Missing) -> Array:
     """Return the most frequent value of each block, of equally frequent ones the lowest."""
     for axis, along in enumerate(starts):
         lengths = [] if along is None else np.diff([*along, values.shape[axis]]).tolist()
         if len(set(lengths)) > 1:
-            return np.concatenate([*_parts(values, starts, axis, lengths)], axis=axis)
-    sizes = [extent if along is None else len(along) for extent, along in zip(values.shape, starts, strict=True)]
+            return np.concatenate([*_parts(values, starts, axis, lengths, missing)], axis=axis)
+    sizes = _shape(values, starts)
     blocks = values.reshape([each for size, extent in zip(sizes, values.shape, strict=True)
                              for each in (size, extent // max(size, 1))])  # fmt: skip
     order = [*range(0, blocks.ndim, 2), *range(1, blocks.ndim, 2)]
     ascending = np.sort(blocks.transpose(order).reshape(*sizes, -1), axis=-1)
     found = ascending[..., 0]
-    run, longest = np.ones(found.shape, np.intp), np.ones(found.shape, np.intp)
+    run, longest = np.ones(found.shape, np.intp), np.where(np.isin(found, missing), 0, 1)
     for place in range(1, ascending.shape[-1]):
-        run = np.where(ascending[..., place] == ascending[..., place - 1], run + 1, 1)
-        found = np.where(run > longest, ascending[..., place], found)
-        longest = np.maximum(run, longest)
+        value = ascending[..., place]
+        run = np.where(value == ascending[..., place - 1], run + 1, 1)
+        length = np.where(np.isin(value, missing), 0, run) if missing else run
+        found = np.where(length > longest, value, found)
+        longest = np.maximum(length, longest)
     return found
 
 
-def _parts(values: Array, starts: Sequence[Starts | None], axis: int, lengths: Sequence[int]) -> Iterator[Array]:
+def _parts(
+    values: Array, starts: Sequence[Starts | None], axis: int, lengths: Sequence[int], missing: Missing
+) -> Iterator[Array]:
     """Yield the modes of blocks that are next to each other along an axis and have one length there."""
     begin = 0
     for length, alike in groupby(lengths):
         end = begin + length * len(list(alike))
         part = values[(slice(None),) * axis + (slice(begin, end),)]
-        yield _mode(part, [*starts[:axis], range(0, end - begin, length), *starts[axis + 1 :]])
+        yield _mode(part, [*starts[:axis], range(0, end - begin, length), *starts[axis + 1 :]], missing)
         begin = end
-
-
-_METHODS: dict[Method, Callable[[Array, Sequence[Starts | None]], Array]] = {
-    "mean": _mean, "min": _min, "max": _max, "mode": _mode, "nearest": _nearest, "count": _count,
-}  # fmt: skip

@@ -10,38 +10,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from txstore.format.documents import Described
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 PERIODS = ("year", "month", "day", "hour")
 
 
-def begins(labels: npt.NDArray[Any], attributes: Mapping[str, Any], by: str) -> list[int]:
+def units_of(coordinate: Described) -> Mapping[str, Any]:
+    """Return the attributes that say which times the labels are."""
+    return {name: coordinate.attributes[name] for name in ("units", "calendar") if name in coordinate.attributes}
+
+
+def begins(labels: npt.NDArray[Any], units: Mapping[str, Any], by: str) -> list[int]:
     """Return the places at which a period begins.
 
     Raises `ValueError` if the labels do not ascend, are no times, or say nothing, and `ImportError` without xarray.
     """
     if not labels.size:
         return []
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        raise ValueError("its time coordinate has NaNs")
+    if (labels.dtype.kind == "f" and not np.isfinite(labels).all()) or (
+        labels.dtype.kind == "M" and np.isnat(labels).any()
+    ):
+        raise ValueError("its time coordinate has labels that are no times: NaN, NaT or infinity")
     if (labels[1:] < labels[:-1]).any():
         raise ValueError("its time coordinate does not ascend")
-    keys = _keys(labels, attributes, by)
+    keys = _keys(labels, units, by)
     return [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist()]
 
 
-def _keys(labels: npt.NDArray[Any], attributes: Mapping[str, Any], by: str) -> npt.NDArray[np.int64]:
+def _keys(labels: npt.NDArray[Any], told: Mapping[str, Any], by: str) -> npt.NDArray[np.int64]:
     """Return for each label its year, month and so on, down to the period."""
     import xarray as xr
 
-    units = attributes.get("units")
+    units = told.get("units")
     if labels.dtype.kind != "M" and (not isinstance(units, str) or " since " not in units):
         raise ValueError(f"its time coordinate has no units such as 'days since 2000-01-01', but {units!r}")
-    told = {name: attributes[name] for name in ("units", "calendar") if name in attributes}
-    times = xr.decode_cf(xr.Dataset({"t": ("t", labels, told)}))["t"]
+    times = xr.decode_cf(xr.Dataset({"t": ("t", labels, dict(told))}))["t"]
     if times.dtype.kind not in "MO":
         raise ValueError(f"its time coordinate can't be read as times: its units are {units!r}")
+    if times.isnull().any():
+        raise ValueError("its time coordinate has labels that are no times: NaT")
     return np.stack([getattr(times.dt, each).values for each in PERIODS[: PERIODS.index(by) + 1]], axis=1)
 
 

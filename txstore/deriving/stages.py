@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txstore.deriving.boxes import Box, slices, whole
-from txstore.deriving.methods import Method, Starts, as_dtype, combined
+from txstore.deriving.methods import Method, Missing, Starts, as_dtype, combined, nothing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
+
+
+#: Attributes that say what numbers mean, which counts of them do not.
+_NOT_OF_COUNTS = frozenset({"units", "scale_factor", "add_offset", "_FillValue", "missing_value"})
 
 
 class DerivingStage(ABC):
@@ -25,10 +29,24 @@ class DerivingStage(ABC):
     source: str  # the array whose chunks, type and codecs the output has when it is made
     output: str
 
-    @property
-    def keeps_fill(self) -> bool:
-        """Whether elements that are all equal give this value, as those that are not stored."""
+    has_type_of_source = True
+    """Whether the elements of the output are some of the source's, or between them."""
+
+    is_other: bool
+    """Whether the same elements make something else than at the head."""
+
+    def keeps(self, fill: Any) -> bool:
+        """Tell whether elements that all have the fill value make this value, however many there are."""
         return False
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The names of attributes of the source that are not true of the output."""
+        return frozenset()
+
+    def dimensions(self, names: Sequence[Any]) -> list[Any]:
+        """Return the names of the output's dimensions. `names` are those of the source."""
+        return [*names]
 
     @property
     @abstractmethod
@@ -62,14 +80,15 @@ class CoarsenStage(DerivingStage):
     extents: tuple[int, ...]  # the shape of the source
     factors: tuple[int, ...]
     method: Method
+    missing: Missing = ()
+    is_other: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.source,)
 
-    @property
-    def keeps_fill(self) -> bool:
-        return True
+    def keeps(self, fill: Any) -> bool:
+        return _keeps(self.method, fill, self.missing)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +111,16 @@ class CoarsenStage(DerivingStage):
             None if factor == 1 else range(0, extent, factor)
             for factor, extent in zip(self.factors, block.shape, strict=True)
         ]
-        return combined(self.method, block, starts, dtype)
+        return combined(self.method, block, starts, dtype, self.missing)
+
+
+def _keeps(method: Method, fill: Any, missing: Missing) -> bool:
+    if isinstance(fill, bool) or fill == "NaN":
+        return True
+    if not isinstance(fill, int | float) or fill in missing:
+        return False
+    # Sums of small integers are exact, and so are their means.
+    return method != "mean" or (abs(fill) < 1 << 20 and fill == int(fill))
 
 
 @dataclass(frozen=True)
@@ -100,6 +128,7 @@ class ReduceStage(DerivingStage):
     """Along one axis, each element of the output combines a run of elements of the input: its `groups`.
 
     With `groups` None, all of them, and the output has no such axis. The groups from `others_from` on are others now.
+    `along` is the name of the axis of groups.
     """
 
     source: str
@@ -108,15 +137,30 @@ class ReduceStage(DerivingStage):
     axis: int
     groups: tuple[int, ...] | None  # where each begins; it ends where the next one does
     method: Method
+    along: str
     others_from: int | None = None
+    missing: Missing = ()
+    is_other: bool = False
+
+    @property
+    def has_type_of_source(self) -> bool:  # type: ignore[override]
+        return self.method in ("min", "max")
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.source,)
 
+    def keeps(self, fill: Any) -> bool:
+        is_empty = self.groups is None and not self.extents[self.axis]
+        return self.method != "count" and not is_empty and _keeps(self.method, fill, self.missing)
+
     @property
-    def keeps_fill(self) -> bool:
-        return self.method != "count"
+    def dropped(self) -> frozenset[str]:
+        return _NOT_OF_COUNTS if self.method == "count" else frozenset()
+
+    def dimensions(self, names: Sequence[Any]) -> list[Any]:
+        along = [] if self.groups is None else [self.along]
+        return [*names[: self.axis], *along, *names[self.axis + 1 :]]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,17 +195,13 @@ class ReduceStage(DerivingStage):
         starts: list[Starts | None] = [None] * block.ndim
         if self.groups is None:
             if not block.shape[self.axis]:
-                return _of_nothing(self.method, (*block.shape[: self.axis], *block.shape[self.axis + 1 :]), dtype)
+                none = np.zeros((), dtype) if self.method == "count" else nothing(dtype, self.missing)
+                return np.broadcast_to(none, (*block.shape[: self.axis], *block.shape[self.axis + 1 :]))
             starts[self.axis] = [0]
-            return combined(self.method, block, starts, dtype).squeeze(self.axis)
+            return combined(self.method, block, starts, dtype, self.missing).squeeze(self.axis)
         begin, end = box[self.axis]
         starts[self.axis] = [each - self.groups[begin] for each in self.groups[begin:end]]
-        return combined(self.method, block, starts, dtype)
-
-
-def _of_nothing(method: Method, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return the results of no elements at all: NaN where there is one, else 0."""
-    return np.full(shape, np.nan if dtype.kind in "fc" and method != "count" else 0, dtype)
+        return combined(self.method, block, starts, dtype, self.missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,11 +211,16 @@ class LabelsStage(DerivingStage):
     source: str
     output: str
     labels: Array
+    along: str
     others_from: int
+    is_other = False
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ()
+
+    def dimensions(self, names: Sequence[Any]) -> list[Any]:
+        return [self.along] * len(names)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -192,7 +237,11 @@ class LabelsStage(DerivingStage):
         return box
 
     def compute(self, blocks: Sequence[Array], box: Box, dtype: np.dtype[Any]) -> Array:
-        return self.labels[slices(box)].astype(dtype)
+        labels = self.labels[slices(box)]
+        found = labels.astype(dtype)
+        if (found != labels).any():
+            raise ValueError(f"{self.output!r} can't hold its labels: they are {labels.dtype}, and it has {dtype}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -204,6 +253,8 @@ class ApplyStage(DerivingStage):
     extents: tuple[int, ...]
     overlap: tuple[int, ...]
     find: Callable[[], Callable[..., Any]]  # the function; who derives nothing need not have it
+    is_other = False
+    has_type_of_source = False
 
     @property
     def source(self) -> str:  # type: ignore[override]

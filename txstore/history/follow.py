@@ -73,10 +73,12 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> Followed | No
             f"version {since}", advice="-1 is before the first commit, and no lower number is possible"
         )
     place = _place(find_commit(commits, since.version if isinstance(since, Commit) else since, branch))
-    if isinstance(since, Commit) and place.id.hex() != since.id:
+    asked = since.id if isinstance(since, Commit) else place.id.hex()
+    there = commits.files.at(branch, place.version)
+    if there is None or there.header.id.hex() != asked:  # a name or an id may be that of another branch's commit
         shown = commits.branches.name_of(branch)
-        advice = f"version {since.version} of branch {shown!r} holds another commit; see repo.log()"
-        raise CommitNotFoundError(f"commit {since.id}", advice=advice)
+        advice = f"version {place.version} of branch {shown!r} holds another commit; see repo.log({shown!r})"
+        raise CommitNotFoundError(f"commit {asked}", advice=advice)
     head = commits.head(branch)  # read after the commit above, so it is not older
     if head is None or (place.version >= head.header.version and place != _place(head)):
         raise CommitNotFoundError(

@@ -290,6 +290,7 @@ class Committer:
         written = declarations.changed(self.staging.declared, there)
         if written.views:
             views = declared_views.decode(head.url, written.views)
+            declared_views.check_together(views, self.staging.declared.views)
             at_commit = {name: view for name, view in views.items() if view.when == "commit"}
             new = [
                 name
@@ -300,7 +301,8 @@ class Committer:
             derive(at_commit, new, commit)
             if self.merges.derived:
                 self._append_runs(head)
-            distrusted = declared_views.distrust(written.views, views, commit, self.staging.declared.views)
+            parent = None if head.stored is None else head.stored.commit
+            distrusted = declared_views.distrust(written.views, views, commit, self.staging.declared.views, parent)
             written = written._replace(views={**written.views, **distrusted})
         self._derived = head, written
         return written

@@ -119,7 +119,7 @@ class DeclaredView:
             return None
         for path in view.sources:
             old, new = describe(since.get_view, path), describe(base.get_view, path)
-            if old is None or new is None or old.content != new.content:
+            if old is None or new is None or (old.content, old.attributes) != (new.content, new.attributes):
                 return None
         if isinstance(view, Reduce) and any(True for path in view.sources[1:] for _ in changed(since, base, path)):
             return None  # other labels make other periods

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from txstore.deriving.definitions import Coarsen
+from txstore.deriving.spatial import TRANSFORM, placed_coarser
 from txstore.format.documents import Described
 from txstore.format.keys import ancestors
 from txstore.views.interface import ViewStore
@@ -31,7 +31,6 @@ _METHODS = {"mean": "average"}
 _PREFIXES = "spatial:", "proj:"
 #: Names of dimensions that only places on the ground have.
 _DIMENSIONS = {"lat", "latitude", "lon", "longitude"}
-_TRANSFORM = "spatial:transform"
 
 
 def is_geospatial(source: Described, described: Callable[[str], Described | None]) -> bool:
@@ -57,10 +56,10 @@ def describe_overviews(
     ndim = len(source.node.shape)
     first = listed.get(assets[0]) or {"asset": assets[0], "transform": {"scale": [1.0] * ndim}}
     attributes = {**group.attributes, **source.attributes, **first}
-    placed = {_TRANSFORM: attributes[_TRANSFORM]} if _TRANSFORM in attributes else {}
+    placed = {TRANSFORM: attributes[TRANSFORM]} if TRANSFORM in attributes else {}
     listed[assets[0]] = {**first, **placed}
     for before, asset in pairwise(assets):
-        placed = placed_coarser({**attributes, **placed}, source, view)
+        placed = placed_coarser({**attributes, **placed}, source, view.factors, view.method)
         listed[asset] = {
             "asset": asset,
             "derived_from": before,
@@ -75,34 +74,6 @@ def describe_overviews(
         "multiscales": {**told, "layout": list(listed.values())},
     }
     store[group.key] = json.dumps({**group.document, "attributes": written}, indent=2).encode()
-
-
-def placed_coarser(attributes: Mapping[str, Any], source: Described, view: Coarsen) -> dict[str, Any]:
-    """Return where an array lies that is coarser by the view's factors: its `spatial:transform`.
-
-    Nothing, if `attributes` do not say where the finer one lies, or not by an affine transform.
-    """
-    transform, names = attributes.get(_TRANSFORM), source.document.get("dimension_names") or []
-    dimensions = attributes.get("spatial:dimensions") or names[-2:]
-    if attributes.get("spatial:transform_type", "affine") != "affine" or not isinstance(transform, list):
-        return {}
-    if len(transform) != 6 or len(dimensions) != 2 or not set(dimensions) <= set(names):
-        return {}
-    down, across = (view.factors[names.index(name)] for name in dimensions)
-    is_of_centres = attributes.get("spatial:registration") == "node" and view.method != "nearest"
-    return {_TRANSFORM: _coarser(transform, across, down, is_of_centres=is_of_centres)}
-
-
-def _coarser(transform: Sequence[float], across: int, down: int, *, is_of_centres: bool) -> list[float]:
-    """Return what maps a column and a row of a level to the ground: [a, b, c, d, e, f], as `spatial` says.
-
-    It maps them to the centres of elements, or else to their corners.
-    """
-    found = []
-    for column, row, origin in (transform[:3], transform[3:]):
-        moved = (column * (across - 1) + row * (down - 1)) / 2 if is_of_centres else 0
-        found += [column * across, row * down, origin + moved]
-    return found
 
 
 def _assets(paths: Sequence[str]) -> list[str]:

@@ -54,9 +54,10 @@ def describe_image(
 def _axes(source: Described) -> list[dict[str, str]] | None:
     """Return the axes of an image, by the names of its dimensions, or else t, c, z, y, x; None if it is none."""
     names = source.document.get("dimension_names") or source.attributes.get("_ARRAY_DIMENSIONS")
-    names = list("tczyx"[-len(source.node.shape) :]) if names is None else list(names)
+    ndim = len(source.node.shape)
+    names = list("tczyx"[-ndim:]) if names is None else list(names)
     is_ordered = names == sorted(names, key=lambda name: "tczyx".find(str(name)))
-    if not 2 <= len(names) <= 5 or not set(names) <= set(_TYPES) or not is_ordered or not {"y", "x"} <= set(names):
+    if not 2 <= ndim <= 5 or not set(names) <= set(_TYPES) or not is_ordered or not {"y", "x"} <= set(names):
         return None
     return [{"name": name, "type": _TYPES[name]} for name in names]
 
@@ -68,7 +69,11 @@ def _dataset(scales: Mapping[str, Any], source: str) -> Mapping[str, Any] | None
 def _level(view: Coarsen, scales: Mapping[str, Any], level: int, output: str) -> dict[str, Any]:
     """Return what is said of a level: its scale, and where the centre of its first element lies."""
     first = _dataset(scales, view.source) or {}
-    told = {each["type"]: each[each["type"]] for each in first.get("coordinateTransformations", [])}
+    told = {
+        each["type"]: each[each["type"]]
+        for each in first.get("coordinateTransformations", [])
+        if each.get("type") in each and len(each[each["type"]]) == len(view.factors)
+    }
     scale: Sequence[float] = told.get("scale", [1.0] * len(view.factors))
     moved: Sequence[float] = told.get("translation", [0.0] * len(scale))
     factors = [factor**level for factor in view.factors]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from txstore.deriving.attributes import handed_on
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
 from txstore.deriving.stages import DerivingStage, ReduceStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
-from txstore.views.geozarr import describe_overviews, is_geospatial, placed_coarser
+from txstore.views.geozarr import describe_overviews, is_geospatial
 from txstore.views.interface import ViewStore
 from txstore.views.ome_zarr import describe_image
 
@@ -48,6 +48,9 @@ class _StoredSources:
     def after(self, path: str) -> Described | None:
         return describe(self._store.mapping.get_view, path)
 
+    def before(self, path: str) -> Described | None:
+        return None
+
     def elements(self, path: str) -> npt.NDArray[Any]:
         import numpy as np
         import zarr
@@ -65,10 +68,9 @@ def _make(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: 
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
     if is_alike and not isinstance(view, Reduce):
-        placed = placed_coarser(source.attributes, source, view) if isinstance(view, Coarsen) else {}
-        _copy(store, stage, source, placed)
+        _copy(store, stage, source)
     else:
-        _create(store, view, stage, source)
+        _create(store, stage, source)
 
 
 def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
@@ -79,19 +81,19 @@ def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
         root.require_group(path)
 
 
-def _copy(store: ViewStore, stage: DerivingStage, source: Described, placed: Mapping[str, Any]) -> None:
-    """Store the output as its source is stored: chunks, codecs, type, fill value, attributes, with those `placed`."""
+def _copy(store: ViewStore, stage: DerivingStage, source: Described) -> None:
+    """Store the output as its source is stored: chunks, codecs, type, fill value."""
     name = source.key.rpartition("/")[2]
     document = {**source.document, "shape": list(stage.shape)}
-    if placed:
-        kept = {name: each for name, each in source.attributes.items() if name != "spatial:shape"}
-        document["attributes"] = {**kept, **placed}
+    attributes = handed_on(stage, source, is_of_its_type=True)
+    if name == "zarr.json":
+        document["attributes"] = attributes
+    elif attributes:
+        store[document_key(stage.output, ".zattrs")] = json.dumps(attributes, indent=2).encode()
     store[document_key(stage.output, name)] = json.dumps(document, indent=2).encode()
-    if name == ".zarray" and source.attributes:
-        store[document_key(stage.output, ".zattrs")] = json.dumps(source.attributes, indent=2).encode()
 
 
-def _create(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: Described) -> None:
+def _create(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     import numpy as np
     import zarr
 
@@ -101,29 +103,17 @@ def _create(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source
         dtype, fill_value = np.dtype("int64"), 0
     elif isinstance(stage, ReduceStage) and stage.method == "mean" and dtype.kind in "iub":
         dtype = np.dtype("float64")
-    kept = [axis for axis in range(array.ndim) if not (isinstance(stage, ReduceStage) and stage.axis == axis)]
-    names = source.document.get("dimension_names") or source.attributes.get("_ARRAY_DIMENSIONS")
-    format_3 = source.key.endswith("zarr.json")
     chunks = [max(1, min(_longest(array, axis), 1 << 20)) for axis in range(array.ndim)]
-    if isinstance(stage, ReduceStage) and stage.groups is not None:
-        kept, chunks[stage.axis] = list(range(array.ndim)), 1
-    named = None if names is None else [names[axis] for axis in kept]
-    if isinstance(view, Reduce) and view.by is not None and named is not None:
-        named = [view.name_of_periods if name == view.dim else name for name in named]
+    if isinstance(stage, ReduceStage):
+        chunks[stage.axis : stage.axis + 1] = [] if stage.groups is None else [1]
+    names = source.document.get("dimension_names") or source.attributes.get("_ARRAY_DIMENSIONS")
+    is_3 = source.key.endswith("zarr.json")
     made = zarr.create_array(
-        cast("Store", store), name=stage.output, shape=stage.shape,
-        chunks=tuple(chunks[axis] for axis in kept) or "auto", dtype=dtype, fill_value=fill_value,
-        zarr_format=3 if format_3 else 2, dimension_names=named if format_3 else None,
+        cast("Store", store), name=stage.output, shape=stage.shape, chunks=tuple(chunks) or "auto", dtype=dtype,
+        fill_value=fill_value, zarr_format=3 if is_3 else 2,
+        dimension_names=stage.dimensions(names) if is_3 and names is not None else None,
     )  # fmt: skip
-    others = {"_ARRAY_DIMENSIONS"}
-    if dtype != array.dtype:  # xarray would read them as values of this type
-        others |= {"_FillValue", "missing_value"}
-    if isinstance(stage, ReduceStage) and stage.method == "count":
-        others |= {"units", "scale_factor", "add_offset"}
-    attributes = {name: each for name, each in source.attributes.items() if name not in others}
-    if named is not None and not format_3:
-        attributes["_ARRAY_DIMENSIONS"] = named
-    if attributes:
+    if attributes := handed_on(stage, source, is_of_its_type=dtype == array.dtype):
         made.attrs.update(attributes)
 
 
