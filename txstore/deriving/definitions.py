@@ -365,10 +365,9 @@ def _function_name(function: Any) -> str:
 
 def axis_of(array: Described, dim: str) -> int:
     """Return the axis of a dimension's name. Raises `ValueError`."""
-    names = array.document.get("dimension_names") or array.attributes.get("_ARRAY_DIMENSIONS") or []
-    if not isinstance(names, list) or dim not in names:
-        raise ValueError(f"{array.path!r} has no dimension {dim!r}: its dimensions are {names}")
-    return names.index(dim)
+    if dim not in array.dimensions:
+        raise ValueError(f"{array.path!r} has no dimension {dim!r}: its dimensions are {[*array.dimensions]}")
+    return array.dimensions.index(dim)
 
 
 def _differs(sources: ViewSources, path: str, ask: Callable[[Described], Any], now: Any) -> bool:

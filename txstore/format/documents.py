@@ -62,6 +62,16 @@ def compare_documents(key: str, before: bytes | None, after: bytes | None) -> Do
     return DocumentChange.SHRINK
 
 
+def cuts_chunk(document: str, before: bytes | None, after: bytes | None, key: str) -> bool:
+    """Tell whether an array that shrinks loses elements of chunk `key`. What can't be told counts as lost."""
+    old, new = Node.parse(document, before), Node.parse(document, after)
+    index = new.index_of(below(document, key))
+    if index is None or len(old.shape) != len(new.shape):
+        return True
+    axes = zip(index, new.chunks or (), old.shape, new.shape, strict=True)
+    return any(n < o and min((i + 1) * c, o) > n for i, c, o, n in axes)
+
+
 def drops_chunk(document: str, after: bytes | None, key: str) -> bool:
     """Tell whether the array that `after` describes has no chunk `key`. What can't be told counts as dropped."""
     return Node.parse(document, after).drops(below(document, key))
@@ -197,6 +207,12 @@ class Described:
     node: Node
     document: Mapping[str, Any]
     attributes: Mapping[str, Any]
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of an array's dimensions, where it has them: in Zarr 2 in an attribute, as xarray keeps them."""
+        names = self.document.get("dimension_names") or self.attributes.get("_ARRAY_DIMENSIONS")
+        return tuple(map(str, names)) if isinstance(names, list) and len(names) == len(self.node.shape) else ()
 
     @property
     def kind(self) -> str:

@@ -47,6 +47,16 @@ class RowMoves(NamedTuple):
         return " ".join([",".join(map(str, self.origin)), *([self.mixed] if self.mixed else [])])
 
 
+def moved_along(before: Mapping[str, Any], after: Mapping[str, Any], dimensions: Sequence[str]) -> frozenset[str]:
+    """Return along which of its dimensions, given their names, rows of an array have moved: compare its attributes."""
+    old, new = (RowMoves.of(each, len(dimensions)) for each in (before, after))
+    if old.mixed != new.mixed:
+        return frozenset(dimensions)
+    return frozenset(
+        name for name, was, is_now in zip(dimensions, old.origin, new.origin, strict=True) if was != is_now
+    )
+
+
 def rows_have_moved(key: str, before: bytes | None, after: bytes | None) -> bool:
     """Tell whether two versions of the document that has an array's attributes say different things of its rows."""
     return bool(_told(key, before) != _told(key, after))

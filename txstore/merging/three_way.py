@@ -17,8 +17,11 @@ and for nodes, as a whole:
 |-----------------------------------------|------------------------------------------------------------|-------------|
 | deleted the node                        | changed anything at it or below it                         | "deleted"   |
 | changed what chunks mean (`STRUCTURAL`) | changed chunks or nodes below, or that too, otherwise      | "structure" |
-| shrank the array                        | changed chunks that are dropped                            | "structure" |
+| shrank the array                        | changed chunks that lose elements                          | "structure" |
+| grew the array over elements that are   | wrote the chunk anew, without these elements               | "structure" |
+| in a chunk already: it had shrunk       |                                                            |             |
 | moved rows of the array (`row_moves`)   | changed chunks                                             | see below   |
+| moved rows of the array                 | shortened it there, or made an array with this dimension   | "structure" |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
@@ -40,10 +43,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.display import html_head
-from txstore.format.documents import Described, Node, below, describe
+from txstore.format.documents import Described, Node, below, cuts_chunk, describe
 from txstore.format.encoding import MalformedError, json_value
 from txstore.format.keys import ancestors, directory_prefix, is_chunk_below, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
+from txstore.format.row_moves import RowMoves, moved_along
 from txstore.merging import elements
 from txstore.merging.appending import Appended, appended
 from txstore.merging.document_fields import Extent, merge_documents, structure_of
@@ -186,6 +190,7 @@ class _ThreeWayMerge:
         self._plan = MergePlan()
         self._settled: set[str] = set()  # nodes taken whole from one side, or in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
+        self._moved: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by group: dimensions whose rows moved
         self._chunks: list[_Chunk] = []  # changed by both
 
     def run(self, conflicts: Sequence[Conflict]) -> MergePlan:
@@ -243,7 +248,9 @@ class _ThreeWayMerge:
     def _node(self, path: str) -> None:
         base, ours, theirs = self._described(path)
         kind = None
-        if self._doubts.is_of(path) and (ours is None) != (theirs is None):
+        if base is None and self._is_beside_moved_rows(ours, theirs):
+            kind = "structure"
+        elif self._doubts.is_of(path) and (ours is None) != (theirs is None):
             kind = "deleted"
         elif base is not None and (ours is None) != (theirs is None):
             changed = self._theirs if ours is None else self._ours
@@ -256,6 +263,26 @@ class _ThreeWayMerge:
             kind = self._between(path, base, ours, theirs)
         if kind is not None:
             self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
+
+    def _is_beside_moved_rows(self, ours: Described | None, theirs: Described | None) -> bool:
+        """Tell whether one side alone has made an array, and the other has moved rows along one of its dimensions."""
+        made, at = (ours, 2) if theirs is None else (theirs, 1)
+        if made is None or not made.dimensions or (ours is not None and theirs is not None):
+            return False
+        return any(not self._moved_along(group)[at - 1].isdisjoint(made.dimensions) for group in ancestors(made.path))
+
+    def _moved_along(self, group: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Return along which dimensions arrays of a group have moved rows: on our side, and on theirs."""
+        if group not in self._moved:
+            found: list[set[str]] = [set(), set()]
+            for path in self._nodes_changed():
+                if path and path.rpartition("/")[0] == group:
+                    base, *sides = self._described(path)
+                    for names, side in zip(found, sides, strict=True):
+                        if base is not None and side is not None:
+                            names.update(moved_along(base.attributes, side.attributes, side.dimensions))
+            self._moved[group] = frozenset(found[0]), frozenset(found[1])
+        return self._moved[group]
 
     def _follows(self, path: str, base: Described | None, ours: Described | None, theirs: Described | None) -> bool:
         """Bring what one side has changed to where the other one has shifted it. Tell whether that was possible."""
@@ -296,9 +323,15 @@ class _ThreeWayMerge:
             return "structure"
         if (changed[0] and not changed[1] and has_below[1]) or (changed[1] and not changed[0] and has_below[0]):
             return "structure"
+        if _cuts_where_rows_moved(base, ours, theirs) or _cuts_where_rows_moved(base, theirs, ours):
+            return "structure"
         if self._both_resized(base, ours, theirs) and path not in self._appended:
             return "append"
         if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
+            return "structure"
+        if self._loses_what_is_shown(base, ours, *self._sides) or self._loses_what_is_shown(
+            base, theirs, *reversed(self._sides)
+        ):
             return "structure"
         return None
 
@@ -311,14 +344,42 @@ class _ThreeWayMerge:
         return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
 
     def _drops_what_changed(self, base: Described, shrunk: Described, other: Side) -> bool:
-        """Tell whether a side changed chunks that the other dropped by shrinking the array."""
+        """Tell whether a side changed chunks of which the other dropped elements by shrinking the array."""
         extents = zip(shrunk.node.shape, base.node.shape, strict=False)
         if shrunk.kind != "array" or all(now >= before for now, before in extents):
             return False
         return any(
-            other.changes[key].after is not None and not is_document(key) and shrunk.node.drops(below(shrunk.key, key))
+            other.changes[key].after is not None
+            and not is_document(key)
+            and cuts_chunk(shrunk.key, base.content, shrunk.content, key)
             for key in other.changes_below(shrunk.path)
         )
+
+    def _loses_what_is_shown(self, base: Described, grown: Described, side: Side, other: Side) -> bool:
+        """Tell whether a side grew over elements that the base hides in its last chunks, and the other lost them."""
+        if grown.kind != "array" or base.node.chunks is None or structure_of(base) != structure_of(grown):
+            return False
+        extents = zip(base.node.shape, grown.node.shape, base.node.chunks, strict=True)
+        cut = {axis: (old // n, old % n) for axis, (old, new, n) in enumerate(extents) if new > old and old % n}
+        for key in other.changes_below(base.path) if cut else ():
+            index = base.node.index_of(below(base.key, key))
+            if index is None or is_document(key) or key in side.changes:
+                continue
+            if any(
+                index[axis] == at and self._hide_others(base, key, axis, end, other) for axis, (at, end) in cut.items()
+            ):
+                return True
+        return False
+
+    def _hide_others(self, array: Described, key: str, axis: int, begin: int, other: Side) -> bool:
+        """Tell whether a chunk holds other elements from `begin` on, along an axis, than at the base."""
+        codec = ChunkCodec.of(array, key)
+        try:
+            before, after = (codec.decode(view.get_view(key)) for view in (self._views[0], other.view))
+        except NotMergeableError:
+            return True
+        hidden = (slice(None),) * axis + (slice(begin, None),)
+        return bool(elements.differ(before[hidden], after[hidden]).any())
 
     def _settle(self, path: str, conflict: Conflict) -> None:
         """Take a whole node from one side, if an answer names a side."""
@@ -539,6 +600,14 @@ class _ElementConflict:
         return tuple(
             slice(start + along.start, start + along.stop) for start, along in zip(starts, self._box, strict=True)
         )
+
+
+def _cuts_where_rows_moved(base: Described, mover: Described, other: Described) -> bool:
+    """Tell whether a side has shortened an array along an axis along which the other has moved its rows."""
+    shapes = base.node.shape, other.node.shape
+    old, new = (RowMoves.of(each.attributes, len(shapes[0])) for each in (base, mover))
+    axes = zip(*shapes, old.origin, new.origin, strict=False)
+    return any(length < before and (was != now or old.mixed != new.mixed) for before, length, was, now in axes)
 
 
 def _bytes(value: memoryview | None) -> bytes | None:

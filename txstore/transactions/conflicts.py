@@ -15,11 +15,13 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 | deleted a prefix                                 | deleted it too                                    | no       |
 | moved, copied or restored something to a path    | wrote a key below it, which is there              | yes      |
 | wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
-| wrote a chunk                                    | shrank its array so that the chunk is dropped     | yes      |
+| wrote a chunk                                    | shrank its array so that the chunk loses elements | yes      |
 | wrote a chunk                                    | moved rows of its array (`format.row_moves`)      | yes      |
 | wrote a key                                      | turned a group above it into something else       | yes      |
 | changed a node structurally                      | wrote any key below it                            | yes      |
-| shrank an array                                  | wrote a chunk that the new shape drops            | yes      |
+| shrank an array                                  | wrote a chunk that loses elements                 | yes      |
+| made an array                                    | moved rows along one of its dimensions            | yes      |
+| moved rows along a dimension                     | made an array with this dimension                 | yes      |
 | wrote a chunk, grew an array, edited attributes  | grew or edited the *other* document, other chunks | no       |
 | serializable: read a key, or that it was absent  | changed, made or deleted it                       | yes      |
 | serializable: listed names, or all keys, below   | made one appear or vanish                         | yes      |
@@ -30,6 +32,9 @@ transaction, or if the array's codecs do not allow a comparison of elements, a c
 
 Where all rows of an array have moved equally far, a merge of both brings what was written to where the rows are now
 (`Settled.followed`): then there is no conflict there.
+
+A dimension is one by its name, in a group and the groups below it: an array that was made along it has been computed
+from rows as they were.
 
 A structural change is more than attributes or growth: grid, dtype, codecs, fill value, existence. `CLAUSES` has one
 clause for each case of the table. The tests remove each clause, and check that they then fail.
@@ -45,7 +50,15 @@ from typing import NamedTuple, TypeAlias
 from txstore.errors import ConflictError
 from txstore.format import packfile
 from txstore.format.consolidated import decoded, is_consolidated, is_marked, plain_document
-from txstore.format.documents import NODE_DOCUMENTS, DocumentChange, Node, below, compare_documents, drops_chunk
+from txstore.format.documents import (
+    NODE_DOCUMENTS,
+    Described,
+    DocumentChange,
+    Node,
+    compare_documents,
+    cuts_chunk,
+    describe,
+)
 from txstore.format.keys import (
     after_prefix,
     ancestors,
@@ -57,6 +70,7 @@ from txstore.format.keys import (
     stored_key,
 )
 from txstore.format.mapping import Hierarchy
+from txstore.format.row_moves import moved_along
 from txstore.history.changes import KeyChange
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
@@ -235,9 +249,8 @@ def _keys_below_changed_nodes(check: Check) -> Iterator[str]:
         for key in keys:
             for document in check.changed_documents(key.rpartition("/")[0]):
                 if document != key:
-                    change, node = check.node_change(document)
-                    concerns = FOREIGN_CHANGES.get(change)
-                    if concerns is not None and concerns(node, document, key):
+                    concerns = FOREIGN_CHANGES.get(check.node_change(document)[0])
+                    if concerns is not None and concerns(check, document, key):
                         yield key
                         break
 
@@ -248,6 +261,57 @@ def _keys_below_my_changes(check: Check) -> Iterator[str]:
         concerned = MY_CHANGES.get(change)
         if concerned is not None:
             yield from concerned(check, document, after)
+
+
+def _arrays_beside_moved_rows(check: Check) -> Iterator[str]:
+    """Yield arrays that are made here, and along whose dimensions others have moved rows."""
+    moved: dict[str, frozenset[str]] = {}
+    for document in check.mine.documents:
+        made = _made(check.base, check.mine.documents.get, document)
+        if made is None or not made.dimensions:
+            continue
+        for group in ancestors(made.path):
+            if group not in moved:
+                moved[group] = frozenset().union(*_moved_by_others(check, group))
+            if not moved[group].isdisjoint(made.dimensions):
+                yield document
+                break
+
+
+def _moved_by_others(check: Check, group: str) -> Iterator[frozenset[str]]:
+    prefix = directory_prefix(group)
+    for name in check.base.list_dir(group):
+        path = prefix + name
+        if any(check.changed(document_key(path, each)) for each in (*NODE_DOCUMENTS, ".zattrs")):
+            before, after = (describe(view.get_view, path) for view in (check.base, check.head))
+            if before is not None and after is not None:
+                yield moved_along(before.attributes, after.attributes, after.dimensions)
+
+
+def _arrays_beside_my_moves(check: Check) -> Iterator[str]:
+    """Yield arrays that others have made along dimensions whose rows are moved here."""
+    moved: dict[str, frozenset[str]] = {}
+    for document in check.mine.documents:
+        path = node_of_document(document)
+        before, after = describe(check.base.get_view, path), describe(check.mine.documents.get, path)
+        if before is not None and after is not None:
+            along = moved_along(before.attributes, after.attributes, after.dimensions)
+            group = path.rpartition("/")[0]
+            moved[group] = moved.get(group, frozenset()) | along
+    for group, along in moved.items():
+        for key in check.new_keys_below(directory_prefix(group)) if along else ():
+            made = _made(check.base, check.head.get_view, key) if is_document(key) else None
+            if made is not None and not along.isdisjoint(made.dimensions):
+                yield key
+
+
+def _made(base: Snapshot, get: Callable[[str], bytes | memoryview | None], document: str) -> Described | None:
+    """Return the array that a document makes where the base has none."""
+    path = node_of_document(document)
+    if any(document_key(path, name) in base for name in NODE_DOCUMENTS):
+        return None
+    found = describe(get, path)
+    return found if found is not None and found.kind == "array" else None
 
 
 def _keys_below_my_prefixes(check: Check) -> Iterator[str]:
@@ -315,6 +379,16 @@ CLAUSES: tuple[Clause, ...] = (
         "another commit wrote below a node that is changed structurally here",
         _keys_below_my_changes,
     ),
+    Clause(
+        "beside moved rows",
+        "another commit moved rows along a dimension of arrays that are made here",
+        _arrays_beside_moved_rows,
+    ),
+    Clause(
+        "beside my moves",
+        "another commit made arrays along a dimension whose rows are moved here",
+        _arrays_beside_my_moves,
+    ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
     # Of a transaction that is not serializable: the keys that its caller relies on.
     Clause("read", "another commit changed keys that were read here", _keys_read, False),
@@ -323,12 +397,18 @@ CLAUSES: tuple[Clause, ...] = (
     Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness, False),
 )
 
+
+def _is_cut(check: Check, document: str, key: str) -> bool:
+    before, after = (_bytes(view, document) for view in (check.base, check.head))
+    return not is_document(key) and cuts_chunk(document, before, after, key)
+
+
 #: Tests by kind of change: whether another commit's change of a document conflicts with a write of a key below it. A
 #: kind that is not listed never conflicts.
-FOREIGN_CHANGES: dict[DocumentChange, Callable[[Node, str, str], bool]] = {
+FOREIGN_CHANGES: dict[DocumentChange, Callable[[Check, str, str], bool]] = {
     DocumentChange.STRUCTURE: lambda *_: True,
     DocumentChange.MOVED: lambda *about: not is_document(about[-1]),
-    DocumentChange.SHRINK: lambda node, document, key: not is_document(key) and node.drops(below(document, key)),
+    DocumentChange.SHRINK: _is_cut,
 }
 
 
@@ -339,16 +419,17 @@ def _all_below(check: Check, document: str, after: bytes | None) -> Iterator[str
     return check.new_keys_below(prefix) if after is None else check.changed_keys_below(prefix)
 
 
-def _dropped_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
+def _cut_below(check: Check, document: str, after: bytes | None) -> Iterator[str]:
+    before = _bytes(check.base, document)
     for key in check.new_keys_below(directory_prefix(node_of_document(document))):
-        if not is_document(key) and drops_chunk(document, after, key):
+        if not is_document(key) and cuts_chunk(document, before, after, key):
             yield key
 
 
 #: The other direction, by kind of change: the newer keys below a document that conflict with this transaction's change.
 MY_CHANGES: dict[DocumentChange, Callable[[Check, str, bytes | None], Iterator[str]]] = {
     DocumentChange.STRUCTURE: _all_below,
-    DocumentChange.SHRINK: _dropped_below,
+    DocumentChange.SHRINK: _cut_below,
 }
 
 

@@ -106,12 +106,11 @@ def _create(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     chunks = [max(1, min(_longest(array, axis), 1 << 20)) for axis in range(array.ndim)]
     if isinstance(stage, ReduceStage):
         chunks[stage.axis : stage.axis + 1] = [] if stage.groups is None else [1]
-    names = source.document.get("dimension_names") or source.attributes.get("_ARRAY_DIMENSIONS")
     is_3 = source.key.endswith("zarr.json")
     made = zarr.create_array(
         cast("Store", store), name=stage.output, shape=stage.shape, chunks=tuple(chunks) or "auto", dtype=dtype,
         fill_value=fill_value, zarr_format=3 if is_3 else 2,
-        dimension_names=stage.dimensions(names) if is_3 and names is not None else None,
+        dimension_names=stage.dimensions(source.dimensions) if is_3 and source.dimensions else None,
     )  # fmt: skip
     if attributes := handed_on(stage, source, is_of_its_type=dtype == array.dtype):
         made.attrs.update(attributes)
