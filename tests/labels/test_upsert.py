@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import cftime
 import numpy as np
@@ -173,6 +174,178 @@ def test_nanoseconds_are_exact(repo: txstore.Repository) -> None:
     assert (np.sort(np.diff(stored(repo).time.values.astype("i8"))) == [-1, 2, 2]).all()
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_dates_in_coarser_units_than_the_stored_ones(repo: txstore.Repository, unit: str, is_lazy: bool) -> None:
+    """As pandas 3 makes them. xarray would encode them as NaT."""
+    times = np.array(["2024-01-01T00:00:01", "NaT"], f"M8[{unit}]")
+    nanoseconds = {"units": "nanoseconds since 1970-01-01", "dtype": "i8"}
+    whole = numbered([1, 2]).assign(seen=("time", times), took=("time", times - times[0]))
+    whole = whole.assign_coords(time=times[0] + np.arange(2).astype(f"m8[{unit}]"))
+    for name, units in {
+        "time": nanoseconds,
+        "seen": nanoseconds,
+        "took": {**nanoseconds, "units": "nanoseconds"},
+    }.items():
+        whole[name].encoding = units
+    ds = whole.chunk(time=1) if is_lazy else whole
+    repo.upsert(ds)
+    later = ds.assign_coords(time=whole.time.values + np.timedelta64(1, "D"))
+    assert repo.upsert(later) == Upserted(0, 2)
+    assert repo.upsert(later) == Upserted(0, 0)
+    found = stored(repo, decode_timedelta=True)
+    assert (found.time.values == np.concatenate([whole.time, later.time])).all()
+    for name in ("seen", "took"):
+        np.testing.assert_array_equal(found[name], np.concatenate([whole[name], whole[name]]))
+
+
+def test_durations_in_coarser_units_than_the_stored_ones(repo: txstore.Repository) -> None:
+    for hours_since in (0, 2):
+        labels = np.array([hours_since, hours_since + 1], "m8[h]").astype("m8[s]")
+        ds = numbered([1, 2]).assign_coords(time=labels)
+        ds.time.encoding = {"units": "nanoseconds", "dtype": "i8"}
+        repo.upsert(ds)
+    assert stored(repo, decode_timedelta=True).time.values.astype("m8[h]").astype(int).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("year", [1000, 3000])
+@pytest.mark.filterwarnings("ignore")  # of xarray, which decodes these as objects
+def test_dates_that_nanoseconds_do_not_reach(repo: txstore.Repository, year: int) -> None:
+    dates = np.array([f"{year}-01-01", f"{year}-01-02T00:00:00.5"], "M8[us]")
+    assert repo.upsert(numbered([1, 2]).assign_coords(time=dates)) == Upserted(0, 2)
+    assert repo.upsert(numbered([1, 2]).assign_coords(time=dates)) == Upserted(0, 0)
+    assert [each.microsecond for each in stored(repo).time.values] == [0, 500_000]
+    fine = numbered([1, 2]).assign_coords(time=dates)
+    fine.time.encoding = {"units": "nanoseconds since 1970-01-01", "dtype": "i8"}
+    with pytest.raises(ValueError, match="'time'"):
+        repo.upsert(fine, group="other")
+
+
+@pytest.mark.parametrize("units", ["days since 1970-01-01", "days since 0001-01-01"])
+def test_times_as_floats(repo: txstore.Repository, units: str) -> None:
+    """Floats round the hours of a day, and stay apart; what is finer than they are does not become another label."""
+    first = hours("2024-01-01", 24)[["w"]]
+    first.time.encoding = {"units": units, "dtype": "f8"}
+    repo.upsert(first)
+    assert repo.upsert(hours("2024-01-01", 24)[["w"]]) == Upserted(0, 0)
+    assert repo.upsert(stored(repo)[["w"]]) == Upserted(0, 0)
+    assert repo.upsert(hours("2024-01-02", 24)[["w"]]) == Upserted(0, 24)
+    finer = hours("2024-01-01", 1)[["w"]]
+    with pytest.raises(ValueError, match=r"'time': 2024-01-01T00:00:00.000000100 can't be stored exactly"):
+        repo.upsert(finer.assign_coords(time=finer.time.values + np.timedelta64(100, "ns")))
+
+
+def test_dates_with_a_time_zone(repo: txstore.Repository) -> None:
+    zoned = pd.date_range("2024-01-01", periods=1, tz="Europe/Berlin")
+    for ds in (numbered([1]).assign_coords(time=zoned), hours("2024-01-01", 1).assign(seen=("time", zoned))):
+        with pytest.raises(TypeError, match=r"time zone.*tz_convert\('UTC'\)"):
+            repo.upsert(ds)
+    repo.upsert(hours("2024-01-01", 1))
+    with pytest.raises(TypeError, match="'time' has dates with a time zone"):
+        repo.upsert(hours("2024-01-02", 1).assign_coords(time=zoned))
+
+
+@pytest.mark.parametrize("value", [cftime.DatetimeNoLeap(2000, 1, 1), "abc"])
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
+def test_scalars_that_are_objects(repo: txstore.Repository, value: object) -> None:
+    scalar = np.array(None, object)
+    scalar[()] = value
+    repo.upsert(numbered([1]).assign_coords(run=((), scalar)))
+    assert repo.upsert(numbered([2]).assign_coords(run=((), scalar))) == Upserted(0, 1)
+
+
+NUMBERS: dict[str, tuple[object, dict[str, object], object, str]] = {
+    "wide": (np.int8(1), {}, 300, "'v': 300 can't be stored as int8"),
+    "unsigned": (np.uint8(1), {}, np.uint16(300), "'v': 300 can't be stored as uint8"),
+    "very wide": (np.int32(1), {}, 2**40 + 7, "'v': 1099511627783 can't be stored as int32"),
+    "more digits": (1.0, {}, 2**53 + 1, "'v': 9007199254740993 can't be stored as float64"),
+    "infinite": (np.float32(1), {}, 1e300, r"'v': 1e\+300 can't be stored as float32"),
+    "packed": (
+        1.0,
+        {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -32768},
+        400.0,
+        "'v': 400.0 .* with scale 0.01",
+    ),
+    "becomes missing": (1.0, {"dtype": "i2", "scale_factor": 0.5, "_FillValue": 8}, 4.1, "'v': 4.1 is stored as 8"),
+    "fraction": (1.0, {"dtype": "i2", "_FillValue": -9999}, 1.5, "'v': 1.5 can't be stored as int16"),
+    "large": (1.0, {"dtype": "i2", "_FillValue": -9999}, 70000.0, "'v': 70000.0 can't be stored as int16"),
+    "NaN": (1.0, {"dtype": "i2", "scale_factor": 0.5}, np.nan, "'v': nan can't be stored .*no _FillValue"),
+    "missing": (np.int16(1), {"_FillValue": -9999}, np.int16(-9999), "'v': -9999 is stored as -9999, the _FillValue"),
+    "None": ("a", {}, None, "'v': (None|nan) can't be stored .*no _FillValue"),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning", "ignore::FutureWarning")
+def test_values_that_would_be_others(repo: txstore.Repository, case: str, is_lazy: bool) -> None:
+    first, encoding, wrong, error = NUMBERS[case]
+    kind = object if isinstance(first, str) else None
+    with repo.transaction() as store:
+        ds = xr.Dataset({"v": ("time", np.array([first], kind))}, {"time": [1]})
+        ds.to_zarr(store, encoding={"v": encoding}, consolidated=False)
+    for values in ([wrong], [first, wrong]):
+        data = np.array(values, kind or np.asarray(wrong).dtype)
+        more = xr.Dataset({"v": ("time", data)}, {"time": np.arange(len(values)) + 2})
+        with pytest.raises(ValueError, match=error):
+            repo.upsert(more.chunk(time=1) if is_lazy else more)
+    assert repo.head().version == 0
+
+
+def test_values_that_fit(repo: txstore.Repository) -> None:
+    first = xr.Dataset(
+        {"packed": ("time", [0.5, np.nan]), "whole": ("time", [1.0, np.nan]), "byte": ("time", [0.0, 200.0])},
+        {"time": [1, 2]},
+    )
+    encoding = {
+        "packed": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1},
+        "whole": {"dtype": "i8", "_FillValue": -9999},
+        "byte": {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1},
+    }
+    with repo.transaction() as store:
+        first.to_zarr(store, encoding=encoding, consolidated=False)
+    assert repo.upsert(first) == Upserted(0, 0)
+    more = xr.Dataset(
+        {"packed": ("time", [3]), "whole": ("time", [-(2.0**62)]), "byte": ("time", [254])}, {"time": [3]}
+    )
+    assert repo.upsert(more) == Upserted(0, 1)
+    found = stored(repo).isel(time=-1)
+    assert [float(found[name]) for name in more] == [3, -(2.0**62), 254]
+
+
+def test_lazy_values_are_computed_once(repo: txstore.Repository) -> None:
+    seen: list[int] = []
+    with repo.transaction() as store:
+        ds = numbered([1])
+        ds.to_zarr(store, encoding={"v": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1}}, consolidated=False)
+    more = numbered([2, 3]).chunk(time=1)
+    counted = more.v.data.map_blocks(lambda block: (seen.append(len(block)), block)[1], meta=np.empty(0))
+    repo.upsert(more.assign(v=("time", counted)))
+    assert seen == [1, 1]
+
+
+def test_labels_that_would_be_missing(repo: txstore.Repository) -> None:
+    first = numbered([1])
+    first.time.encoding = {"dtype": "i2", "_FillValue": -1}
+    repo.upsert(first)
+    with pytest.raises(ValueError, match="'time': -1 is stored as -1, the _FillValue"):
+        repo.upsert(numbered([2, -1]))
+    first.time.encoding = {"dtype": "i2", "_FillValue": 1}
+    with pytest.raises(ValueError, match="'time': 1 is stored as 1, the _FillValue"):
+        repo.upsert(first, group="other")
+
+
+def test_the_first_rows_change_nothing_that_is_there(repo: txstore.Repository) -> None:
+    repo.upsert(xr.Dataset({"height": ("station", [10.0, 20.0])}, {"station": [1, 2]}), dim="station")
+    ds = xr.Dataset({"v": (("time", "station"), [[7.0, 8.0]])}, {"time": [0], "station": [2, 1]})
+    with pytest.raises(ValueError, match=r"'station' .*differs from what is stored"):
+        repo.upsert(ds)
+    with pytest.raises(ValueError, match="'height' has dimensions"):
+        repo.upsert(ds.assign_coords(station=[1, 2], height=("time", [1.0])))
+    assert repo.upsert(ds.assign_coords(station=[1, 2])) == Upserted(0, 1)
+    assert stored(repo).height.sel(station=2) == 20
+
+
 def test_text_is_not_cut_off(repo: txstore.Repository) -> None:
     repo.upsert(numbered([1]).assign_coords(time=["ab"]).assign(s=("time", ["x"])))
     with pytest.raises(ValueError, match="abc can't be stored exactly"):
@@ -238,6 +411,26 @@ def test_a_block_of_several_dimensions(repo: txstore.Repository) -> None:
     assert repo.upsert(block([4, 3], [3, 2], 0.5), dim=both) == Upserted(4, 0)
     assert repo.upsert(block([4, 3], [3, 2, 9], 0.25), dim=both, existing="keep") == Upserted(0, 1)
     assert stored(repo).v.sel(time=3).values.tolist()[1:] == [32.5, 33.5, 39.25]
+
+
+@pytest.mark.parametrize("layout", [{}, {"chunks": (2, 2), "shards": (4, 4)}, {"zarr_format": 2, "fill_value": None}])
+def test_rows_that_were_cut_off_do_not_come_back(repo: txstore.Repository, layout: dict[str, Any]) -> None:
+    """zarr leaves them in the chunk at the end."""
+    is_old = "zarr_format" in layout
+    with repo.transaction() as store:
+        if is_old:
+            zarr.create_group(store, zarr_format=2)
+        for name, data in {"v": np.arange(1.0, 13).reshape(3, 4), "time": np.arange(3), "st": np.arange(4)}.items():
+            dims = ["time", "st"] if name == "v" else [name]
+            names = {"attributes": {"_ARRAY_DIMENSIONS": dims}} if is_old else {"dimension_names": dims}
+            options = layout if name == "v" else {key: layout[key] for key in ("zarr_format",) if is_old}
+            zarr.create_array(store, name=name, data=data, **names, **options)
+        for name, shape in {"v": (2, 3), "time": (2,), "st": (3,)}.items():
+            zarr.open_array(store, path=name).resize(shape)
+    ds = xr.Dataset({"v": (("time", "st"), [[-1.0]])}, {"time": [100], "st": [50]})
+    repo.upsert(ds, dim=["time", "st"])
+    found = zarr.open_array(repo.snapshot(), path="v", mode="r")[:]
+    np.testing.assert_array_equal(found, [[1, 2, 3, 0], [5, 6, 7, 0], [0, 0, 0, -1]])
 
 
 @pytest.mark.parametrize("layout", ["sharded", "format 2", "group"])

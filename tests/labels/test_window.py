@@ -162,6 +162,46 @@ def test_axes(repo: txstore.Repository) -> None:
     np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], [[0, 0, 1], [0, 3, 4]])
 
 
+def test_what_is_moved_has_to_be_stored(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        txstore.upsert(numbered([1, 3]), store, dim="time")
+        with pytest.raises(txstore.TransactionStateError, match=r"'(v|time)'.*commit first"):
+            txstore.upsert(numbered([2]), store, dim="time", missing="insert")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="new", data=np.arange(2), dimension_names=["time"])
+        with pytest.raises(txstore.TransactionStateError, match=r"'new'.*commit first"):
+            txstore.roll(store, "time", keep=1)
+
+
+def test_arrays_without_names_of_dimensions_are_left_alone(repo: txstore.Repository) -> None:
+    repo.upsert(numbered([1, 2]))
+    with repo.transaction() as store:
+        zarr.create_array(store, name="other", data=np.arange(3))
+    repo.upsert(numbered([3]))
+    repo.run(lambda store: txstore.roll(store, "time", keep=1))
+    assert zarr.open_array(repo.snapshot(), path="v", mode="r")[:].tolist() == [30]
+    assert zarr.open_array(repo.snapshot(), path="other", mode="r")[:].tolist() == [0, 1, 2]
+
+
+def test_arguments_of_other_types(repo: txstore.Repository) -> None:
+    ds = numbered([1, 2])
+    repo.upsert(ds)
+    with pytest.raises(TypeError, match=r"DataArray.*to_dataset"):
+        repo.upsert(ds.v)
+    with pytest.raises(TypeError, match=r"xarray.Dataset is wanted.* dict"):
+        repo.upsert({})
+    with repo.transaction() as store:
+        with pytest.raises(TypeError, match=r"keep=1.5.* integer"):
+            txstore.roll(store, "time", keep=1.5)
+        with pytest.raises(TypeError, match=r"offset 1.0 of axis 0 is an integer"):
+            store.shift("v", {0: 1.0})
+    for call in (txstore.upsert, txstore.prepend):
+        with pytest.raises(TypeError, match="a Transaction, and a store is wanted"):
+            call(ds, repo.begin("job"), dim="time")
+    with pytest.raises(TypeError, match="a Transaction, and a store is wanted"):
+        txstore.roll(repo.begin("job"), "time", keep=1)
+
+
 def test_prepend_with_dask(repo: txstore.Repository) -> None:
     repo.upsert(hours("2024-01-02", 48).chunk(time=5))
     repo.run(lambda store: txstore.prepend(hours("2024-01-01", 24).chunk(time=7), store, dim="time"))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
 
 import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, files_of, leaks
+from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
 
@@ -240,6 +242,51 @@ def test_labels_that_descend(repo: txstore.Repository) -> None:
         array_of(store, "v", np.arange(1, 5), ["lat"], (2,))
     repo.erase("v", {"lat": slice(50, 0)})
     assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [1, 0, 0, 4]
+
+
+def test_labels_that_descend_in_some_commits_only(repo: txstore.Repository) -> None:
+    """A slice names the same labels in each of them."""
+    with repo.transaction() as store:
+        array_of(store, "t", np.array([5]), ["t"], (4,))
+        array_of(store, "v", np.array([50]), ["t"], (4,))
+    with repo.transaction() as store:
+        for path, more in {"t": [4, 3, 1], "v": [40, 30, 10]}.items():
+            zarr.open_array(store, path=path).append(np.array(more))
+    with pytest.raises(ValueError, match=r"'t': the labels descend in some commit.*give both ends"):
+        repo.erase("v", {"t": slice(3, None)})
+    repo.erase("v", {"t": slice(3, 5)})
+    found = [zarr.open_array(repo.snapshot(at=at), path="v", mode="r")[:].tolist() for at in range(2)]
+    assert found == [[0], [0, 0, 0, 10]]
+
+
+def test_nanoseconds_of_pandas(repo: txstore.Repository) -> None:
+    """Rows that are half a microsecond apart."""
+    durations = pd.to_timedelta([1000, 1500], "ns")
+    labels = durations + pd.Timestamp("2024-01-01")
+    with repo.transaction() as store:
+        xr.Dataset({"v": ("time", [1.0, 2.0])}, {"time": labels.to_numpy()}).to_zarr(store, consolidated=False)
+    with pytest.raises(ValueError, match="time zone"):
+        repo.erase("v", {"time": labels[1].tz_localize("UTC")})
+    repo.erase("v", {"time": labels[1]})
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="v", mode="r")[:], [1, np.nan])
+    assert Choice("x", durations[1], by_position=False).among(durations.to_numpy()).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "chosen"),
+    [
+        (np.arange(12, dtype="u8") + 2**60, [np.uint64(2**60), *(2**60 + n for n in range(1, 10))]),
+        (np.arange(12, dtype="f4") / np.float32(10), [n / 10 for n in range(10)]),
+        (np.arange(12, dtype="i1"), [*range(10), 300, 2**40, 0.5]),
+        (np.array(list("abcdefghijkl")), [*"abcdefghij", "kl"]),
+    ],
+)
+def test_long_lists_name_what_short_ones_name(labels: Any, chosen: list[Any]) -> None:
+    choice = Choice("x", chosen, by_position=False)
+    assert choice.among(labels).tolist() == list(range(10))
+    assert choice.unmet == set(range(10, len(chosen)))
+    found = [Choice("x", [label], by_position=False).among(labels).tolist() for label in chosen]
+    assert found == [[place] for place in range(10)] + [[]] * (len(chosen) - 10)
 
 
 def test_several_dimensions(repo: txstore.Repository) -> None:

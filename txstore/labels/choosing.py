@@ -1,8 +1,8 @@
 """Finds the rows that a user means by labels, as xarray's `.sel` does, or by positions, in any commit's coordinate.
 
 A label may be a number, a date or a text. A list names each of its labels. A slice names all labels between two, both
-included, in whichever order they are stored. Of dates, a text such as "2020-01" names the whole month, but not in a
-list.
+included, in whichever order they are stored and given. Of dates, a text such as "2020-01" names the whole month, but
+not in a list.
 """
 
 from __future__ import annotations
@@ -90,20 +90,38 @@ class Choice:
 
     def _many(self, values: npt.NDArray[Any]) -> Positions:
         """Do as `among` for a long list, in one step."""
-        wanted = np.array([_comparable(self.dimension, values, label) for label in self._labels])
-        self.unmet -= set(np.flatnonzero(np.isin(wanted, values)).tolist())
-        return np.flatnonzero(np.isin(values, wanted))
+        numbers, wanted = [], []
+        for number, label in enumerate(self._labels):
+            own = _in_type_of(values, _comparable(self.dimension, values, label))
+            if own is not None:
+                numbers.append(number)
+                wanted.append(own)
+        labels = np.concatenate(wanted) if wanted else values[:0]
+        self.unmet -= {number for number, there in zip(numbers, np.isin(labels, values), strict=True) if there}
+        return np.flatnonzero(np.isin(values, labels))
 
     def _between(self, values: npt.NDArray[Any], start: Any, stop: Any) -> Mask:
-        if len(values) > 1 and bool((values[1:] <= values[:-1]).all()) and bool((values[1:] < values[:-1]).any()):
-            start, stop = stop, start  # as in `.sel`, a slice of labels that descend begins at the highest
+        """Return which labels lie between two, the lower one first or last: their order may change between commits."""
+        if (start is None or stop is None) and _descend(values):
+            raise ValueError(
+                f"{self.dimension!r}: the labels descend in some commit, so that a slice with one end may mean either "
+                "side of it: give both ends"
+            )
+        ends = [None if each is None else _ends(self.dimension, values, each) for each in (start, stop)]
+        low, high = ends
+        if low is not None and high is not None and low[0] > high[0]:
+            low, high = high, low
         mask = np.ones(len(values), bool)
-        if start is not None:
-            mask &= values >= _ends(self.dimension, values, start)[0]
-        if stop is not None:
-            last, is_included = _ends(self.dimension, values, stop)[1:]
+        if low is not None:
+            mask &= values >= low[0]
+        if high is not None:
+            _, last, is_included = high
             mask &= values <= last if is_included else values < last
         return mask
+
+
+def _descend(values: npt.NDArray[Any]) -> bool:
+    return bool((values[1:] <= values[:-1]).all()) and bool((values[1:] < values[:-1]).any())
 
 
 def _is_one(chosen: Any) -> bool:
@@ -134,6 +152,15 @@ def _ends(dimension: str, values: npt.NDArray[Any], label: Any) -> tuple[Any, An
     return moment, moment, True
 
 
+def _in_type_of(values: npt.NDArray[Any], label: Any) -> npt.NDArray[Any] | None:
+    """Return a label as an array of one element, of the type that a coordinate has; None if no element equals it."""
+    try:
+        own = np.array([label]).astype(values.dtype)
+    except OverflowError:
+        return None
+    return own if bool((own == label).all()) else None
+
+
 def _comparable(dimension: str, values: npt.NDArray[Any], label: Any) -> Any:
     """Return a label as something that elements of a coordinate can be compared with."""
     kind = values.dtype.kind
@@ -141,8 +168,14 @@ def _comparable(dimension: str, values: npt.NDArray[Any], label: Any) -> Any:
     if kind == "M":
         if not isinstance(label, str | date | np.datetime64):
             raise fault
+        if getattr(label, "tzinfo", None) is not None:
+            raise ValueError(
+                f"{dimension!r}: {label} has a time zone, and the labels have none: convert it, as by "
+                ".tz_convert('UTC').tz_localize(None) of pandas"
+            )
         try:
-            moment = np.datetime64(label)
+            # Of pandas, `np.datetime64` would take microseconds.
+            moment = label.to_datetime64() if hasattr(label, "to_datetime64") else np.datetime64(label)
         except ValueError as error:
             raise ValueError(f"{dimension!r}: {label!r} is no date: {error}") from None
         if np.isnat(moment):
@@ -160,7 +193,10 @@ def _comparable(dimension: str, values: npt.NDArray[Any], label: Any) -> Any:
     if kind == "m":
         if not isinstance(label, np.timedelta64) and not hasattr(label, "total_seconds"):
             raise fault
-        return np.timedelta64(label)
+        duration = label.to_timedelta64() if hasattr(label, "to_timedelta64") else np.timedelta64(label)
+        if np.isnat(duration):
+            raise ValueError(f"{dimension!r}: NaT is no label")
+        return duration
     if kind in "UT" or (kind == "O" and all(isinstance(each, str) for each in values[:1])):
         if not isinstance(label, str):
             raise fault

@@ -1,4 +1,4 @@
-"""Encodes labels and variables as the arrays of a store hold them: in their CF units, scales and dtypes.
+"""Encodes labels as the arrays of a store hold them: in their CF units, scales and dtypes.
 
 What can't be stored exactly is refused, where a plain `to_zarr` would round it or cut it off: a label that is rounded
 is another label.
@@ -6,11 +6,21 @@ is another label.
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from txstore.labels.times import (
+    cast_times,
+    check_no_zone,
+    encode_in_units,
+    fine_units,
+    in_nanoseconds,
+    is_date,
+    read_back,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -20,7 +30,7 @@ _STANDARD = {"standard", "gregorian", "proleptic_gregorian"}
 #: Floats count in steps of one up to here.
 _LARGEST_EXACT = 1 << 53
 #: Kinds of numpy types that hold text.
-_TEXT = "OUST"
+TEXT = "OUST"
 
 
 def encode_labels(name: str, labels: xr.Variable, stored: xr.Variable) -> npt.NDArray[Any]:
@@ -29,41 +39,45 @@ def encode_labels(name: str, labels: xr.Variable, stored: xr.Variable) -> npt.ND
     Raises `ValueError` if one of them is missing (NaN or NaT) or can't be stored exactly, `TypeError` if they are of
     another kind.
     """
-    values = np.asarray(labels.values)
+    check_no_zone(name, labels)
+    values = in_nanoseconds(np.asarray(labels.values))
     check_present(name, values)
-    if values.dtype.kind in _TEXT and not is_date(values):
-        encoded = _texts(name, values, stored.dtype)
+    if values.dtype.kind in TEXT and not is_date(values):
+        encoded = encode_texts(name, values, stored.dtype)
     elif stored.dtype.kind in "mM":
         if values.dtype.kind != stored.dtype.kind:
             raise _other_kind(name, values, stored)
-        encoded = values.astype(stored.dtype)
-        _check_exact(name, values, encoded == values)
+        encoded, same = cast_times(values, stored.dtype)
+        _check_exact(name, values, same)
     elif is_date(values) or values.dtype.kind == "m":
         encoded = _times(name, labels, values, stored)
     elif values.dtype.kind in "biuf" and stored.dtype.kind in "biuf" and "since" not in str(stored.attrs.get("units")):
         encoded = _numbers(name, values, stored)
     else:
         raise _other_kind(name, values, stored)
+    check_not_missing(name, values, encoded, stored.attrs)
     return encoded
 
 
-def is_date(values: npt.NDArray[Any]) -> bool:
-    """Tell whether values are dates: of numpy, or objects of cftime."""
-    return values.dtype.kind == "M" or (
-        values.dtype.kind == "O" and values.size > 0 and hasattr(values.reshape(-1)[0], "calendar")
-    )
+def encode_first_labels(name: str, labels: xr.Variable) -> dict[str, Any]:
+    """Return the encoding of the first labels of a coordinate: units for dates that have none.
 
-
-def fine_units(labels: xr.Variable) -> dict[str, str]:
-    """Return the encoding for the first dates of a coordinate, if it has none: units that later ones fit in, too.
-
-    xarray would choose the coarsest units that its first rows allow, as days.
+    Raises `ValueError` if one is missing or would be another label when it is read, `TypeError` for dates with a zone.
     """
-    values = np.asarray(labels.values)
-    if not is_date(values) or "units" in labels.encoding:
+    import xarray as xr  # late: xarray is an extra
+
+    check_no_zone(name, labels)
+    values = in_nanoseconds(np.asarray(labels.values))
+    check_present(name, values)
+    if values.dtype.kind in TEXT and not is_date(values):
         return {}
-    is_fine = values.dtype.kind == "M" and bool((values.astype("M8[s]") != values).any())
-    return {"units": f"{'nanoseconds' if is_fine else 'seconds'} since 1970-01-01", "dtype": "int64"}
+    is_undecided = is_date(values) and "units" not in labels.encoding
+    encoding = {"units": fine_units(values), "dtype": "int64"} if is_undecided else {}
+    plain = xr.Variable(labels.dims, values, labels.attrs, {**labels.encoding, **encoding})
+    stored = xr.conventions.encode_cf_variable(plain, name=name)
+    if (encode_labels(name, plain, stored) != np.asarray(stored.values)).any():
+        raise ValueError(f"{name!r}: these labels are not what is read of them, by their encoding {labels.encoding}")
+    return encoding
 
 
 def check_present(name: str, values: npt.NDArray[Any]) -> None:
@@ -102,8 +116,8 @@ def _check_exact(name: str, labels: npt.NDArray[Any], is_exact: Any, units: str 
         )
 
 
-def _texts(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if dtype.kind not in _TEXT:
+def encode_texts(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if dtype.kind not in TEXT:
         raise TypeError(f"{name!r} is stored as {dtype}, and the dataset has text: convert it")
     found = values.astype(object)
     if dtype.kind in "US":
@@ -134,21 +148,9 @@ def _times(name: str, labels: xr.Variable, values: npt.NDArray[Any], stored: xr.
         plain = xr.Variable(labels.dims, values, {}, {**encoding, "dtype": stored.dtype})
         exact = encode_in_units(name, plain, units)
         found = np.asarray(exact.values)
-    return _cast(name, values, found, stored, f" and units {units!r}")
-
-
-def encode_in_units(name: str, variable: xr.Variable, units: str | None) -> xr.Variable:
-    """Encode a variable as xarray does, and refuse if xarray has to choose other units than the stored ones."""
-    import xarray as xr  # late: xarray is an extra
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # xarray says there that it has changed the units
-        encoded = xr.conventions.encode_cf_variable(variable, name=name)
-    if units is not None and str(encoded.attrs.get("units")).split()[:1] != units.split()[:1]:
-        raise ValueError(
-            f"{name!r}: these times can't be stored exactly in units {units!r}. Round them, or write the array anew "
-            "with finer units"
-        )
+    encoded = _cast(name, values, found, stored, f" and units {units!r}")
+    same, _ = read_back(name, values, encoded, stored.attrs)
+    _check_exact(name, values, same, f" and units {units!r}")
     return encoded
 
 
@@ -171,48 +173,21 @@ def _numbers(name: str, values: npt.NDArray[Any], stored: xr.Variable) -> npt.ND
     scale, offset = stored.attrs.get("scale_factor", 1), stored.attrs.get("add_offset", 0)
     if scale == 1 and offset == 0:
         return _cast(name, values, values, stored, "")
-    encoded: npt.NDArray[Any] = np.rint((values - offset) / scale).astype(stored.dtype)
+    with np.errstate(invalid="ignore"):
+        encoded: npt.NDArray[Any] = np.rint((values - offset) / scale).astype(stored.dtype)
     _check_exact(name, values, encoded * scale + offset == values, " and scale")
     return encoded
 
 
-def encode_variable(name: str, variable: xr.Variable, stored: xr.Variable) -> Any:
-    """Return the data of a variable as the stored one holds them: a numpy array, or a lazy one of Dask.
-
-    Raises `ValueError` if the variable does not fit.
-    """
-    import xarray as xr  # late: xarray is an extra
-
-    if set(variable.dims) != set(stored.dims):
-        raise ValueError(f"{name!r} has dimensions {variable.dims}, and the stored array {stored.dims}")
-    encoding = xr.conventions.decode_cf_variable(name, stored, decode_timedelta=True).encoding
-    _check_dtype(name, variable, stored, encoding)
-    is_time = _is_time(variable)
-    if stored.dtype.kind in "US" and not is_time:  # xarray would cut it off
-        return _texts(name, np.asarray(variable.transpose(*stored.dims).values), stored.dtype)
-    plain = xr.Variable(variable.dims, variable.data, {}, encoding)
-    encoded = encode_in_units(name, plain, stored.attrs.get("units") if is_time else None).transpose(*stored.dims)
-    if stored.dtype.kind in "OT":
-        return np.asarray(encoded.values).astype(object)
-    return encoded.data if encoded.dtype == stored.dtype else encoded.data.astype(stored.dtype)
-
-
-def _is_time(variable: xr.Variable) -> bool:
-    return variable.dtype.kind in "mM" or (variable.dtype.kind == "O" and is_date(np.asarray(variable[:1].values)))
-
-
-def _check_dtype(name: str, variable: xr.Variable, stored: xr.Variable, encoding: dict[str, Any]) -> None:
-    """Refuse what would be stored as other values without a word: fractions as integers, dates as numbers."""
-    is_packed = not {"scale_factor", "add_offset", "_FillValue", "missing_value"}.isdisjoint(encoding)
-    given, kept = variable.dtype.kind, stored.dtype.kind
-    fits = (
-        (kept in _TEXT and given in _TEXT)
-        or (_is_time(variable) and ("units" in encoding or given == kept))
-        or (
-            given in "biufc"
-            and kept in "biufc"
-            and (is_packed or np.can_cast(variable.dtype, stored.dtype, "same_kind"))
-        )
-    )
-    if not fits:
-        raise TypeError(f"{name!r} is stored as {stored.dtype}, and the dataset has {variable.dtype}: convert it first")
+def check_not_missing(
+    name: str, values: npt.NDArray[Any], encoded: npt.NDArray[Any], attributes: Mapping[str, Any]
+) -> None:
+    """Raise `ValueError` for a value that is stored as one that stands for missing values."""
+    for attribute in ("_FillValue", "missing_value") if encoded.dtype.kind in "biufc" else ():
+        for fill in np.atleast_1d(np.asarray(attributes.get(attribute, []))):
+            there = np.asarray(encoded == fill)
+            if there.any():
+                raise ValueError(
+                    f"{name!r}: {values[there][0]} is stored as {fill}, the {attribute} of the array, and would be "
+                    "read as missing: change it, or write the array anew with another one"
+                )

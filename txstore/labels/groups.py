@@ -31,9 +31,22 @@ class LabelledGroup:
         stored: Any = xr.backends.ZarrStore(
             opened, mode="r", use_zarr_fill_value_as_mask=opened.metadata.zarr_format == 2
         )
-        self.sizes: Mapping[Hashable, int] = stored.get_dimensions()
-        self.variables: Mapping[Hashable, xr.Variable] = stored.get_variables()
         self._arrays: dict[str, zarr.Array[Any]] = dict(stored.arrays())
+        variables: dict[Hashable, xr.Variable] = {}
+        sizes: dict[Hashable, int] = {}
+        for name in self._arrays:
+            try:
+                variables[name] = stored.open_store_variable(name)
+            except KeyError:  # its dimensions have no names: it lies along none of those that labels are of
+                continue
+            for dim, size in variables[name].sizes.items():
+                if sizes.setdefault(dim, size) != size:
+                    raise ValueError(
+                        f"{self.path_of(name)!r} has {size} along {dim!r}, and another array of the group "
+                        f"{sizes[dim]}: make them equal first"
+                    )
+        self.variables: Mapping[Hashable, xr.Variable] = variables
+        self.sizes: Mapping[Hashable, int] = sizes
 
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name

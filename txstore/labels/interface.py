@@ -52,3 +52,12 @@ class LabelRepository(Protocol):
 def zarr_store(store: LabelStore) -> Store:
     """Return the same store, as the type that zarr's functions take."""
     return cast("Store", store)
+
+
+def check_store(store: LabelStore) -> None:
+    """Raise `TypeError` for what is no store: a transaction of `begin`, for example, is a mapping."""
+    if not (hasattr(store, "at_base") and hasattr(store, "read_only")):
+        raise TypeError(
+            f"this is a {type(store).__name__}, and a store is wanted, as `with repo.transaction() as store` has, or "
+            "`repo.run` gives its function"
+        )

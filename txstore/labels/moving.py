@@ -53,8 +53,12 @@ def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> No
 
 def _unchanged(store: LabelStore, path: str) -> zarr.Array[Any]:
     """Return an array as it is in the base commit."""
-    old = zarr.open_array(zarr_store(store.at_base()), path=path, mode="r")
-    if documents(zarr.open_array(zarr_store(store), path=path, mode="r").metadata) != documents(old.metadata):
+    new = zarr.open_array(zarr_store(store), path=path, mode="r")
+    try:
+        old = zarr.open_array(zarr_store(store.at_base()), path=path, mode="r")
+    except FileNotFoundError:  # this transaction has created the array, or moved it here
+        old = None
+    if old is None or documents(new.metadata) != documents(old.metadata):
         raise TransactionStateError(
             f"this transaction has changed {path!r} already, and can't move its rows any more: commit first, or move "
             "them before other changes",

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
 from txstore.labels import matching
-from txstore.labels.encoding import check_present, encode_labels, encode_variable, fine_units
-from txstore.labels.grids import Positions, axes_of, differ
+from txstore.labels.encoding import encode_first_labels, encode_labels
+from txstore.labels.grids import Positions, axes_of, differ, pieces, read, write
 from txstore.labels.groups import LabelledGroup, open_group
-from txstore.labels.interface import LabelStore, zarr_store
+from txstore.labels.interface import LabelStore, check_store, zarr_store
 from txstore.labels.matching import Placed, RepeatedLabelsError
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.rows import RowBlock, blocks, write_block
+from txstore.labels.times import check_no_zone, in_units_of_encoding
+from txstore.labels.values import encode_variable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,10 +74,11 @@ def upsert(
         raise ValueError(f"existing={existing!r}: 'update', 'keep' or 'raise'")
     if missing not in ("append", "insert", "raise"):
         raise ValueError(f"missing={missing!r}: 'append', 'insert' or 'raise'")
+    check_store(store)
     dims = named(ds, dim)
     there = open_group(store, group)
     if there is None or not there.with_dimension(dims):
-        return _create(ds, store, dims, group, missing)
+        return _create(ds, store, dims, group, missing, there)
     plan = UpsertPlan(ds, there, dims)
     placed = {name: _place(plan, name, missing) for name in dims}
     if existing == "raise" and all((~each.is_new).any() for each in placed.values()):
@@ -87,7 +91,13 @@ def upsert(
 
 
 def named(ds: xr.Dataset, dim: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the dimensions, all of which the dataset labels."""
+    """Return the dimensions, all of which the dataset labels. Raises `ValueError`, and `TypeError` for no dataset."""
+    import xarray as xr  # late: an extra
+
+    if isinstance(ds, xr.DataArray):
+        raise TypeError("this is a DataArray, and a Dataset is wanted: use .to_dataset(name=...)")
+    if not isinstance(ds, xr.Dataset):
+        raise TypeError(f"an xarray.Dataset is wanted, and this is a {type(ds).__name__}")
     dims = (dim,) if isinstance(dim, str) else tuple(dict.fromkeys(dim))
     if not dims:
         raise ValueError("dim= names the dimensions whose labels say where the data belong")
@@ -166,19 +176,26 @@ class UpsertPlan:
             )
         for name in map(str, self.ds.variables):
             encoded, stored = self.encoded(name), self.group.variables[name]
-            fixed = [(dim, size) for dim, size in zip(stored.dims, encoded.shape, strict=True) if dim not in self.dims]
-            wrong = [
-                f"{dim} has {size}, and {self.group.sizes[dim]} are stored"
-                for dim, size in fixed
-                if size != self.group.sizes[dim]
-            ]
-            if wrong:
-                raise ValueError(f"{name!r} does not fit: {'; '.join(wrong)}")
-            if name not in self.variables and _differs(encoded, stored):
-                raise ValueError(
-                    f"{name!r} has none of the dimensions {self.dims}, and differs from what is stored: drop it from "
-                    "the dataset, or write it by itself"
-                )
+            _check_sizes(name, encoded, stored, [dim for dim in stored.dims if dim not in self.dims])
+            if name not in self.variables:
+                _check_equal(name, encoded, stored, self.dims)
+
+
+def _check_sizes(name: str, encoded: Any, stored: xr.Variable, dims: Sequence[Hashable]) -> None:
+    sizes = dict(zip(stored.dims, encoded.shape, strict=True))
+    wrong = [
+        f"{dim} has {sizes[dim]}, and {stored.sizes[dim]} are stored" for dim in dims if sizes[dim] != stored.sizes[dim]
+    ]
+    if wrong:
+        raise ValueError(f"{name!r} does not fit: {'; '.join(wrong)}")
+
+
+def _check_equal(name: str, encoded: Any, stored: xr.Variable, dims: tuple[str, ...]) -> None:
+    if _differs(encoded, stored):
+        raise ValueError(
+            f"{name!r} has none of the dimensions {dims}, and differs from what is stored: drop it from the dataset, "
+            "or write it by itself"
+        )
 
 
 def _differs(encoded: Any, stored: xr.Variable) -> bool:
@@ -228,7 +245,35 @@ def make_room(group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
         group.forget(name)
     for name, grown in lengthened.items():
         array = group.array(name)
-        array.resize(tuple(grown[axis].length if axis in grown else n for axis, n in enumerate(array.shape)))
+        before = array.shape
+        array.resize(tuple(grown[axis].length if axis in grown else n for axis, n in enumerate(before)))
+        if len(set(placed) & set(group.variables[name].dims)) > 1:  # or else this upsert writes all that it shows
+            _empty_edges(array, before)
+
+
+def _empty_edges(array: zarr.Array[Any], before: Sequence[int]) -> None:
+    """Set what an array shows of its old chunks, since it is longer than before, to the fill value.
+
+    zarr leaves elements there if an array is made shorter.
+    """
+    axes = axes_of(array.metadata)
+    seen = []  # along each axis: where the chunks end that were there
+    for axis, length in zip(axes, before, strict=True):
+        last = axis.chunk_of(np.array([length - 1]))[0]
+        seen.append(min(axis.length, int(axis.starts[last] + axis.sizes[last])) if length else 0)
+    for number, (length, end) in enumerate(zip(before, seen, strict=True)):
+        edges = [
+            np.arange(length, end) if axis == number else np.arange(before[axis] if axis < number else other)
+            for axis, other in enumerate(seen)
+        ]
+        for piece in pieces(array, edges, edges):
+            there = read(array, piece.target)
+            fill = array.fill_value
+            if fill is None:  # of format 2: zarr takes zeros then, or empty text
+                fill = "" if there.dtype.kind == "O" else np.zeros((), there.dtype)[()]
+            empty = np.full_like(there, fill)
+            if differ(there, empty).any():
+                write(array, piece.target, empty)
 
 
 def write_rows(plan: UpsertPlan, placed: Mapping[str, Placed], existing: Existing) -> Upserted:
@@ -262,18 +307,35 @@ def _along(plan: UpsertPlan, name: str, differs: npt.NDArray[np.bool_]) -> npt.N
     return np.broadcast_to(mask.reshape(shape), [len(plan.labels[dim]) for dim in plan.dims])
 
 
-def _create(ds: xr.Dataset, store: LabelStore, dims: tuple[str, ...], group: str, missing: Missing) -> Upserted:
-    """Write the first rows."""
+def _create(
+    ds: xr.Dataset, store: LabelStore, dims: tuple[str, ...], group: str, missing: Missing, there: LabelledGroup | None
+) -> Upserted:
+    """Write the first rows. The group may have other variables already."""
+    units = {}
     for name in dims:
+        if encoding := encode_first_labels(name, ds.variables[name]):
+            units[name] = encoding
         values = np.asarray(ds.variables[name].values)
-        check_present(name, values)
         if again := matching.repeated(values):
             raise ValueError(
                 f"{name!r} repeats labels in the dataset: {', '.join(str(values[each]) for each in again[:5])}"
             )
     if missing == "raise":
         raise ValueError(f"there is nothing in {group!r} yet: missing='append' or 'insert' writes the first rows")
+    for name, variable in ((str(name), each) for name, each in ds.variables.items()):
+        check_no_zone(name, variable)
+        stored = None if there is None else there.variables.get(name)
+        if stored is not None:
+            encoded = encode_variable(name, variable, stored)
+            _check_sizes(name, encoded, stored, stored.dims)
+            _check_equal(name, encoded, stored, dims)
     ordered = ds.sortby(list(dims)) if missing == "insert" else ds
-    units = {name: encoding for name in dims if (encoding := fine_units(ds.variables[name]))}
+    ordered = ordered.assign(
+        {
+            name: in_units_of_encoding(str(name), each)
+            for name, each in ordered.variables.items()
+            if each.dtype.kind in "mM"
+        }
+    )
     ordered.to_zarr(zarr_store(store), group=group or None, mode="a", consolidated=False, encoding=units)
     return Upserted(0, sum(ds.sizes[name] for name in dims))

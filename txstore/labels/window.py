@@ -7,6 +7,7 @@ to the stored chunks under their new keys. Else every chunk of the array is read
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import zarr
 
 from txstore.errors import NodeNotFoundError
 from txstore.labels.groups import LabelledGroup, open_group
-from txstore.labels.interface import LabelStore, zarr_store
+from txstore.labels.interface import LabelStore, check_store, zarr_store
 from txstore.labels.matching import Placed
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.upsert import UpsertPlan, make_room, named, rely_on_labels, write_rows
@@ -56,6 +57,7 @@ def prepend(ds: xr.Dataset, store: LabelStore, *, dim: str, group: str = "") -> 
     >>> xr.open_dataset(repo, engine="txstore").t.values
     array([1., 2., 3., 4.])
     """
+    check_store(store)
     (name,) = named(ds, dim)
     there = _opened(store, group, name)
     plan = UpsertPlan(ds, there, (name,))
@@ -84,6 +86,8 @@ def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
     keep : int
         Number of rows. If there are fewer, nothing is changed.
     """
+    check_store(store)
+    keep = _whole(keep, f"keep={keep!r}: the number of rows that stay")
     if keep < 0:
         raise ValueError(f"keep={keep}: the number of rows that stay is not negative")
     there = _opened(store, group, dim)
@@ -102,7 +106,8 @@ def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = 
     """Stage that the rows of an array move. `TxStore.shift` documents the parameters and errors."""
     array = zarr.open_array(zarr_store(store), path=path, mode="r")
     axes = {}
-    for axis, offset in offsets.items():
+    for axis, given in offsets.items():
+        offset = _whole(given, f"{path!r}: the offset {given!r} of axis {axis}")
         if not -array.ndim <= axis < array.ndim:
             raise ValueError(f"{path!r} has {array.ndim} dimensions, and no axis {axis}")
         length = array.shape[axis]
@@ -117,6 +122,13 @@ def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = 
         (begin, end) = ends[0]
         for free in (slice(0, begin), slice(end, moved.length)):
             array[(slice(None),) * axis + (free,)] = fill
+
+
+def _whole(number: Any, told: str) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        raise TypeError(f"{told} is an integer, and this is a {type(number).__name__}") from None
 
 
 def _opened(store: LabelStore, group: str, dim: str) -> LabelledGroup:
