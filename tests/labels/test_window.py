@@ -208,3 +208,20 @@ def test_prepend_with_dask(repo: txstore.Repository) -> None:
     assert stored(repo).equals(
         xr.concat([hours("2024-01-01", 24), hours("2024-01-02", 48)], "time", data_vars="minimal")
     )
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_groups_that_inherit_the_labels(repo: txstore.Repository, is_own: bool) -> None:
+    below = xr.Dataset({"q": ("t", np.arange(4.0))}, {"t": np.arange(4)} if is_own else None)
+    with repo.transaction() as store:
+        xr.Dataset({"v": ("t", np.arange(4.0))}, {"t": np.arange(4)}).to_zarr(store, consolidated=False)
+        below.to_zarr(store, group="deep/fine", consolidated=False)
+    if is_own:
+        repo.run(lambda store: txstore.roll(store, "t", keep=3))
+        return
+    for move in (
+        lambda store: txstore.roll(store, "t", keep=3),
+        lambda store: txstore.prepend(xr.Dataset({"v": ("t", [0.0])}, {"t": [-1]}), store, dim="t"),
+    ):
+        with pytest.raises(ValueError, match="'deep/fine/q' lies along the labels 't'"):
+            repo.run(move)

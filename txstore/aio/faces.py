@@ -1521,8 +1521,8 @@ class AsyncRepository:
         *paths : str
             Arrays and groups. If an array was moved, or copied by reference, erase its old and new path together. The
             last one may be a mapping: from dimensions to labels of the coordinates with their names. Labels are one
-            label, a list of them, or a slice, which includes both ends, as in xarray's `.sel`. With several dimensions,
-            what has labels of all of them is erased.
+            label, a list of them, or a slice, which includes both ends, in whichever order they are. With several
+            dimensions, what has labels of all of them is erased.
         labels : bool
             Also erase the labels of the rows, in the coordinate: it gets fill values there. For one dimension.
         positions : bool

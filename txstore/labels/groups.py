@@ -26,7 +26,9 @@ class LabelledGroup:
         self.store = store
         self.path = group.strip("/")
         self._mode: Literal["r", "r+"] = "r" if store.read_only else "r+"
-        opened = zarr.open_group(zarr_store(store), path=self.path, mode=self._mode, use_consolidated=False)
+        self._opened = opened = zarr.open_group(
+            zarr_store(store), path=self.path, mode=self._mode, use_consolidated=False
+        )
         # Not `open_dataset`: it makes an index of the labels of each dimension, which takes longer than all the rest.
         stored: Any = xr.backends.ZarrStore(
             opened, mode="r", use_zarr_fill_value_as_mask=opened.metadata.zarr_format == 2
@@ -64,6 +66,21 @@ class LabelledGroup:
     def forget(self, name: str) -> None:
         """Open the array again when it is next asked for: it was changed below zarr."""
         self._arrays.pop(name, None)
+
+    def check_none_inherit(self, dim: str) -> None:
+        """Raise `ValueError` if arrays of groups below have the labels of this one: their rows would not move along."""
+        below = {path: node for path, node in self._opened.members(max_depth=None) if isinstance(node, zarr.Array)}
+        for path, array in below.items():
+            groups = [path.rpartition("/")[0]]
+            while "/" in groups[-1]:
+                groups.append(groups[-1].rpartition("/")[0])
+            has_own = any(f"{group}/{dim}" in below for group in groups)
+            names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS") or ()
+            if "/" in path and dim in names and not has_own:
+                raise ValueError(
+                    f"{self.path_of(path)!r} lies along the labels {self.path_of(dim)!r} of a group above, and its "
+                    "rows would not move with them: give its group a coordinate of its own"
+                )
 
     def with_dimension(self, dims: tuple[str, ...]) -> list[str]:
         """Return the names of the variables that have at least one of some dimensions."""

@@ -240,6 +240,9 @@ def make_room(group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
             moved[name] = {axis: Moved(each.length, each.segments) for axis, each in grown.items()}
         elif grown:
             lengthened[name] = grown
+    for dim, each in placed.items() if moved else ():
+        if each.moves_rows:
+            group.check_none_inherit(dim)
     move_rows(group.store, {group.path_of(name): axes for name, axes in moved.items()})
     for name in moved:
         group.forget(name)

@@ -97,6 +97,7 @@ def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
     if not dropped:  # a commit that has made the arrays longer conflicts
         store.rely_on(there.document_of(name) for name in along)
     else:
+        there.check_none_inherit(dim)
         kept = Moved(keep, ((dropped, length, 0),) if keep else ())
         move_rows(store, {there.path_of(name): {there.variables[name].dims.index(dim): kept} for name in along})
     return dropped
