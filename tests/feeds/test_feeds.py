@@ -393,6 +393,10 @@ def test_names(filled: txstore.Repository) -> None:
         filled.feeds.create("g", branch="none")
     with pytest.raises(txstore.CommitNotFoundError):
         filled.feeds.create("g", since=99)
+    with pytest.raises(TypeError, match="a list of paths"):
+        filled.feeds.create("g", paths=["src", None])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="a change that the feed has told"):
+        feed.advance(to=3)  # type: ignore[arg-type]
     for keep in (0, timedelta(0)):
         with pytest.raises(ValueError, match="keep"):
             filled.feeds.create("g", keep=keep)

@@ -192,6 +192,8 @@ class Feed:
             if store is not None:
                 raise ValueError("say how far: feed.advance(store, to=change)")
             self._pass_over()
+        elif not isinstance(to, FeedChange):
+            raise TypeError(f"to={to!r}: give a change that the feed has told")
         elif store is None:
             where = f"feed {self.name} moved to {to.commit}"
             self._kept.commit(where, lambda cursors: self._move(cursors, to.start, to.place))

@@ -135,7 +135,10 @@ class Feeds(Mapping[str, Feed]):
 
 def _outermost(paths: str | Sequence[str]) -> tuple[str, ...]:
     """Return the paths without those that lie below others; none if one is the root."""
-    given = sorted({path.strip("/") for path in ([paths] if isinstance(paths, str) else paths)})
+    told = [paths] if isinstance(paths, str) else list(paths)
+    if not all(isinstance(path, str) for path in told):
+        raise TypeError(f"paths={paths!r}: a path, or a list of paths")
+    given = sorted({path.strip("/") for path in told})
     for path in given:
         directory_prefix(path)  # raises `KeyFormatError`
     if "" in given:
