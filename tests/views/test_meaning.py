@@ -91,6 +91,27 @@ def test_attributes_follow(repo: txstore.Repository, when: Any) -> None:
     assert _opened(repo, "p").t1.attrs["own"] == "stays"
 
 
+def test_labels_of_another_type(repo: txstore.Repository) -> None:
+    """They are what they were, or can't be stored."""
+    with repo.transaction() as store:
+        _days().to_zarr(store, group="d", consolidated=False)
+        store.views["m"] = Reduce("d/t", "time", "mean", to="m/t", by="month")
+    labels = _opened(repo, "d").time
+    for hours in (0, 6):
+        ds = _days().assign_coords(time=labels + np.timedelta64(hours, "h"))
+        ds.time.encoding.update(units="days since 2024-01-01", dtype="f8")
+
+        def write(store: txstore.TxStore, ds: xr.Dataset = ds) -> None:
+            ds.to_zarr(store, group="d", mode="w", consolidated=False)
+
+        if hours:
+            with pytest.raises(txstore.ViewError, match="can't hold its labels"):
+                repo.run(write)
+        else:
+            repo.run(write)
+            np.testing.assert_array_equal(_opened(repo, "m").time, labels[[0, 31]])
+
+
 def test_what_was_set_at_an_output_stays(repo: txstore.Repository) -> None:
     commit(repo, image(attributes={"units": "K"}), p=Coarsen("image/0", "image/{level}", (2, 2)))
     with repo.transaction() as store:

@@ -181,6 +181,8 @@ class Derivation:
         before, (after, cut) = self._commit.before(stage.source), self._array(stage.source)
         if self._is_new or before is None or before.kind != "array":
             return False
+        if (before.content, before.attributes) == (after.content, after.attributes):
+            return False
         own = _native(_dtype(output, grid))
         old, new = _native(_dtype(before, before.grid())), _native(_dtype(after, cut))
         if stage.has_type_of_source and own == old != new:

@@ -214,6 +214,7 @@ class LabelsStage(DerivingStage):
     along: str
     others_from: int
     is_other = False
+    has_type_of_source = False  # another type will do, too, as long as it holds them
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
