@@ -144,7 +144,6 @@ def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[
     yield "tx commit", [url, "job1"]
     yield "tx rollback", [url, "job2", "--yes"]
     del store  # which reads what is erased
-    yield "erase", [url, "imported", "--yes", "--timeout", "5", "--rows", f"{STEERING}={STEERING}"]
     yield "erase", [url, "imported", "--yes", "--timeout", "5"]
 
 
@@ -182,6 +181,12 @@ def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
                 assert (found["nan"], found["inf"]) == ("NaN", ["Infinity", {"-": "-Infinity"}])
                 assert found[STEERING] == STEERING
     assert commands() - called == {"demo", "serve"}
+
+
+def test_rows_that_are_not_there(hostile: txstore.Repository) -> None:
+    assert "[bold red]" in shown_by(
+        "erase", hostile.url, "plain", "--yes", "--rows", f"{STEERING}={STEERING}", status=1
+    )
 
 
 def test_conflicts(hostile: txstore.Repository) -> None:
