@@ -92,7 +92,18 @@ def test_an_array_that_was_made_after_a_move_that_is_reverted(table: txstore.Rep
 def test_an_array_along_another_dimension(table: txstore.Repository) -> None:
     both(table, lambda store: xr.Dataset({"w": ("y", [1, 2])}).to_zarr(store, mode="a", consolidated=False), newest)
     both(table, newest, lambda store: zarr.create_array(store, name="nameless", data=np.arange(3)))
-    assert table.snapshot()["x/zarr.json"] is not None
+    assert table.snapshot()["nameless/zarr.json"] is not None
+
+
+def test_dimensions_without_names_are_not_the_same(repo: txstore.Repository) -> None:
+    def make(name: str) -> Step:
+        return lambda store: zarr.create_array(store, name=name, data=np.arange(4), chunks=(2,), dimension_names=[None])
+
+    repo.run(make("a"))
+    both(repo, make("b"), lambda store: store.shift("a", {0: 2}))
+    both(repo, lambda store: store.shift("a", {0: 2}), make("c"))
+    merged(repo, make("d"), lambda store: store.shift("a", {0: -2}))
+    assert {"b/zarr.json", "c/zarr.json", "d/zarr.json"} <= set(repo.snapshot())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -67,6 +67,13 @@ def test_other_names_of_dimensions_reduce_another_axis(repo: txstore.Repository,
     np.testing.assert_array_equal(_stored(repo, "m"), values.mean(axis=1))
 
 
+def test_a_dimension_without_a_name(repo: txstore.Repository) -> None:
+    commit(repo, lambda store: zarr.create_array(store, name="a", data=VALUES, dimension_names=(None, "x")))
+    repo.views["m"] = Reduce("a", "x", "max", to="m")
+    made = zarr.open_array(repo.snapshot(), path="m", mode="r")
+    assert made.metadata.dimension_names == (None,)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("when", ["commit", "follow"])
 def test_attributes_follow(repo: txstore.Repository, when: Any) -> None:
     def write(store: txstore.TxStore, start: str, scale: float) -> None:

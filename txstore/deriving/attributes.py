@@ -1,4 +1,4 @@
-"""Says which attributes an output has from its source, and goes on having: those that say what its numbers mean."""
+"""Decides which attributes an output takes from its source, which say what its numbers mean, and when it takes them."""
 
 from __future__ import annotations
 

@@ -102,13 +102,11 @@ def are_alike(fields: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     return {**fields, **later} == {**others, **later}
 
 
-def distrust(
-    written: Written, views: Views, commit: DerivableCommit, updated: Collection[str], head: Commit | None
-) -> Written:
+def distrust(views: Views, commit: DerivableCommit, updated: Collection[str], head: Commit | None) -> Written:
     """Return the views that are derived later, and whose outputs a commit changes: they are of no commit any more.
 
-    `views` are the same, decoded. `updated` are those that the commit itself brings up to date. Each is written as one
-    whose derivation begins at the head: so it differs from what it was, and conflicts with an update that is under way.
+    The commit itself brings `updated` up to date. Each of the others gets an entry that says that its derivation begins
+    at the head: so the entry differs from what it was, and an update that is under way conflicts.
     """
     if head is None:
         return {}
@@ -116,10 +114,7 @@ def distrust(
     return {
         name: encode(view, anew)
         for name, view in views.items()
-        if view.when == "follow"
-        and name in written
-        and name not in updated
-        and any(_changes(commit, output) for output in view.outputs)
+        if view.when == "follow" and name not in updated and any(_changes(commit, output) for output in view.outputs)
     }
 
 

@@ -209,10 +209,10 @@ class Described:
     attributes: Mapping[str, Any]
 
     @property
-    def dimensions(self) -> tuple[str, ...]:
-        """The names of an array's dimensions, where it has them: in Zarr 2 in an attribute, as xarray keeps them."""
+    def dimensions(self) -> tuple[str | None, ...]:
+        """The names of an array's dimensions, None for one without; xarray keeps those of Zarr 2 in an attribute."""
         names = self.document.get("dimension_names") or self.attributes.get("_ARRAY_DIMENSIONS")
-        return tuple(map(str, names)) if isinstance(names, list) and len(names) == len(self.node.shape) else ()
+        return tuple(name if isinstance(name, str) else None for name in names) if isinstance(names, list) else ()
 
     @property
     def kind(self) -> str:

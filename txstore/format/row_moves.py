@@ -47,14 +47,14 @@ class RowMoves(NamedTuple):
         return " ".join([",".join(map(str, self.origin)), *([self.mixed] if self.mixed else [])])
 
 
-def moved_along(before: Mapping[str, Any], after: Mapping[str, Any], dimensions: Sequence[str]) -> frozenset[str]:
+def moved_along(
+    before: Mapping[str, Any], after: Mapping[str, Any], dimensions: Sequence[str | None]
+) -> frozenset[str]:
     """Return along which of its dimensions, given their names, rows of an array have moved: compare its attributes."""
     old, new = (RowMoves.of(each, len(dimensions)) for each in (before, after))
-    if old.mixed != new.mixed:
-        return frozenset(dimensions)
-    return frozenset(
-        name for name, was, is_now in zip(dimensions, old.origin, new.origin, strict=True) if was != is_now
-    )
+    is_mixed = old.mixed != new.mixed
+    moved = zip(dimensions, old.origin, new.origin, strict=True)
+    return frozenset(name for name, was, is_now in moved if name is not None and (is_mixed or was != is_now))
 
 
 def rows_have_moved(key: str, before: bytes | None, after: bytes | None) -> bool:

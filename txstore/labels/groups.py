@@ -39,7 +39,7 @@ class LabelledGroup:
         for name in self._arrays:
             try:
                 variables[name] = stored.open_store_variable(name)
-            except KeyError:  # its dimensions have no names: it lies along none of those that labels are of
+            except KeyError:  # the array does not name its dimensions: no labels of the group are those of its rows
                 continue
             for dim, size in variables[name].sizes.items():
                 if sizes.setdefault(dim, size) != size:

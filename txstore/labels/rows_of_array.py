@@ -68,18 +68,12 @@ class ArrayAt:
     @property
     def is_coordinate(self) -> bool:
         """Whether it has the labels of the dimension that it is named after."""
-        return dimensions_of(self.described) == (self.described.path.rpartition("/")[2],)
+        return self.described.dimensions == (self.described.path.rpartition("/")[2],)
 
     @property
     def missing(self) -> Any:
         """What stands for a missing value in the conventions of CF; None: the array's fill value."""
         return _missing(self.described.attributes.get("_FillValue"))
-
-
-def dimensions_of(described: Described) -> tuple[str | None, ...]:
-    """Return the names of an array's dimensions."""
-    names = described.document.get("dimension_names") or described.attributes.get("_ARRAY_DIMENSIONS") or ()
-    return tuple(names) if isinstance(names, list | tuple) else ()
 
 
 class ArrayRows:
@@ -100,7 +94,7 @@ class ArrayRows:
         described = describe(snapshot.get_view, path)
         if described is None or described.kind != "array":
             return None
-        names = dimensions_of(described)
+        names = described.dimensions
         dimensions = [choice.dimension for choice in self._choices]
         axes = {each: [n for n, name in enumerate(names) if name == each] for each in dimensions}
         if not all(axes.values()):
@@ -169,7 +163,7 @@ def coordinate_of(snapshot: Snapshot, path: str, dimension: str) -> Described | 
         if "/" in dimension:
             return None
         found = describe(snapshot.get_view, f"{group}/{dimension}" if group else dimension)
-        if found is not None and found.kind == "array" and dimensions_of(found) == (dimension,):
+        if found is not None and found.kind == "array" and found.dimensions == (dimension,):
             return found
     return None
 

@@ -91,9 +91,9 @@ def _appended(path: str, three: Three) -> Appended | None:
 
 def _dimension(path: str, node: Described, axis: int) -> Iterator[tuple[str, str]]:
     """Yield group and name of a named dimension: from format 3, or from xarray's attribute in format 2."""
-    names = node.document.get("dimension_names") or node.attributes.get("_ARRAY_DIMENSIONS")
-    if isinstance(names, list) and len(names) > axis and isinstance(names[axis], str):
-        yield path.rpartition("/")[0], names[axis]
+    name = node.dimensions[axis] if len(node.dimensions) > axis else None
+    if name is not None:
+        yield path.rpartition("/")[0], name
 
 
 @dataclass(frozen=True)

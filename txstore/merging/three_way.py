@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -190,7 +190,6 @@ class _ThreeWayMerge:
         self._plan = MergePlan()
         self._settled: set[str] = set()  # nodes taken whole from one side, or in conflict
         self._documents: dict[str, tuple[str, bytes] | None] = {}
-        self._moved: dict[str, tuple[frozenset[str], frozenset[str]]] = {}  # by group: dimensions whose rows moved
         self._chunks: list[_Chunk] = []  # changed by both
 
     def run(self, conflicts: Sequence[Conflict]) -> MergePlan:
@@ -266,23 +265,25 @@ class _ThreeWayMerge:
 
     def _is_beside_moved_rows(self, ours: Described | None, theirs: Described | None) -> bool:
         """Tell whether one side alone has made an array, and the other has moved rows along one of its dimensions."""
-        made, at = (ours, 2) if theirs is None else (theirs, 1)
-        if made is None or not made.dimensions or (ours is not None and theirs is not None):
+        if (ours is None) == (theirs is None):
             return False
-        return any(not self._moved_along(group)[at - 1].isdisjoint(made.dimensions) for group in ancestors(made.path))
+        made, of_other = (ours, 1) if theirs is None else (theirs, 0)
+        if made is None or not made.dimensions:
+            return False
+        moved = self._moved[of_other]
+        return any(not moved[group].isdisjoint(made.dimensions) for group in ancestors(made.path) if group in moved)
 
-    def _moved_along(self, group: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Return along which dimensions arrays of a group have moved rows: on our side, and on theirs."""
-        if group not in self._moved:
-            found: list[set[str]] = [set(), set()]
-            for path in self._nodes_changed():
-                if path and path.rpartition("/")[0] == group:
-                    base, *sides = self._described(path)
-                    for names, side in zip(found, sides, strict=True):
-                        if base is not None and side is not None:
-                            names.update(moved_along(base.attributes, side.attributes, side.dimensions))
-            self._moved[group] = frozenset(found[0]), frozenset(found[1])
-        return self._moved[group]
+    @cached_property
+    def _moved(self) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+        """Along which dimensions arrays have moved rows, by group: on our side, and on theirs."""
+        found: tuple[dict[str, set[str]], dict[str, set[str]]] = {}, {}
+        for path in self._nodes_changed():
+            base, *sides = self._described(path)
+            for moved, side in zip(found, sides, strict=True):
+                if path and base is not None and side is not None:
+                    along = moved_along(base.attributes, side.attributes, side.dimensions)
+                    moved.setdefault(path.rpartition("/")[0], set()).update(along)
+        return found
 
     def _follows(self, path: str, base: Described | None, ours: Described | None, theirs: Described | None) -> bool:
         """Bring what one side has changed to where the other one has shifted it. Tell whether that was possible."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from txstore.format.documents import Described, describe
+from txstore.format.documents import describe
 from txstore.format.keys import node_of_document
 
 #: Returns the document at a key. None if there is no document, or if reading it would take long.
@@ -31,7 +31,7 @@ def left_behind(changed: Collection[str], known: Collection[str], before: Get, a
         old, new = describe(before, path), describe(after, path)
         if old is None or new is None or old.kind != "array" or len(old.node.shape) != len(new.node.shape):
             continue
-        for axis, (name, was, now) in enumerate(zip(_dimensions(new), old.node.shape, new.node.shape, strict=False)):
+        for axis, (name, was, now) in enumerate(zip(new.dimensions, old.node.shape, new.node.shape, strict=False)):
             if name is not None and now > was:
                 group = path.rpartition("/")[0]
                 for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
@@ -45,12 +45,6 @@ def _has(path: str, dimension: str, length: int, before: Get, after: Get) -> boo
     return all(
         found is not None
         and found.kind == "array"
-        and (dimension, length) in zip(_dimensions(found), found.node.shape, strict=False)
+        and (dimension, length) in zip(found.dimensions, found.node.shape, strict=False)
         for found in (describe(before, path), describe(after, path))
     )
-
-
-def _dimensions(array: Described) -> list[str | None]:
-    """Return the names of an array's dimensions, from format 3, or as xarray writes them in format 2."""
-    names = array.document.get("dimension_names") or array.attributes.get("_ARRAY_DIMENSIONS")
-    return [name if isinstance(name, str) else None for name in names] if isinstance(names, list) else []

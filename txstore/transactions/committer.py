@@ -302,7 +302,7 @@ class Committer:
             if self.merges.derived:
                 self._append_runs(head)
             parent = None if head.stored is None else head.stored.commit
-            distrusted = declared_views.distrust(written.views, views, commit, self.staging.declared.views, parent)
+            distrusted = declared_views.distrust(views, commit, self.staging.declared.views, parent)
             written = written._replace(views={**written.views, **distrusted})
         self._derived = head, written
         return written

@@ -70,7 +70,7 @@ from txstore.format.keys import (
     stored_key,
 )
 from txstore.format.mapping import Hierarchy
-from txstore.format.row_moves import moved_along
+from txstore.format.row_moves import moved_along, rows_have_moved
 from txstore.history.changes import KeyChange
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
@@ -291,7 +291,9 @@ def _moved_by_others(check: Check, group: str) -> Iterator[frozenset[str]]:
 def _arrays_beside_my_moves(check: Check) -> Iterator[str]:
     """Yield arrays that others have made along dimensions whose rows are moved here."""
     moved: dict[str, frozenset[str]] = {}
-    for document in check.mine.documents:
+    for document, content in check.mine.documents.items():
+        if not rows_have_moved(document, _bytes(check.base, document), content):
+            continue
         path = node_of_document(document)
         before, after = describe(check.base.get_view, path), describe(check.mine.documents.get, path)
         if before is not None and after is not None:
