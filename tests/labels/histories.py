@@ -68,7 +68,7 @@ def _rows(drawn: random.Random, labels: list[int]) -> dict[int, int]:
 
 def _own_rows(drawn: random.Random, count: int) -> dict[int, int]:
     """Return rows with labels that nobody else has."""
-    return _rows(drawn, [1001 + 2 * drawn.randrange(10**6) for _ in range(count)])
+    return _rows(drawn, [1001 + 2 * drawn.randrange(10**12) for _ in range(count)])
 
 
 def _upsert(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
@@ -167,9 +167,37 @@ def _append(repo: txstore.Repository, name: str, drawn: random.Random, report: R
     repo.run(step, timeout=300, message=json.dumps({"op": "append", "name": name, "rows": list(rows.items())}))
 
 
-WORK = [_upsert, _upsert, _upsert, _write, _follow, _follow, _roll, _rename, _prepend, _append]
+def _shift(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """Rows that move within the arrays, and new ones in the places that get free."""
+    offset = drawn.choice([-4, -1, 1, 2, 4])
+    rows = _own_rows(drawn, abs(offset))
+
+    def step(store: txstore.TxStore) -> None:
+        new = table(rows)
+        for path in ("v", "w", "time"):
+            store.shift(path, {0: offset})
+            array, values = zarr.open_array(store, path=path), new[path].values
+            free, given = slice(0, offset), values[: array.shape[0]]
+            if offset < 0:
+                free, given = slice(max(0, array.shape[0] + offset), None), values[-array.shape[0] :]
+            if array.shape[0]:
+                array[free] = given
+
+    told = {"op": "shift", "name": name, "offset": offset, "rows": list(rows.items())}
+    repo.run(step, timeout=300, message=json.dumps(told))
+
+
+def _rechunk(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
+    """Other chunks, while others write."""
+    path = drawn.choice(["v", "v", "w", "time"])
+    grid = drawn.choice(GRIDS) if path == "v" else {"chunks": (drawn.choice([2, 3, 4, 64]),)}
+    told = json.dumps({"op": "rechunk", "name": name})
+    repo.rechunk(path, **grid, name=name.replace("/", "-"), workers=1, message=told, timeout=300)
+
+
+WORK = [_upsert, _upsert, _upsert, _write, _follow, _follow, _roll, _rechunk, _rename, _prepend, _append, _shift]
 #: What keeps labels in order.
-ORDERED = WORK[:-3]
+ORDERED = WORK[:-4]
 
 
 def _is_ordered(name: str) -> bool:
@@ -205,6 +233,12 @@ def apply(rows: Rows, told: Mapping[str, Any]) -> tuple[Rows, tuple[int, int]]:
             return [*map(tuple, told["rows"]), *rows], (0, len(told["rows"]))
         case "append":
             return [*rows, *map(tuple, told["rows"])], (0, len(told["rows"]))
+        case "shift":
+            new, offset = [*map(tuple, told["rows"])], told["offset"]
+            moved = [*new, *rows][: len(rows)] if offset > 0 else [*rows, *new][len(new) :]
+            return moved, (0, 0)
+        case "rechunk":
+            return rows, (0, 0)
         case "roll":
             return rows[max(0, len(rows) - told["keep"]) :], (0, 0)
         case "write":
@@ -257,8 +291,8 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
     for report in reports:
         for name, labels in report.refused.items():
             others = set().union(*(each for other, each in touched.items() if other != name))
-            # A row that a roll dropped is a change of it, too.
-            if not set(labels) & others and not counts["roll"]:
+            # A row that a roll or a shift dropped is a change of it, too.
+            if not set(labels) & others and not counts["roll"] and not counts["shift"]:
                 raise WrongError(f"{name} was refused for {labels}, which nobody else has changed")
             counts["refused upsert"] += 1
         counts += report.counts

@@ -85,6 +85,10 @@ class _Encoder:
         """What stands for missing values; None if nothing does."""
         return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
 
+    @property
+    def _has_missing_as_nan(self) -> bool:
+        return self._fill is None or bool(np.isnan(np.asarray(self._fill, self.dtype)))
+
     def _check(self, values: Values, fits: Any, reason: str) -> None:
         wrong = ~np.broadcast_to(np.asarray(fits, bool), values.shape)
         if wrong.any():
@@ -118,6 +122,8 @@ class _Encoder:
 
     def _numbers(self, values: Values) -> Values:
         is_scaled = not {"scale_factor", "add_offset"}.isdisjoint(self.attributes)
+        if values.dtype == self.dtype and values.dtype.kind in "fc" and not is_scaled and self._has_missing_as_nan:
+            return values  # most data: each value is what is stored
         found = self._scaled(values) if is_scaled else values
         missing = np.isnan(found) if found.dtype.kind in "fc" else np.zeros(found.shape, bool)
         told = f" with scale {self.attributes.get('scale_factor', 1)}" if is_scaled else ""
