@@ -15,6 +15,7 @@ from txstore.comparing.nodes import compare
 from txstore.deriving.declared import Backfill, decode
 from txstore.engine import Engine, Position
 from txstore.errors import CommitUnknownError, TransactionStateError, TxStoreError
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.consolidated import may_be_consolidated
 from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
@@ -353,19 +354,20 @@ class TxStore(ZarrInterface):
         """
         window.shift(self, path, offsets, fill)
 
-    def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None:
-        """Replace all keys below some paths by values of the base commit, by reference: `{key: key of the base}`.
+    def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None:
+        """Move the chunks below some paths by reference: `moves` says for each path where they go.
 
-        This reads and copies no value. It is for programs that rearrange the chunks of arrays; `shift` calls it.
-        Other transactions see a deletion: a concurrent write below such a path conflicts.
+        This reads and copies no value, and takes no memory for each chunk. It is for programs that rearrange the chunks
+        of arrays; `shift` calls it. Other transactions see a deletion of what was below the paths: a concurrent write
+        there conflicts.
 
         Raises
         ------
         TransactionStateError
-            The transaction has changed something below the paths already, and nothing is replaced; or it has a name, or
+            The transaction has changed something below the paths already, and nothing is moved; or it has a name, or
             several processes stage into it.
         """
-        self._writer().copy_keys(keys, [below] if isinstance(below, str) else list(below))
+        self._writer().move_chunks(moves)
 
     def rely_on(self, keys: Iterable[str]) -> None:
         """Count keys as read: the commit conflicts if another commit has changed one of them since the base.

@@ -18,7 +18,7 @@ MADE = PACKAGE / "aio" / "faces.py"
 OF_A_TRANSACTION = {
     "url", "branch", "base", "staged_count", "changes", "diff", "move", "copy", "restore", "constraints", "views",
     "commit",
-    "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "copy_keys", "rely_on",
+    "unchanged", "rollback", "latest", "set_reference", "set_references", "share", "shift", "move_chunks", "rely_on",
 }  # fmt: skip
 #: Properties that read nothing. The others become methods.
 AT_HAND = {"url", "branch", "chunk_cache", "staged_count", "unchanged"}

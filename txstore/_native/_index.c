@@ -41,6 +41,7 @@
 #include <Python.h>
 
 #include "run_cursor.h"
+#include "run_moves.h"
 #include "run_reader.h"
 #include "run_writer.h"
 
@@ -55,12 +56,6 @@ typedef struct {
     Py_buffer view;
     run run;
 } RunObject;
-
-static span
-span_of(PyObject *bytes)
-{
-    return (span){(const uint8_t *)PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes)};
-}
 
 static PyObject *
 bytes_of(span s)
@@ -866,15 +861,23 @@ typedef struct {
     int own;
     PyObject *sink;
     span start, stop, to; /* of reflink(); `to` is NULL in merge() */
+    chunk_moves *moves;   /* of reflink(); NULL: none */
 } request;
 
-/* The live entries with start <= key < stop, with `to` in place of `start` in their keys, as entries of a commit's run.
- * */
+static int
+key_too_long(void)
+{
+    PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");
+    return -1;
+}
+
+/* The live entries with start <= key < stop, with `to` in place of `start` in their keys, and with chunks moved, as
+ * entries of a commit's run. */
 static int
 reflink_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *known, pack_table *tables,
-              const request *r)
+                const request *r)
 {
-    uint8_t key[KEY_BYTES];
+    uint8_t key[KEY_BYTES + MOVED_MORE];
     merger m;
     memcpy(key, r->to.data, r->to.length);
     int more = merger_open(&m, runs, count, r->start, r->stop);
@@ -885,21 +888,30 @@ reflink_entries(writer *w, const run *const *runs, Py_ssize_t count, PyObject *k
             continue;
         span from = cursor_key(c);
         size_t rest = from.length - r->start.length, length = r->to.length + rest;
-        if (from.length < r->start.length || memcmp(from.data, r->start.data, r->start.length) != 0) {
+        if (!begins_with(from, r->start)) {
             PyErr_SetString(PyExc_ValueError, "a key does not begin with what is to be replaced");
             more = -1;
-        } else if (length > KEY_BYTES || length == 0) {
-            PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");
-            more = -1;
-        } else {
-            memcpy(key + r->to.length, from.data + r->start.length, rest);
-            if (merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0 ||
-                writer_add(w, (span){key, length}, c->kind, 0, pack, c->offset, c->length, c->checksum) < 0)
+        } else if (length > KEY_BYTES || length == 0)
+            more = key_too_long();
+        else {
+            span name = {from.data + r->start.length, rest};
+            if (r->moves == NULL)
+                memcpy(key + r->to.length, name.data, rest);
+            else if (!moved_name(r->moves, name, key + r->to.length, &rest))
+                continue;
+            span new = {key, r->to.length + rest};
+            if (new.length > KEY_BYTES)
+                more = key_too_long();
+            else if (merged_pack_number(w, known, &tables[m.newest], c->pack, &pack) < 0)
                 more = -1;
+            else if (r->moves != NULL)
+                more = moves_add(r->moves, new, c->kind, pack, c->offset, c->length, c->checksum);
+            else
+                more = writer_add(w, new, c->kind, 0, pack, c->offset, c->length, c->checksum);
         }
     }
     merger_close(&m);
-    return more;
+    return more < 0 || r->moves == NULL ? more : moves_write(r->moves, r->to.length, w);
 }
 
 /* The result of merge() or reflink(), once the arguments are checked and `tables` and `next` are zeroed memory for each
@@ -977,27 +989,35 @@ index_merge(PyObject *module, PyObject *args, PyObject *kwargs)
     return merge_tuple(module, tuple, tables, &r);
 }
 
-PyDoc_STRVAR(reflink_doc, "reflink($module, /, runs, tables, start, stop, to, sink=None)\n--\n\n"
+PyDoc_STRVAR(reflink_doc, "reflink($module, /, runs, tables, start, stop, to, sink=None, moves=None)\n--\n\n"
                         "A commit's run of the live entries of `runs`, newest first, with start <= key < stop. Every\n"
                         "key begins with `start`; the result has `to` instead. Values are not copied. `sink`: as in\n"
-                        "build().");
+                        "build(). `moves`: the lead and the separator of the keys of chunks, and for each axis the new\n"
+                        "number of each chunk, as int64; -1: it is left out.");
 
 static PyObject *
 index_reflink(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"runs", "tables", "start", "stop", "to", "sink", NULL};
-    PyObject *tuple, *tables, *start, *stop, *to, *sink = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS|O:reflink", (char **)names, &PyTuple_Type, &tuple, &tables,
-                                     &start, &stop, &to, &sink))
+    static const char *const names[] = {"runs", "tables", "start", "stop", "to", "sink", "moves", NULL};
+    PyObject *tuple, *tables, *start, *stop, *to, *sink = NULL, *given = Py_None, *result = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OSOS|OO:reflink", (char **)names, &PyTuple_Type, &tuple, &tables,
+                                     &start, &stop, &to, &sink, &given))
         return NULL;
     request r = {.start = span_of(start), .to = span_of(to), .sink = sink};
     if (as_sink(&r.sink) < 0 || as_stop(stop, &r.stop) < 0)
         return NULL;
     if (r.to.length > KEY_BYTES) {
-        PyErr_SetString(PyExc_OverflowError, "a key would have more than 4096 bytes");
+        key_too_long();
         return NULL;
     }
-    return merge_tuple(module, tuple, tables, &r);
+    if (given == Py_None)
+        return merge_tuple(module, tuple, tables, &r);
+    chunk_moves moves = {0};
+    r.moves = &moves;
+    if (moves_init(&moves, given) == 0)
+        result = merge_tuple(module, tuple, tables, &r);
+    moves_clear(&moves);
+    return result;
 }
 
 /* ---- module ---- */

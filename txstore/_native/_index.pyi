@@ -39,6 +39,7 @@ _Entries = Iterable[
 ]
 _Tables = Sequence[Sequence[bytes]]
 _Sink = Callable[[bytes], object]
+_Moves = tuple[bytes | Buffer, ...]
 
 @overload
 def build(entries: _Entries, prefixes: Iterable[bytes], packs: Iterable[bytes] = (), sink: None = None) -> bytes: ...
@@ -52,9 +53,21 @@ def merge(
 def merge(runs: tuple[Run, ...], tables: _Tables, forgotten: int, own: bool, sink: _Sink) -> None: ...
 @overload
 def reflink(
-    runs: tuple[Run, ...], tables: _Tables, start: bytes, stop: bytes | None, to: bytes, sink: None = None
+    runs: tuple[Run, ...],
+    tables: _Tables,
+    start: bytes,
+    stop: bytes | None,
+    to: bytes,
+    sink: None = None,
+    moves: _Moves | None = None,
 ) -> bytes: ...
 @overload
 def reflink(
-    runs: tuple[Run, ...], tables: _Tables, start: bytes, stop: bytes | None, to: bytes, sink: _Sink
+    runs: tuple[Run, ...],
+    tables: _Tables,
+    start: bytes,
+    stop: bytes | None,
+    to: bytes,
+    sink: _Sink,
+    moves: _Moves | None = None,
 ) -> None: ...

@@ -8,9 +8,11 @@ the prefixes and the packs, and every access to a block checks that block. All f
 from __future__ import annotations
 
 import io
+import re
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import google_crc32c
@@ -588,27 +590,77 @@ def reflink(
     stop: bytes | None,
     to: bytes,
     sink: Sink | None = None,
+    moves: tuple[Any, ...] | None = None,
 ) -> bytes | None:
     """A commit's run of the live entries of `runs`, newest first, with start <= key < stop. Every key begins with
-    `start`, and the result has `to` in its place. The values are not copied. `sink`: as in build().
+    `start`, and the result has `to` in its place. The values are not copied. `sink`: as in build(). `moves`: the lead
+    and the separator of the keys of chunks, and for each axis the new number of each chunk, as int64; -1: it is left
+    out.
     """
     if len(to) > KEY_BYTES:
         raise OverflowError("a key would have more than 4096 bytes")
     _check_tables(runs, tables)
     writer = _Writer(sink)
     numbers: dict[bytes, int] = {}
+    moved = None if moves is None else _Moves(*moves)
+    waiting: list[tuple[bytes, int, int, int, int, int, int]] = []  # moved entries: they have another order
     for i, entry in _newest(runs, start, stop):
         if entry.kind in NOT_LIVE:
             continue
         if not entry.key.startswith(start):
             raise ValueError("a key does not begin with what is to be replaced")
-        key = to + entry.key[len(start) :]
-        if not 1 <= len(key) <= KEY_BYTES:
+        rest = entry.key[len(start) :]
+        if not 1 <= len(to + rest) <= KEY_BYTES:
             raise OverflowError("a key would have more than 4096 bytes")
-        writer.add(
-            key, entry.kind, 0, _number(numbers, tables[i][entry.pack]), entry.offset, entry.length, entry.checksum
-        )
+        if moved is not None:
+            name = moved.name(rest)
+            if name is None:
+                continue
+            rest = name
+        if len(to + rest) > KEY_BYTES:
+            raise OverflowError("a key would have more than 4096 bytes")
+        number = _number(numbers, tables[i][entry.pack])
+        added = to + rest, entry.kind, 0, number, entry.offset, entry.length, entry.checksum
+        if moved is None:
+            writer.add(*added)
+        else:
+            waiting.append(added)
+    waiting.sort()
+    if any(one[0] == other[0] for one, other in pairwise(waiting)):
+        raise ValueError("two chunks move to one place")
+    for added in waiting:
+        writer.add(*added)
     return writer.finish([], list(numbers))
+
+
+class _Moves:
+    """Gives chunks other numbers: `txstore/format/chunk_moves.py` says how."""
+
+    def __init__(self, lead: bytes, separator: bytes, *targets: Buffer) -> None:
+        are_names = isinstance(lead, bytes) and isinstance(separator, bytes) and len(separator) == 1
+        if not (are_names and 1 <= len(targets) <= _MOST_AXES):
+            raise TypeError("moves are a lead, a separator of one byte, and numbers for 1 to 64 axes")
+        self._lead, self._separator = lead, separator
+        self._targets = [memoryview(along) for along in targets]
+        if any(along.ndim != 1 or along.format not in ("l", "q") for along in self._targets):
+            raise TypeError("the numbers of an axis are int64, in one row")
+
+    def name(self, name: bytes) -> bytes | None:
+        parts = name[len(self._lead) :].split(self._separator)
+        if (
+            not name.startswith(self._lead)
+            or len(parts) != len(self._targets)
+            or not all(map(_NUMBER.fullmatch, parts))
+        ):
+            return name
+        places = zip(map(int, parts), self._targets, strict=True)
+        moved = [along[number] if number < len(along) else -1 for number, along in places]
+        return None if min(moved) < 0 else self._lead + self._separator.join(b"%d" % number for number in moved)
+
+
+_MOST_AXES = 64
+#: The number of a chunk, as keys have it.
+_NUMBER = re.compile(rb"0|[1-9][0-9]{0,17}")
 
 
 #: Tells what becomes of an entry that leads to a value, by its key, the number of its pack, and its offset: its new

@@ -43,6 +43,12 @@ typedef struct {
     size_t length;
 } span;
 
+static inline span
+span_of(PyObject *bytes)
+{
+    return (span){(const uint8_t *)PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes)};
+}
+
 static inline uint16_t
 load16(const uint8_t *data)
 {

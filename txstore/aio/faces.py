@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from txstore.comparing.blame import Blame
     from txstore.comparing.diff import Diff
     from txstore.feeds.named_feeds import Feeds
+    from txstore.format.chunk_moves import ChunkMoves
     from txstore.format.records import Isolation
     from txstore.history.erasures import Erasure
     from txstore.history.operations import LoggedOperation
@@ -254,19 +255,20 @@ class AsyncTransaction(TransactionBlock):
         """
         await call(lambda: self.store.shift(path, offsets, fill=fill))
 
-    async def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None:
-        """Replace all keys below some paths by values of the base commit, by reference: `{key: key of the base}`.
+    async def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None:
+        """Move the chunks below some paths by reference: `moves` says for each path where they go.
 
-        This reads and copies no value. It is for programs that rearrange the chunks of arrays; `shift` calls it.
-        Other transactions see a deletion: a concurrent write below such a path conflicts.
+        This reads and copies no value, and takes no memory for each chunk. It is for programs that rearrange the chunks
+        of arrays; `shift` calls it. Other transactions see a deletion of what was below the paths: a concurrent write
+        there conflicts.
 
         Raises
         ------
         TransactionStateError
-            The transaction has changed something below the paths already, and nothing is replaced; or it has a name, or
+            The transaction has changed something below the paths already, and nothing is moved; or it has a name, or
             several processes stage into it.
         """
-        await call(lambda: self.store.copy_keys(keys, below=below))
+        await call(lambda: self.store.move_chunks(moves))
 
     async def rely_on(self, keys: Iterable[str]) -> None:
         """Count keys as read: the commit conflicts if another commit has changed one of them since the base.

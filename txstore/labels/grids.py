@@ -38,6 +38,8 @@ class Axis:
         return np.append(self.starts[1:], self.length) if len(self.starts) else self.starts
 
     def chunk_of(self, positions: Positions) -> Positions:
+        if len(self.sizes) and self.sizes.min() == self.sizes.max() > 0:  # as in most arrays: faster than a search
+            return positions // int(self.sizes[0])
         return np.searchsorted(self.starts, positions, side="right") - 1
 
 
@@ -64,11 +66,22 @@ def _axis(length: int, size: Any) -> Axis:
 
 def chunk_prefix(metadata: Any) -> str:
     """Return the directory below an array that has all its chunks and nothing else; "" if there is none."""
-    if metadata.zarr_format == 2 or not metadata.shape:
-        return ""
-    encoding = metadata.chunk_key_encoding.to_dict()
-    separator = (encoding.get("configuration") or {}).get("separator", "/")
-    return "c" if encoding["name"] == "default" and separator == "/" else ""
+    return "c" if metadata.shape and chunk_key_parts(metadata) == ("c/", "/") else ""
+
+
+def chunk_key_parts(metadata: Any) -> tuple[str, str]:
+    """Return what stands before the numbers in the keys of an array's chunks, and what stands between them.
+
+    Raises `ValueError` if the keys are not made in that way.
+    """
+    ndim = len(metadata.shape)
+    key = metadata.encode_chunk_key((0,) * ndim)
+    lead = key[: key.index("0")] if ndim else key
+    separator = key[len(lead) + 1] if ndim > 1 else "/"
+    numbers = range(10, 10 + ndim)
+    if ndim and metadata.encode_chunk_key(tuple(numbers)) != lead + separator.join(map(str, numbers)):
+        raise ValueError(f"the keys of chunks, such as {key!r}, are not numbers with one character between")
+    return lead, separator
 
 
 def documents(metadata: Any) -> dict[str, bytes]:

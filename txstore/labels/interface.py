@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from txstore.commit import Commit
+from txstore.format.chunk_moves import ChunkMoves
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,7 +32,7 @@ class LabelStore(Protocol):
 
     def at_base(self) -> Self: ...
 
-    def copy_keys(self, keys: Mapping[str, str], *, below: str | Sequence[str]) -> None: ...
+    def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None: ...
 
     def rely_on(self, keys: Iterable[str]) -> None: ...
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import numpy.typing as npt
 import zarr
 
 from txstore.errors import TransactionStateError
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.row_moves import ATTRIBUTE, RowMoves
-from txstore.labels.grids import Axis, Positions, axes_of, chunk_prefix, documents, pieces, read, write
+from txstore.labels.grids import Axis, Positions, axes_of, chunk_key_parts, chunk_prefix, documents, pieces, read, write
 from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
 
@@ -42,10 +42,7 @@ def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> No
     `TransactionStateError`, and moves nothing, if this transaction has changed one of them.
     """
     arrays = [_Rearranged(_unchanged(store, path), path, axes) for path, axes in moved.items()]
-    keys: dict[str, str] = {}
-    for each in arrays:
-        keys |= each.by_reference()
-    store.copy_keys(keys, below=[each.below for each in arrays])
+    store.move_chunks({each.below: each.chunk_moves() for each in arrays})
     # The documents are set behind the deletion: they may lie below what is deleted.
     for each in arrays:
         each.write(store)
@@ -79,31 +76,19 @@ class _Rearranged:
         moves = RowMoves.of(old.metadata.attributes, old.ndim).moved(offsets)
         attributes = {**old.metadata.attributes, ATTRIBUTE: moves.encode()}
         self._metadata = metadata = old.metadata.update_shape(shape).update_attributes(attributes)
-        #: Where its chunks lie: `move_rows` deletes those there that no new key refers to.
         self.below = (self._start + chunk_prefix(old.metadata)).rstrip("/")
         before, after = axes_of(old.metadata), axes_of(metadata)
-        # Per axis: for each new chunk, the old chunk that it equals; and for each new row, the old row.
-        self._chunks: list[npt.NDArray[np.intp]] = []
-        self._rows: list[Positions] = []
+        moved = [axes.get(number) or Moved(one.length, ((0, one.length, 0),)) for number, one in enumerate(before)]
         self._after = after
-        for number, (one, other) in enumerate(zip(before, after, strict=True)):
-            moved = axes.get(number) or Moved(one.length, ((0, one.length, 0),))
-            rows = np.full(moved.length, _EMPTY, np.intp)
-            for begin, end, to in moved.segments:
-                rows[to : to + end - begin] = np.arange(begin, end)
-            self._rows.append(rows)
-            self._chunks.append(_sources(one, other, rows))
+        self._rows = [_Rows.of(each.segments) for each in moved]
+        # Per axis, for each new chunk: the old chunk that it equals.
+        self._chunks = [_sources(*each) for each in zip(before, after, self._rows, strict=True)]
 
-    def by_reference(self) -> dict[str, str]:
-        """Return the keys of what stays as it is, and the keys that it has in the base."""
-        encode_new, encode_old = self._metadata.encode_chunk_key, self._old.metadata.encode_chunk_key
-        places = [np.flatnonzero(along >= 0) for along in self._chunks]
-        new = product(*(along.tolist() for along in places))
-        old = product(*(chunks[along].tolist() for chunks, along in zip(self._chunks, places, strict=True)))
-        start = self._start
-        kept = [start + name for name in documents(self._metadata)] if self.below == self._path else []
-        chunks = {start + encode_new(to): start + encode_old(source) for to, source in zip(new, old, strict=True)}
-        return dict(zip(kept, kept, strict=True)) | chunks
+    def chunk_moves(self) -> ChunkMoves:
+        """Return where the chunks go that stay as they are."""
+        lead, separator = chunk_key_parts(self._old.metadata)
+        start = chunk_prefix(self._old.metadata)
+        return ChunkMoves(lead[len(start) :].removeprefix("/"), separator, self._chunks)
 
     def write(self, store: LabelStore) -> None:
         """Write the documents, and the rows of chunks that no stored one equals."""
@@ -117,34 +102,67 @@ class _Rearranged:
     def _others(self) -> Iterator[tuple[list[Positions], list[Positions]]]:
         """Yield selections that together have each row of a chunk that is written again, once."""
         for number in range(len(self._chunks)):
+            if not (self._chunks[number] == _REWRITTEN).any():
+                continue
             wanted = [
                 along >= 0 if axis < number else along == _REWRITTEN if axis == number else along != _EMPTY
                 for axis, along in enumerate(self._chunks)
             ]
-            target = [
-                np.flatnonzero(mask[axis.chunk_of(np.arange(axis.length))] & (rows >= 0))
-                for mask, axis, rows in zip(wanted, self._after, self._rows, strict=True)
+            found = [
+                rows.within(axis, chunks) for rows, axis, chunks in zip(self._rows, self._after, wanted, strict=True)
             ]
-            yield [rows[along] for rows, along in zip(self._rows, target, strict=True)], target
+            yield [source for source, _ in found], [target for _, target in found]
 
 
-def _sources(before: Axis, after: Axis, rows: Positions) -> npt.NDArray[np.intp]:
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one axis that stay: where each segment of them begins and ends, and where it begins afterwards."""
+
+    begin: Positions
+    end: Positions
+    to: Positions
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> _Rows:
+        table = np.array(sorted(segments, key=lambda each: each[2]), np.intp).reshape(-1, 3)
+        return cls(*table[table[:, 0] < table[:, 1]].T)
+
+    @property
+    def stop(self) -> Positions:
+        """Where each segment ends afterwards."""
+        return self.to + self.end - self.begin
+
+    def segment_of(self, positions: Positions) -> Positions:
+        """Return the last segment that begins at, or before, each new position; -1 if none does."""
+        return np.searchsorted(self.to, positions, side="right") - 1
+
+    def within(self, axis: Axis, chunks: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
+        """Return the rows that come to lie in some chunks: where they are, and where they come to."""
+        borders = np.flatnonzero(np.diff(chunks, prepend=False, append=False)).reshape(-1, 2)
+        runs = [np.arange(axis.starts[begin], axis.ends[end - 1]) for begin, end in borders]
+        target = np.concatenate(runs) if runs else np.empty(0, np.intp)
+        segment = self.segment_of(target)
+        kept = segment >= 0
+        kept[kept] = target[kept] < self.stop[segment[kept]]
+        target, segment = target[kept], segment[kept]
+        return target - self.to[segment] + self.begin[segment], target
+
+
+def _sources(before: Axis, after: Axis, rows: _Rows) -> npt.NDArray[np.intp]:
     """Return, for each new chunk along an axis, the old chunk with exactly its rows, `_EMPTY` or `_REWRITTEN`."""
-    count = len(after.starts)
-    found = np.full(count, _REWRITTEN, np.intp)
-    if not count:
+    found = np.full(len(after.starts), _EMPTY, np.intp)
+    if not len(after.starts) or not len(rows.to):
         return found
-    filled = np.add.reduceat(rows >= 0, after.starts)
-    found[filled == 0] = _EMPTY
-    lengths = after.ends - after.starts
-    first, last = rows[after.starts], rows[after.ends - 1]
-    jumps = np.zeros(len(rows), np.intp)
-    jumps[1:] = np.diff(rows) != 1
-    jumps[after.starts] = 0
-    is_run = (filled == lengths) & (np.add.reduceat(jumps, after.starts) == 0)
-    runs = np.flatnonzero(is_run)
-    sources = before.chunk_of(first[runs])
-    is_whole = (before.starts[sources] == first[runs]) & (before.ends[sources] == last[runs] + 1)
-    same = is_whole & (before.sizes[sources] == after.sizes[runs])
-    found[runs[same]] = sources[same]
+    starts, ends = after.starts, after.ends
+    first, last = rows.segment_of(starts), rows.segment_of(ends - 1)
+    is_in_one = (first == last) & (first >= 0)
+    # Rows come to lie in a chunk if a segment begins in it, or reaches into it.
+    found[(first != last) | ((first >= 0) & (starts < rows.stop[first]))] = _REWRITTEN
+    whole = np.flatnonzero(is_in_one)
+    whole = whole[ends[whole] <= rows.stop[first[whole]]]
+    offset = rows.begin[first[whole]] - rows.to[first[whole]]
+    sources = before.chunk_of(starts[whole] + offset)
+    is_same = (before.starts[sources] == starts[whole] + offset) & (before.ends[sources] == ends[whole] + offset)
+    is_same &= before.sizes[sources] == after.sizes[whole]
+    found[whole[is_same]] = sources[is_same]
     return found

@@ -221,7 +221,7 @@ class RechunkJob:
             for name, constraint in dict(store.constraints).items():
                 if not isinstance(constraint, Fixed | Frozen):
                     del store.constraints[name]
-            store.copy_keys({}, below=self._below(chunk_prefix(metadata)))
+            store.delete_dir_sync(self._below(chunk_prefix(metadata)))
             _set_documents(store, self._path, self._target.metadata(metadata))
             if planned.between is not None:
                 _set_documents(store, _BETWEEN, between(metadata, planned.between, self._target).metadata(metadata))
@@ -287,7 +287,7 @@ class RechunkJob:
 
                     copy_pieces(source, target, group, workers=self._workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
-                        store.copy_keys({}, below=_BETWEEN)
+                        store.delete_dir_sync(_BETWEEN)
 
     def _tell(self, done: int, total: int) -> None:
         if self._progress is not None:

@@ -24,6 +24,7 @@ from txstore import processes
 from txstore._native import index
 from txstore.errors import CorruptionError, ErasedError
 from txstore.format import packfile
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
@@ -360,11 +361,18 @@ class LazyRuns(Runs):
         self._fill(_whole(self._lazy[len(self._open) - count :]))
         return super().merge_oldest(count, above, tables, forgotten=forgotten, storage=storage)
 
-    def reflink(self, start: bytes, stop: bytes | None, to: bytes, storage: Storage | None = None) -> Mapped:
+    def reflink(
+        self,
+        start: bytes,
+        stop: bytes | None,
+        to: bytes,
+        storage: Storage | None = None,
+        moves: ChunkMoves | None = None,
+    ) -> Mapped:
         self._fill([
             _Blocks(run, begin, end) for run in self._lazy for begin, end in _windows(run.run, start, stop, 0)
         ])  # fmt: skip
-        return super().reflink(start, stop, to, storage)
+        return super().reflink(start, stop, to, storage, moves)
 
     def _corrupt(self, error: ValueError) -> CorruptionError:
         """Say which run is damaged. Reached by merging alone: the oldest may be there only in part."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from txstore._native import index
 from txstore.errors import CorruptionError, ErasedError, KeyFormatError, UnsupportedFormatError
 from txstore.format import encoding, packfile
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
@@ -481,11 +482,24 @@ class Runs:
         except ValueError as error:
             raise self._corrupt(error) from error
 
-    def reflink(self, start: bytes, stop: bytes | None, to: bytes, storage: Storage | None = None) -> Mapped:
-        """Build an own run of the live keys that begin with `start`, with `to` in its place, and the refs they have."""
+    def reflink(
+        self,
+        start: bytes,
+        stop: bytes | None,
+        to: bytes,
+        storage: Storage | None = None,
+        moves: ChunkMoves | None = None,
+    ) -> Mapped:
+        """Build an own run of the live keys that begin with `start`, with `to` in its place, and the refs they have.
+
+        `moves` says what becomes of what follows `start`.
+        """
         tables = _tables(self._open)
+        given: tuple[Any, ...] | None = (
+            None if moves is None else (moves.lead.encode(), moves.separator.encode(), *moves.targets)
+        )
         try:
-            return spooled(storage, lambda sink: index.reflink(self._runs, tables, start, stop, to, sink))
+            return spooled(storage, lambda sink: index.reflink(self._runs, tables, start, stop, to, sink, given))
         except OverflowError as error:
             raise KeyFormatError(f"a key below {to.decode()!r} would be too long: {error}") from error
         except ValueError as error:

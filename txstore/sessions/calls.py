@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from txstore._native import chunks
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.keys import is_document
 from txstore.format.regions import Region
 from txstore.history.snapshot import Snapshot
@@ -243,11 +244,11 @@ class SessionCalls:
             transaction.rely_on_base(key)
 
     @_write
-    def copy_keys(self, keys: Mapping[str, str], below: Sequence[str]) -> None:
-        """Replace everything below some paths by values of the base, by reference."""
+    def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None:
+        """Move the chunks below some paths by reference."""
         transaction = self._transaction
-        transaction.nodes.replace(below, keys)
-        for path in below:
+        transaction.nodes.move_chunks(moves)
+        for path in moves:
             self.session.held.replace_below(path, transaction)
 
     @_write

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from txstore.errors import NodeNotFoundError, TransactionStateError
 from txstore.format import packfile
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.documents import kind_of_node
 from txstore.format.keys import after_prefix, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
@@ -80,32 +81,28 @@ class NodeCopies:
         with self._staging.turns.at_all(keys):
             self._lifecycle.write(lambda: self._staging.take(keys, own))
 
-    def replace(self, paths: Sequence[str], keys: Mapping[str, str]) -> None:
-        """Delete everything below paths. Then set keys by reference: each gets the value of the named key of the base.
+    def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None:
+        """Move the chunks below paths by reference, from where the base has them.
 
-        Other transactions see the deletion of nodes: a concurrent write below the paths conflicts. Raises
+        Other transactions see a deletion of what was below the paths: a concurrent write there conflicts. Raises
         `TransactionStateError`, and changes nothing, if there are staged changes below them, and in a transaction of
         several processes.
         """
-        for key in keys:
-            encode_key(key)
         self._check_may_reflink()
-        prefixes = [directory_prefix(path) for path in paths]
+        prefixes = {directory_prefix(path): each for path, each in moves.items()}
         with self._staging.turns.at_all():
-            for path, prefix in zip(paths, prefixes, strict=True):
-                self._check_unchanged(path, prefix)
             for prefix in prefixes:
-                encoded = prefix.encode()
-                self._lifecycle.write(partial(self._staging.stage, packfile.FRAME_PREFIX, prefix, encoded, b""))
-            self._lifecycle.write(lambda: self._staging.take(keys, self._staging.view.base))
+                self._check_unchanged(prefix)
+            for prefix, each in prefixes.items():
+                self._lifecycle.write(partial(self._staging.move_chunks, prefix, each))
 
-    def _check_unchanged(self, path: str, prefix: str) -> None:
+    def _check_unchanged(self, prefix: str) -> None:
         staged = self._staging.staged
         is_staged = next(staged.between(prefix, after_prefix(prefix)), None) is not None
         if is_staged or staged.is_below_deleted(prefix) or self._staging.view.reflinks.any_below(prefix):
             raise TransactionStateError(
-                f"this transaction has changed {path!r} already, and can't move its values by reference any more: "
-                "commit first, or move them before other changes",
+                f"this transaction has changed {prefix.rstrip('/')!r} already, and can't move its values by reference "
+                "any more: commit first, or move them before other changes",
                 state="open",
             )
 

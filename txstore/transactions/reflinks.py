@@ -1,5 +1,7 @@
 """Keeps reflinks: nodes that a transaction moved, copied or restored by reference, with their keys in a snapshot.
 
+The chunks of an array that move within it are a reflink, too: one that gives them other numbers.
+
 A reflink takes little memory, however many keys it covers. A transaction can also take single keys from a snapshot. The
 commit turns all of them into refs.
 
@@ -12,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from txstore.commit import Stored
 from txstore.format import names
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.keys import after_prefix
 from txstore.format.packfile import PackName
 from txstore.format.records import TransactionRecord
@@ -45,15 +50,23 @@ class Reflink:
     source: Snapshot
     start: str
     hidden: frozenset[str] = frozenset()  # prefixes below `to`
+    moves: ChunkMoves | None = None  # what becomes of the rest of a key; None: it stays
 
     def key(self, key: str) -> str | None:
         """Return the name of a key in the source. None if the reflink does not have the key."""
         if not key.startswith(self.to) or any(map(key.startswith, self.hidden)):
             return None
-        return self.start + key[len(self.to) :]
+        rest: str | None = key[len(self.to) :]
+        if self.moves is not None:
+            rest = self.moves.source(key[len(self.to) :])
+        return None if rest is None else self.start + rest
 
     def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
         """Yield its keys from `start` on, below `stop`."""
+        if self.moves is not None:
+            keys = self._moved_keys
+            yield from keys[bisect_left(keys, start) : None if stop is None else bisect_left(keys, stop)]
+            return
         ends = [end for end in (stop, after_prefix(self.to)) if end is not None]
         low, high = max(start, self.to), min(ends, default=None)
         if high is not None and low >= high:
@@ -65,11 +78,18 @@ class Reflink:
             if not any(map(key.startswith, self.hidden)):
                 yield key
 
+    @cached_property
+    def _moved_keys(self) -> list[str]:
+        assert self.moves is not None
+        rests = (key[len(self.start) :] for key in self.source.keys_between(self.start, after_prefix(self.start)))
+        keys = [self.to + moved for rest in rests if (moved := self.moves.target(rest)) is not None]
+        return sorted(key for key in keys if not any(map(key.startswith, self.hidden)))
+
     def section(self, storage: Storage) -> Mapped:
         """Return its refs and hidden prefixes as the commit's run. A large run goes to a file of `storage`."""
         stop = after_prefix(self.start)
         reflinked = self.source.runs.reflink(
-            self.start.encode(), None if stop is None else stop.encode(), self.to.encode(), storage
+            self.start.encode(), None if stop is None else stop.encode(), self.to.encode(), storage, self.moves
         )
         if not self.hidden:
             return reflinked
@@ -94,7 +114,7 @@ class Reflinks:
     @property
     def has_nodes(self) -> bool:
         """Whether whole nodes are set by reference."""
-        return bool(self._all)
+        return any(reflink.moves is None for reflink in self._all)
 
     @property
     def taken(self) -> list[str]:
@@ -142,7 +162,7 @@ class Reflinks:
             hidden = frozenset(to + each[len(prefix) :] for each in reflink.hidden if each.startswith(prefix))
             if reflink.to.startswith(prefix):
                 found.append(replace(reflink, to=to + reflink.to[len(prefix) :], hidden=hidden))
-            elif (start := reflink.key(prefix)) is not None:
+            elif reflink.moves is None and (start := reflink.key(prefix)) is not None:
                 found.append(Reflink(to, reflink.source, start, hidden))
         taken = {to + key[len(prefix) :]: place for key, place in self._taken.items() if key.startswith(prefix)}
         return found, taken

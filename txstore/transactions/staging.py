@@ -17,6 +17,7 @@ from txstore._native import chunks
 from txstore.commit import Stored
 from txstore.errors import TransactionStateError
 from txstore.format import packfile
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.declarations import Declarations
 from txstore.format.keys import after_prefix, encode_key, is_document
 from txstore.format.packfile import Predecessor, Seen
@@ -223,6 +224,16 @@ class Staging:
         if drops is not None:
             self._append(packfile.FRAME_PREFIX, drops, drops.encode(), b"")
         self.view.reflinks.add(reflinks, taken)
+
+    def move_chunks(self, prefix: str, moves: ChunkMoves) -> None:
+        """Replace the keys below a prefix by those of the base, with other numbers. Raises the errors of `reflink`.
+
+        REQUIRES: nothing is staged below the prefix.
+        """
+        self.part.begin()
+        self.members.check_alone()
+        self._append(packfile.FRAME_PREFIX, prefix, prefix.encode(), b"")
+        self.view.reflinks.add([Reflink(prefix, self.view.base, prefix, moves=moves)], {})
 
     def take(self, keys: Mapping[str, str], snapshot: Snapshot) -> None:
         """Set keys by reference to values of a snapshot. Raises the errors of `reflink`."""
