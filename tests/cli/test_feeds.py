@@ -45,6 +45,21 @@ def test_a_command_for_each_change(filled: txstore.Repository, tmp_path: Path) -
     assert run("feed", "watch", filled.url, "f", "--timeout", "0").stdout == ""
 
 
+def test_a_command_for_all_that_is_pending(filled: txstore.Repository, tmp_path: Path) -> None:
+    run("feed", "create", filled.url, "f")
+    out = tmp_path / "out"
+    watch = "feed", "watch", filled.url, "f", "--timeout", "0.1", "--combine", "--exec", f"cat >> {out}"
+    with filled.transaction() as store:
+        store.restore("", at=0)
+    with filled.transaction() as store:
+        store.restore("", at=1)
+    assert run(*watch).stdout == ""  # it ends, though there are commits: together they change nothing
+    with filled.transaction() as store:
+        zarr.open_array(store, path="x")[:] = 5
+    assert run(*watch).stdout.count("main@") == 1
+    assert json.loads(out.read_text())["version"] == 5
+
+
 def test_what_is_printed(filled: txstore.Repository) -> None:
     assert "before the first commit" in run("feed", "create", filled.url, "f", "--from-beginning").stdout
     assert "3 commits behind" in run("feed", "list", filled.url).stdout

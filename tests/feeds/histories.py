@@ -174,17 +174,28 @@ def consume(path: Path, seed: str, way: str, attempt: int) -> None:
 
     while True:
         ended = (path.parent / "ended").exists()
+        combine = way in ("combined", "shared") or (way == "mixed" and drawn.random() < 0.5)
         try:
-            if feed.wait(0.0 if ended else 0.05):
-                take(repo, feed, way, drawn, step)
+            if feed.wait(0.0 if ended else 0.05, combine=combine):
+                take(repo, feed, drawn, step, combine=combine, is_shared=way == "shared")
+            elif way == "mixed" and feed.wait(0.0, combine=not combine):
+                continue
             elif ended:
                 return
         except (txstore.FeedMovedError, txstore.ConflictError):
             continue  # another worker was faster
 
 
-def take(repo: txstore.Repository, feed: Feed, way: str, drawn: random.Random, step: Callable[[], None]) -> None:
-    if way == "shared":
+def take(
+    repo: txstore.Repository,
+    feed: Feed,
+    drawn: random.Random,
+    step: Callable[[], None],
+    *,
+    combine: bool,
+    is_shared: bool,
+) -> None:
+    if is_shared:
         for share in feed.claim(drawn.choice([1, 2, 3, 5])):
             step()
             with repo.transaction() as store:
@@ -195,7 +206,7 @@ def take(repo: txstore.Repository, feed: Feed, way: str, drawn: random.Random, s
                 step()
             step()
         return
-    for told in feed.changes(combine=way == "combined" or (way == "mixed" and drawn.random() < 0.5)):
+    for told in feed.changes(combine=combine):
         step()
         with repo.transaction() as store:
             apply(told, store)

@@ -372,6 +372,40 @@ def test_waiting(filled: txstore.Repository) -> None:
         feed.wait(-1)
 
 
+def test_a_combining_job_does_not_wake_up_for_what_cancels_itself(filled: txstore.Repository) -> None:
+    """Else it finds nothing to do, waits again, and so on: forever, and as fast as it can."""
+    feed, other = (filled.feeds.create(name, paths="src") for name in "fg")
+    before = filled.head()
+    write(filled, 0)
+    with filled.transaction() as store:
+        store.restore("src", at=before)
+    assert feed.wait(0)
+    assert not feed.wait(0, combine=True)
+    assert told(feed, combine=True) == []
+    assert list(feed.claim(2)) == []
+    assert len(told(feed)) == 2  # which waiting has not passed over
+    write(filled, 5)
+    assert feed.wait(0, combine=True)
+    last = write(filled, 0, 8)
+    assert told(feed, combine=True) == [(last.version, [("src/x", "changed", [(0, 8)])])]
+    claimed = feed.claim(2)
+    assert next(claimed).regions
+    claimed.close()  # as if this worker died
+    with filled.transaction() as store:
+        store.restore("src", at=before)
+    assert feed.wait(0, combine=True)  # others have to do its share, though all cancels itself now
+    for share in feed.claim(2):
+        with filled.transaction() as store:
+            share.done(store)
+    beside(filled, 70)
+    assert other.wait(0)
+    other.advance()
+    assert other.status().behind > 70  # a job that does each change has not done these
+    assert not other.wait(0, combine=True)
+    other.advance()
+    assert other.status().behind < 5
+
+
 def test_names(filled: txstore.Repository) -> None:
     assert dict(filled.feeds) == {}
     feed = filled.feeds.create("f")

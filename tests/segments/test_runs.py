@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from txstore.format.chunk_moves import ChunkMoves
 
 PURE_PYTHON = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
 needs_both = pytest.mark.skipif(PURE_PYTHON, reason="TXSTORE_PURE_PYTHON=1")
@@ -1047,6 +1050,58 @@ def test_a_reflink_has_the_live_entries_under_another_name(history: Any, start: 
         assert run.prefixes == [(b"a/", 5)]
         assert run.entries == 1 + sum(not key.startswith(b"a/") for key in wanted)
     assert written[0] == written[-1]
+
+
+NAMES = ["zarr.json", "c", "c/1", "c/1/2/3", "c/01/2", "c/1/-2", "c/1/٣", "c/1/2x", "x/1/2", "c/9/1234567890123456789"]
+
+
+@needs_both
+@given(seed=st.integers(0, 2**32), separator=st.sampled_from("/."), lead=st.sampled_from(["", "c/", "c."]))
+@settings(max_examples=25, deadline=None)
+def test_chunks_get_other_numbers(seed: int, separator: str, lead: str) -> None:
+    drawn = random.Random(seed)
+    sources = []
+    for _ in range(2):
+        along = np.full(drawn.randrange(1, 120), -1)
+        count = drawn.randrange(len(along) + 1)
+        along[drawn.sample(range(len(along)), count)] = drawn.sample(range(150), count)
+        sources.append(along)
+    moves = ChunkMoves(lead, separator, sources)
+    names = {f"{lead}{drawn.randrange(150)}{separator}{drawn.randrange(150)}" for _ in range(drawn.randrange(400))}
+    entries = {name: drawn.randrange(1000) for name in sorted(names | set(NAMES))}
+    wanted = {moved: name for name in entries if (moved := moves.target(name)) is not None}
+    assert {moved: moves.source(moved) for moved in wanted} == wanted
+    for name in NAMES:
+        assert (moves.target(name), moves.source(name)) == (name, name)
+    written = []
+    for index in both():
+        ordered = sorted((b"v/" + name.encode(), 1, entry, 2, 3) for name, entry in entries.items())
+        run = index.Run(index.build(ordered, []), 7)
+        given = lead.encode(), separator.encode(), *moves.targets
+        written.append(index.reflink((run,), [[b"file"]], b"v/", b"v0", b"wide/", None, given))
+        found = index.Run(written[-1], 5).scan(b"", None, -1)
+        assert {key.decode(): offset for key, _, _, _, offset, *_ in found} == {
+            f"wide/{moved}": entries[name] for moved, name in wanted.items()
+        }
+    assert written[0] == written[1]
+
+
+def test_reflink_refuses_moves(index: Any) -> None:
+    runs = (index.Run(index.build([(b"a/0", 1, 0, 0, 0), (b"a/1", 1, 0, 0, 0)], []), 1),)
+    far = np.array([0, 10**18])
+    for right in (None, (b"", b"/", far)):
+        index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x/", None, right)
+    no_numbers: list[Any] = [np.zeros(2), np.zeros((2, 2), "i8"), np.zeros(2, "i4"), b"abc", [1, 2]]
+    no_moves = [(), (b"",), (b"", b"/"), (b"", b"ab", far), ("", b"/", far), (b"", b"/", *[far] * 65)]
+    for wrong in (*no_moves, *[(b"", b"/", numbers) for numbers in no_numbers]):
+        with pytest.raises(TypeError):
+            index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x/", None, wrong)
+    with pytest.raises(OverflowError, match="4096"):
+        index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x" * 4094 + b"/", None, (b"", b"/", far))
+    with pytest.raises(ValueError, match="one place"):
+        index.reflink(runs, [[b"p"]], b"a/", b"a0", b"x/", None, (b"", b"/", np.zeros(2, "i8")))
+    with pytest.raises(ValueError, match="one place"):
+        ChunkMoves("", "/", [np.array([1, -1, 1])])
 
 
 def test_reflink_refuses(index: Any) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.killed import killed_after
+from txstore.format.chunk_moves import ChunkMoves
 from txstore.history.changes import changed
 from txstore.segments.packs import OpenPack
 
@@ -38,11 +39,13 @@ class Model:
     def step(self, repo: txstore.Repository, tx: txstore.Transaction, now: dict[str, bytes]) -> None:
         source = self.source
         one, other = source.choice(PATHS), source.choice(PATHS)
-        what = source.choice(["group", "set", "set", "delete", "clear", "move", "move", "copy", "restore", "old"])
+        what = source.choice(
+            ["group", "set", "set", "delete", "clear", "move", "move", "copy", "restore", "old", "number", "number"]
+        )
         if what == "group":
             tx[f"{one}/zarr.json"] = now[f"{one}/zarr.json"] = GROUP
         elif what == "set":
-            key = f"{one}/c/{source.randrange(3)}"
+            key = f"{one}/c/{source.randrange(12)}"
             tx[key] = now[key] = bytes([source.randrange(9)]) * source.choice([1, 1500])
         elif what == "delete":
             key = f"{one}/c/{source.randrange(3)}"
@@ -52,6 +55,8 @@ class Model:
             tx.delete_dir(one)
             for key in below(now, one):
                 del now[key]
+        elif what == "number":
+            self.number(tx, now, one)
         elif what == "restore" and self.contents:
             version = source.choice([*self.contents])
             path = source.choice([*PATHS, ""])
@@ -79,6 +84,21 @@ class Model:
                 for key in below(now, one):
                     del now[key]
             now.update(moved)
+
+    def number(self, tx: txstore.Transaction, now: dict[str, bytes], path: str) -> None:
+        """Give chunks other numbers."""
+        sources = np.full(14, -1)
+        olds = self.source.sample(range(14), 9)
+        sources[self.source.sample(range(14), 9)] = olds
+        start = f"{path}/c" if self.source.random() < 0.5 else path
+        try:
+            tx.nodes.move_chunks({start: ChunkMoves("" if start.endswith("/c") else "c/", "/", [sources])})
+        except txstore.TransactionStateError:  # there are changes below the path already
+            return
+        was = {key: now.pop(key) for key in below(now, start) if key.startswith(f"{path}/c/")}
+        for new, old in enumerate(sources):
+            if (value := was.get(f"{path}/c/{old}")) is not None:
+                now[f"{path}/c/{new}"] = value
 
     @staticmethod
     def expected_error(

@@ -219,7 +219,7 @@ def watch(
             return
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            if not feed.wait(max(0.0, min(until - time.monotonic(), _PASS_OVER))):
+            if not feed.wait(max(0.0, min(until - time.monotonic(), _PASS_OVER)), combine=combine):
                 if time.monotonic() >= until:
                     return
                 feed.advance()

@@ -94,6 +94,7 @@ class Feed:
         self._repo = repo
         self._kept = KeptCursor(repo.engine, name, kept_on)
         self._waiting: Reading | None = None  # has passed over commits that change nothing
+        self._is_combining = False  # whether it has passed over commits that cancel each other, too
 
     @property
     def name(self) -> str:
@@ -132,22 +133,30 @@ class Feed:
         CommitNotFoundError
             The branch that it follows was deleted.
         """
-        reading = self._reading(self._kept.read())
-        self._waiting = None
+        reading = self._reading(self._kept.read(), combine=combine)
         with closing(reading):
             while (change := reading.sum(timeout) if combine else reading.next(timeout)) is not None:
                 yield change
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until a change is pending, `timeout` seconds at most. Return whether one is. It writes nothing."""
-        self._waiting = reading = self._reading(self._kept.read())
-        return reading.peek(timeout)
+    def wait(self, timeout: float | None = None, *, combine: bool = False) -> bool:
+        """Wait until a change is pending, `timeout` seconds at most. Return whether one is. It writes nothing.
 
-    def _reading(self, cursor: Cursor) -> Reading:
-        if self._waiting is not None and self._waiting.cursor == cursor:
-            return self._waiting
-        if self._waiting is not None:
-            self._waiting.close()
+        `combine` as in `changes`: it goes on waiting if all that is pending cancels itself. For `claim`, too; then it
+        does not wait if workers share a change that is not done.
+        """
+        cursor = self._kept.read()
+        if combine and cursor.shares is not None:
+            return True
+        self._waiting = reading = self._reading(cursor, combine=combine)
+        return reading.peek_sum(timeout) if combine else reading.peek(timeout)
+
+    def _reading(self, cursor: Cursor, *, combine: bool) -> Reading:
+        known, self._waiting = self._waiting, None
+        if known is not None and (known.cursor, self._is_combining) == (cursor, combine):
+            return known
+        if known is not None:
+            known.close()
+        self._is_combining = combine
         return Reading(self._kept.engine, self.name, cursor)
 
     def claim(self, shares: int = 16, *, timeout: float | None = 0.0) -> Iterator[Share]:
@@ -179,8 +188,9 @@ class Feed:
         """Move the feed behind a change, in the commit of a transaction that has the job's output: both, or neither.
 
         Without a store, this makes a commit of its own: for a job whose output is elsewhere. Without a change, it moves
-        over the next commits that change nothing below the paths, if there are 64 or more. A job that waits long for a
-        change does this now and then, so that a vacuum need not keep them.
+        over the next commits that change nothing below the paths, if there are 64 or more; in a job that combines
+        changes, also over those that cancel each other. A job that waits long for a change does this now and then, so
+        that a vacuum need not keep them.
 
         Raises
         ------
@@ -231,8 +241,9 @@ class Feed:
         cursor = self._kept.read()
         if cursor.shares is not None:
             return
-        self._waiting = reading = self._reading(cursor)
-        reading.peek(0.0)
+        combine = self._is_combining  # as the job does
+        self._waiting = reading = self._reading(cursor, combine=combine)
+        reading.peek_sum(0.0) if combine else reading.peek(0.0)
         passed = reading.passed
         if passed.version - cursor.place.version >= _WORTH_MOVING:
             message = f"feed {self.name} moved over commits that change nothing"

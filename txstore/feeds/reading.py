@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Ahead(NamedTuple):
-    """The next commit with a change."""
+    """The next change: of one commit, or of all that are pending."""
 
     after: Snapshot
     diff: Diff
@@ -89,29 +89,33 @@ class Reading:
 
     def next(self, timeout: float | None) -> FeedChange | None:
         """Return the change of the next commit that has one. None if none comes for `timeout` seconds."""
-        if not self.peek(timeout) or self._ahead is None:
-            return None
-        ahead, self._ahead = self._ahead, None
-        return self._made(*ahead)
+        return self._taken() if self.peek(timeout) else None
 
-    def sum(self, timeout: float | None) -> FeedChange | None:
-        """Return all pending changes as one, with the newest values. None if none comes for `timeout` seconds."""
+    def peek_sum(self, timeout: float | None) -> bool:
+        """Look whether all that is pending changes something below the paths; wait until it does, if need be."""
         check_timeout(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             head = self._engine.commits.head(self.cursor.branch)
-            if head is not None and head.header.version > self._before.version:
-                if (found := self._jump(head)) is not None:
-                    return found
-            elif not self.peek(None if timeout is None else max(0.0, deadline - time.monotonic())):
-                return None
+            known = self._before if self._ahead is None else self._ahead.after
+            if head is not None and head.header.version > known.version:
+                self._jump(head)
+            if self._ahead is not None:
+                return True
+            if not self.peek(None if timeout is None else max(0.0, deadline - time.monotonic())):
+                return False
+
+    def sum(self, timeout: float | None) -> FeedChange | None:
+        """Return all pending changes as one, with the newest values. None if none comes for `timeout` seconds."""
+        return self._taken() if self.peek_sum(timeout) else None
 
     def until(self, place: FeedPlace) -> FeedChange | None:
         """Return all changes up to a commit as one. None if they cancel each other."""
         with self._expiring():
             stored = self._stored(place)
             assert stored is not None  # a change ends at a commit
-            return self._jump(stored)
+            self._jump(stored)
+        return self._taken()
 
     def is_pending(self) -> bool:
         """Tell whether the newest commit differs from the start below the paths, without looking at all of it."""
@@ -127,7 +131,8 @@ class Reading:
     def close(self) -> None:
         self._follower.close()
 
-    def _jump(self, stored: Stored) -> FeedChange | None:
+    def _jump(self, stored: Stored) -> None:
+        """Look at all changes up to a commit as one; pass over them if they cancel each other."""
         with self._expiring():
             after = self._engine.snapshots.of(stored)
             diff = between(self._engine, self._before, after, self.cursor.paths)
@@ -135,9 +140,9 @@ class Reading:
             self._ahead, self._follower = None, self._follow(stored)
         erased = self._erased(after)
         if diff.nodes or any(erased):
-            return self._made(after, diff, erased)
-        self._before = after
-        return None
+            self._ahead = _Ahead(after, diff, erased)
+        else:
+            self._before = after
 
     def _erased(self, after: Snapshot) -> Erased:
         """Return what was erased between the last place and a commit."""
@@ -147,7 +152,10 @@ class Reading:
                 found[of_rows].update(paths)
         return Erased(*(tuple(sorted(paths)) for paths in found))
 
-    def _made(self, after: Snapshot, diff: Diff, erased: Erased) -> FeedChange:
+    def _taken(self) -> FeedChange | None:
+        if self._ahead is None:
+            return None
+        (after, diff, erased), self._ahead = self._ahead, None
         change = FeedChange(self._feed, self._start, self._engine, diff, after, erased)
         self._before, self._start = after, change.place
         return change

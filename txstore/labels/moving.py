@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from txstore.labels.grids import Axis, Positions, axes_of, chunk_key_parts, chun
 from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
 
+_NO_ROWS = np.empty(0, np.intp)
 #: Of a chunk of the array as it will be: no stored row comes to lie in it, or it has to be written again.
 _EMPTY, _REWRITTEN = -1, -2
 
@@ -127,25 +129,26 @@ class _Rows:
         table = np.array(sorted(segments, key=lambda each: each[2]), np.intp).reshape(-1, 3)
         return cls(*table[table[:, 0] < table[:, 1]].T)
 
-    @property
+    @cached_property
     def stop(self) -> Positions:
         """Where each segment ends afterwards."""
         return self.to + self.end - self.begin
 
-    def segment_of(self, positions: Positions) -> Positions:
+    def segment_of(self, positions: Any) -> Any:
         """Return the last segment that begins at, or before, each new position; -1 if none does."""
         return np.searchsorted(self.to, positions, side="right") - 1
 
     def within(self, axis: Axis, chunks: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
         """Return the rows that come to lie in some chunks: where they are, and where they come to."""
-        borders = np.flatnonzero(np.diff(chunks, prepend=False, append=False)).reshape(-1, 2)
-        runs = [np.arange(axis.starts[begin], axis.ends[end - 1]) for begin, end in borders]
-        target = np.concatenate(runs) if runs else np.empty(0, np.intp)
-        segment = self.segment_of(target)
-        kept = segment >= 0
-        kept[kept] = target[kept] < self.stop[segment[kept]]
-        target, segment = target[kept], segment[kept]
-        return target - self.to[segment] + self.begin[segment], target
+        sources, targets = [_NO_ROWS], [_NO_ROWS]
+        for first, stop in np.flatnonzero(np.diff(chunks, prepend=False, append=False)).reshape(-1, 2):
+            begin, end = axis.starts[first], axis.ends[stop - 1]
+            for number in range(max(0, self.segment_of(begin)), self.segment_of(end - 1) + 1):
+                to = self.to[number]
+                target = np.arange(max(begin, to), min(end, self.stop[number]))
+                sources.append(target - to + self.begin[number])
+                targets.append(target)
+        return np.concatenate(sources), np.concatenate(targets)
 
 
 def _sources(before: Axis, after: Axis, rows: _Rows) -> npt.NDArray[np.intp]:
