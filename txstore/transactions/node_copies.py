@@ -99,7 +99,8 @@ class NodeCopies:
     def _check_unchanged(self, prefix: str) -> None:
         staged = self._staging.staged
         is_staged = next(staged.between(prefix, after_prefix(prefix)), None) is not None
-        if is_staged or staged.is_below_deleted(prefix) or self._staging.view.reflinks.any_below(prefix):
+        is_deleted = staged.is_below_deleted(prefix) or any(each.startswith(prefix) for each in staged.prefixes)
+        if is_staged or is_deleted or self._staging.view.reflinks.any_below(prefix):
             raise TransactionStateError(
                 f"this transaction has changed {prefix.rstrip('/')!r} already, and can't move its values by reference "
                 "any more: commit first, or move them before other changes",

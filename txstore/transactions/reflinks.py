@@ -26,7 +26,7 @@ from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.keys import after_prefix
 from txstore.format.packfile import PackName
 from txstore.format.records import TransactionRecord
-from txstore.history.changes import Ref
+from txstore.history.changes import Ref, ref_of
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
 from txstore.segments import runs
@@ -157,15 +157,20 @@ class Reflinks:
 
     def below(self, prefix: str, to: str) -> tuple[list[Reflink], dict[str, Taken]]:
         """Return the reflinks and taken keys below a prefix, moved to another prefix."""
-        found = []
+        found, taken = [], dict[str, Taken]()
         for reflink in self._all:
             hidden = frozenset(to + each[len(prefix) :] for each in reflink.hidden if each.startswith(prefix))
             if reflink.to.startswith(prefix):
                 found.append(replace(reflink, to=to + reflink.to[len(prefix) :], hidden=hidden))
-            elif reflink.moves is None and (start := reflink.key(prefix)) is not None:
+            elif reflink.moves is not None and prefix.startswith(reflink.to):  # no prefix there stands for others
+                for key in reflink.keys_between(prefix, after_prefix(prefix), 0):
+                    name = reflink.key(key)
+                    if name is not None and (ref := ref_of(reflink.source, name)) is not None:
+                        taken[key] = Taken(reflink.source, name, ref)
+            elif (start := reflink.key(prefix)) is not None:
                 found.append(Reflink(to, reflink.source, start, hidden))
-        taken = {to + key[len(prefix) :]: place for key, place in self._taken.items() if key.startswith(prefix)}
-        return found, taken
+        taken |= {key: place for key, place in self._taken.items() if key.startswith(prefix)}
+        return found, {to + key[len(prefix) :]: place for key, place in taken.items()}
 
     def add(self, reflinks: list[Reflink], taken: Mapping[str, Taken]) -> None:
         self._set((*self._all, *reflinks), {**self._taken, **taken})
