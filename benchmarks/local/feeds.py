@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import zarr
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, percentile, settle
+from benchmarks.peers.memory import read_status
 from benchmarks.processes.following import Publications
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -47,7 +48,7 @@ def _take(path: str, feed: str, pipe: Connection) -> None:
     values = sum(array[region].size for region in node.regions)
     seconds = time.perf_counter() - began
     assert 0 < values <= _CHUNKS * 8
-    pipe.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    pipe.send((seconds, read_status(os.getpid())["VmHWM"]))
 
 
 def _taken(path: Path, feed: str) -> tuple[float, float]:

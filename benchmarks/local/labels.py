@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
 _LABELS = _CHUNKS = 1_000_000
+_ROWS = 2_000  # that are put before the others, and in a chunk of labels
 
 
 def _days(first: int, shape: tuple[int, int], names: tuple[str, ...], hours: int = 24) -> xr.Dataset:
@@ -89,7 +90,7 @@ def labels(setting: Setting) -> list[Row]:
 
 
 def prepends(setting: Setting) -> list[Row]:
-    """Put one chunk before a million."""
+    """Put rows before a million chunks: as many as one chunk of the labels has, so that no chunk is cut."""
     import xarray as xr  # late: an extra
 
     samples: dict[str, list[float]] = {OURS: []}
@@ -97,17 +98,18 @@ def prepends(setting: Setting) -> list[Row]:
         repo = txstore.Repository(scratch / "data.tx")
         with repo.transaction() as store:
             ds = xr.Dataset({"v": ("time", np.arange(2 * _CHUNKS, dtype="i2"))}, {"time": np.arange(2 * _CHUNKS)})
-            encoding = {"v": {"chunks": (2,), "compressors": None}, "time": {"chunks": (2 * _CHUNKS,)}}
+            encoding = {"v": {"chunks": (2,), "compressors": None}, "time": {"chunks": (_ROWS,)}}
             ds.to_zarr(store, consolidated=False, encoding=encoding)
-        for number in range(1, setting.rounds(3, 2)):
-            block = ds.isel(time=slice(2)).assign_coords(time=[-2 * number, -2 * number + 1])
+        for number in range(1, setting.rounds(6, 3)):
+            block = ds.isel(time=slice(_ROWS)).assign_coords(time=np.arange(_ROWS) - number * _ROWS)
             began = time.perf_counter()
             with repo.transaction() as store:
                 txstore.prepend(block, store, dim="time")
             samples[OURS].append(time.perf_counter() - began)
-        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == 2 * _CHUNKS + 2 * number
+        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == 2 * _CHUNKS + _ROWS * number
     median = statistics.median(samples[OURS])
-    return [Row("prepend", f"one chunk before {_CHUNKS:,} chunks", median, 0.5, "s", samples=samples)]
+    what = f"{_ROWS // 2:,} chunks before {_CHUNKS:,} chunks"
+    return [Row("prepend", what, median, 0.5, "s", samples=samples)]
 
 
 def _upsert_days(path: Path, count: int, which: int) -> Callable[[], None]:

@@ -23,7 +23,7 @@ import zarr
 
 import txstore
 from benchmarks.harness import Row, Setting, settle
-from benchmarks.peers.memory import peak_of
+from benchmarks.peers.memory import peak_of, read_status
 from txstore.rechunk.plans import Pieces, ReadAxis, plan
 
 #: Bytes of the array, and of memory that either copy is given.
@@ -105,8 +105,7 @@ def _measured(work: Callable[[], object]) -> dict[str, float]:
         seconds.append(time.perf_counter() - began)
 
     alone = peak_of(timed, _LOOK)
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    most = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+    most = read_status(os.getpid())["VmHWM"]
     return {"seconds": seconds[0], "alone": alone / 2**20, "with mapped files": most / 2**20}
 
 

@@ -28,6 +28,7 @@ import zarr
 
 import txstore
 from benchmarks.harness import OURS, Row, Setting, finish_requests, interleaved, medians, ratio, timed
+from benchmarks.peers.memory import read_status
 from tests.system.remote import servers
 from tests.system.remote.proxy import Proxy
 from tests.system.remote.servers import BUCKET, Server
@@ -274,8 +275,7 @@ def write_large(url: str, options: dict[str, Any], size: int) -> dict[str, float
 
 
 def _peak() -> int:
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    return read_status(os.getpid())["VmHWM"]
 
 
 BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"remote": remote}
