@@ -1178,10 +1178,10 @@ class Repository:
         >>> for change in feed:
         ...     raw = zarr.open_array(change.snapshot(), path="raw", mode="r")
         ...     with repo.transaction() as store:
+        ...         feed.advance(store, to=change)
         ...         for (part,) in change.nodes[0].regions:
         ...             means = raw[part].reshape(-1, 2).mean(axis=1)
         ...             zarr.open_array(store, path="mean")[part.start // 2 : part.stop // 2] = means
-        ...         feed.advance(store, to=change)
         >>> zarr.open_array(repo.snapshot(), path="mean", mode="r")[:]
         array([0., 4., 8.])
         >>> list(feed)

@@ -536,6 +536,12 @@ class TxStore(ZarrInterface):
 
     # --- identity
 
+    def is_in_transaction_of(self, other: object) -> bool:
+        """Tell whether another store shows the staged changes of this one's transaction: one of the two has them."""
+        if not isinstance(other, TxStore) or self._session is None or other._session is None:
+            return False
+        return self._session.token == other._session.token
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TxStore) and _identity(self) == _identity(other)
 

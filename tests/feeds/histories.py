@@ -209,9 +209,9 @@ def take(
     for told in feed.changes(combine=combine):
         step()
         with repo.transaction() as store:
-            apply(told, store)
+            feed.advance(store, to=told)  # first: if another worker was faster, the copy is not what this one expects
             step()
-            feed.advance(store, to=told)
+            apply(told, store)
             step()
         step()
 

@@ -192,7 +192,12 @@ def _rechunk(repo: txstore.Repository, name: str, drawn: random.Random, report: 
     path = drawn.choice(["v", "v", "w", "time"])
     grid = drawn.choice(GRIDS) if path == "v" else {"chunks": (drawn.choice([2, 3, 4, 64]),)}
     told = json.dumps({"op": "rechunk", "name": name})
-    repo.rechunk(path, **grid, name=name.replace("/", "-"), workers=1, message=told, timeout=300)
+    try:
+        repo.rechunk(path, **grid, name=name.replace("/", "-"), workers=1, message=told, timeout=300)
+    except txstore.ConflictError as error:
+        if "while it was rechunked" not in str(error):
+            raise
+        report.counts["refused rechunk"] += 1
 
 
 WORK = [_upsert, _upsert, _upsert, _write, _follow, _follow, _roll, _rechunk, _rename, _prepend, _append, _shift]
@@ -296,6 +301,8 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
                 raise WrongError(f"{name} was refused for {labels}, which nobody else has changed")
             counts["refused upsert"] += 1
         counts += report.counts
+    if counts["refused rechunk"] and not counts["rechunk"]:
+        raise WrongError("a rechunk was refused, and nobody else has rechunked")
     if faults := repo.verify().faults:
         raise WrongError(f"verify: {faults}")
     return counts

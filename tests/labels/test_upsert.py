@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import cftime
+import dask
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
@@ -484,3 +486,39 @@ def test_memory_is_bounded_by_pieces(repo: txstore.Repository, monkeypatch: pyte
     assert max(seen) <= 4096
     assert len(seen) > 10
     assert stored(repo).v.equals(ds.v)
+
+
+@pytest.mark.parametrize("way", ["xarray", "computed", "optimized", "from_zarr", "inline"])
+@pytest.mark.parametrize("missing", ["insert", "append"])
+def test_lazy_data_of_the_same_arrays(repo: txstore.Repository, way: str, missing: Any) -> None:
+    """They would be read when rows have moved, or have changed already."""
+    with repo.transaction() as store:
+        xr.Dataset({"v": ("x", np.arange(10) * 10)}, {"x": np.arange(10) * 2}).to_zarr(
+            store, group="g", consolidated=False, encoding={"v": {"chunks": (3,)}, "x": {"chunks": (3,)}}
+        )
+
+    def opened(store: txstore.TxStore) -> xr.Dataset:
+        if way in ("from_zarr", "inline"):
+            array = zarr.open_array(store, path="g/v", mode="r")
+            lazy = da.from_zarr(array, inline_array=way == "inline")  # type: ignore[no-untyped-call]
+            ds = xr.Dataset({"v": ("x", lazy)})
+        else:
+            ds = xr.open_zarr(store, group="g", consolidated=False, chunks={})
+        if way == "computed":
+            ds = (ds.rolling(x=2, min_periods=1).sum() / 2 * 2).astype("i8").chunk(x=2)
+        (optimized,) = dask.optimize(ds) if way == "optimized" else (ds,)
+        return optimized.isel(x=slice(3, 6)).assign_coords(x=[7, 9, 100])  # type: ignore[no-any-return]
+
+    with repo.transaction() as store:
+        with pytest.raises(ValueError, match="at_base"):
+            txstore.upsert(opened(store), store, dim="x", group="g", missing=missing)
+        with pytest.raises(ValueError, match="at_base"):
+            txstore.prepend(opened(store).assign_coords(x=[-3, -2, -1]), store, dim="x", group="g")
+    with repo.transaction() as store:
+        txstore.upsert(opened(store.at_base()), store, dim="x", group="g", missing=missing)
+    wanted = opened(repo.snapshot(at=0)).v.values
+    found = xr.open_dataset(repo, engine="txstore", group="g").v.sel(x=[7, 9, 100]).values  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, wanted)
+    with repo.transaction() as store:
+        assert not txstore.upsert(opened(repo.snapshot(at=0)), store, dim="x", group="g", missing=missing)
+        assert txstore.upsert(opened(store).load() + 5, store, dim="x", group="g", missing=missing).updated == 3

@@ -15,6 +15,7 @@ from txstore.labels.encoding import encode_first_labels, encode_labels
 from txstore.labels.grids import Positions, axes_of, differ, pieces, read, write
 from txstore.labels.groups import LabelledGroup, open_group
 from txstore.labels.interface import LabelStore, check_store, zarr_store
+from txstore.labels.lazy_sources import arrays_read
 from txstore.labels.matching import Placed, RepeatedLabelsError
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.rows import RowBlock, blocks, write_block
@@ -175,10 +176,23 @@ class UpsertPlan:
                 f"{', '.join(map(repr, grown))} needs values for them"
             )
         for name in map(str, self.ds.variables):
+            self._check_sources(name)
             encoded, stored = self.encoded(name), self.group.variables[name]
             _check_sizes(name, encoded, stored, [dim for dim in stored.dims if dim not in self.dims])
             if name not in self.variables:
                 _check_equal(name, encoded, stored, self.dims)
+
+    def _check_sources(self, name: str) -> None:
+        """Refuse lazy data that would be read from arrays whose rows have changed, or moved, by then."""
+        if self.ds.variables[name].chunks is None:
+            return
+        changed = {self.group.path_of(each) for each in self.group.with_dimension(self.dims)}
+        for array in arrays_read(self.ds.variables[name].data):
+            if array.path in changed and self.group.store.is_in_transaction_of(array.store):
+                raise ValueError(
+                    f"{name!r} is computed from {array.path!r} as this transaction has it, whose rows change before it "
+                    "is read: open the data from `store.at_base()` or a snapshot, or load them first, with ds.load()"
+                )
 
 
 def _check_sizes(name: str, encoded: Any, stored: xr.Variable, dims: Sequence[Hashable]) -> None:

@@ -11,7 +11,7 @@ from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
 from txstore.deriving.commits import Value
 from txstore.deriving.declared import Backfill, CommitAt, Reached
-from txstore.deriving.definitions import Reduce, ViewDefinition
+from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 from txstore.format.documents import Described, DocumentChange, compare_documents, describe, is_node_document
@@ -99,31 +99,21 @@ class DeclaredView:
                 return None, True
             since, rest = base, None
             if old is not None:
-                derive({self.name: view}, (), _Since(store, view, old, base))
+                derive({self.name: view}, (), _Since(store, view, base, old, base))
             else:
-                since, place = self._begun(view, base) or (base, Reached())
-                rest = derive_part(self.name, view, _Since(store, view, None, base), place, step)
+                # All parts are of the commit of the first one. If it is gone, the outputs are derived anew.
+                since, place = self._begun(base) or (base, Reached())
+                rest = derive_part(self.name, view, _Since(store, view, base, None, since), place, step)
             assert since.commit is not None  # for mypy: a commit has declared the view
             done = since.commit if rest is None else Backfill(CommitAt.of(since.commit), rest)
             store.views.bring_to(self.name, done)
             return store.commit(), rest is None and since is base
 
-    def _begun(self, view: ViewDefinition, base: Snapshot) -> tuple[Snapshot, Reached] | None:
-        """Return where to continue, and the commit since which changes of the sources have to be looked for.
-
-        None if the sources have other shapes now: their chunks are not in the same order any more.
-        """
+    def _begun(self, base: Snapshot) -> tuple[Snapshot, Reached] | None:
+        """Return the commit that some of the outputs are derived from, and where to continue. None if it is gone."""
         told = declared.backfill_of(base.url, self.name, base.declared.views[self.name])
         since = None if told is None else _found(told.since, self._derived_from)
-        if told is None or since is None:
-            return None
-        for path in view.sources:
-            old, new = describe(since.get_view, path), describe(base.get_view, path)
-            if old is None or new is None or (old.content, old.attributes) != (new.content, new.attributes):
-                return None
-        if isinstance(view, Reduce) and any(True for path in view.sources[1:] for _ in changed(since, base, path)):
-            return None  # other labels make other periods
-        return since, told.place
+        return None if told is None or since is None else (since, told.place)
 
     def _derived_from(self, place: CommitAt) -> Snapshot:
         return self._repo.mapping(place.id)
@@ -167,30 +157,36 @@ def _have_changed(view: ViewDefinition, old: Snapshot, new: Snapshot) -> bool:
 
 
 class _Since:
-    """What has changed between two commits, as if one commit had done it. What is derived is staged in a store."""
+    """What has changed in the sources between two commits, as if one commit had done it.
 
-    def __init__(self, store: ViewStore, view: ViewDefinition, old: Snapshot | None, new: Snapshot) -> None:
-        self._store = store
+    Without an old one, everything has. What is derived is staged in a store, which has the outputs; `base` is its base.
+    """
+
+    def __init__(
+        self, store: ViewStore, view: ViewDefinition, base: Snapshot, old: Snapshot | None, new: Snapshot
+    ) -> None:
+        self._store, self._base = store, base
         self._old, self._new = old, new
         self._outputs = view.outputs
+        self._below = tuple(map(directory_prefix, view.outputs))
         self._put: dict[str, set[str]] = defaultdict(set)  # by output: keys that were derived
         self._changed: dict[str, list[str]] = {}
 
     def document(self, key: str) -> Value:
-        return self._store.mapping.get_view(key)
+        return self.value(key)
 
     def value(self, key: str) -> Value:
-        return self._store.mapping.get_view(key)
+        return (self._store.mapping if key.startswith(self._below) else self._new).get_view(key)
 
     def value_before(self, key: str) -> Value:
         return None if self._old is None else self._old.get_view(key)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._store.mapping
+        return key in (self._store.mapping if key.startswith(self._below) else self._new)
 
     def before(self, path: str) -> Described | None:
-        before = self._new if path in self._outputs or self._old is None else self._old
-        return describe(before.get_view, path)
+        sources = self._new if self._old is None else self._old
+        return describe((self._base if path in self._outputs else sources).get_view, path)
 
     def remakes(self, path: str) -> bool:
         return False  # what was made anew has other chunks, or another document
@@ -216,7 +212,9 @@ class _Since:
             yield from self._changed[path]
 
     def fetch(self, keys: Sequence[str]) -> None:
-        self._new.fetch(keys)
+        made = [key for key in keys if key.startswith(self._below)]
+        self._base.fetch(made)
+        self._new.fetch([key for key in keys if not key.startswith(self._below)])
 
     def put(self, key: str, value: bytes | None) -> None:
         for path in self._outputs:
