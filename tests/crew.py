@@ -20,6 +20,11 @@ import zarr
 
 from tests.transactions.arrays import HAS_RECTILINEAR
 
+#: What is imported when it is first needed: each process would do so anew, which takes longer than its work.
+LATE = [
+    "txstore.repository", "txstore.store", "txstore.deriving.derivation", "txstore.labels.repeating",
+    "txstore.labels.window", "txstore.merging.three_way", "dask.array", "distributed",
+]  # fmt: skip
 #: Does the work of one process in one history, given the path of the repository and a seed; returns a report.
 Work = Callable[[str, str], Any]
 
@@ -49,7 +54,7 @@ class Crew:
     def __init__(self, work: Work, *, workers: int = 4, killed: int = 200) -> None:
         """`killed`: in so many of a thousand histories, one process is killed."""
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([work.__module__])
+        self._context.set_forkserver_preload([*LATE, work.__module__])
         self._work, self._killed = work, killed
         self._members = [self._member() for _ in range(workers)]
 

@@ -24,7 +24,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import WrongError, repeat
+from tests.crew import LATE, WrongError, repeat
 from tests.feeds.copying import apply, content, copy_regions, copy_structure
 from txstore.errors import TxStoreError
 from txstore.feeds import Feed
@@ -311,5 +311,5 @@ def history(directory: Path, seed: int) -> Counter[str]:
 
 
 def histories(count: int, seed: int) -> Counter[str]:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.feeds.histories"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*LATE, "tests.feeds.histories"])
     return repeat(history, count, seed)

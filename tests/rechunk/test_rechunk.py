@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from itertools import product
@@ -17,6 +18,7 @@ import txstore
 import txstore.rechunk.job
 from tests.transactions.arrays import HAS_RECTILINEAR
 from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
+from txstore.rechunk.job import RechunkJob
 
 
 def written(repo: txstore.Repository, data: Any, **options: Any) -> Any:
@@ -382,6 +384,24 @@ def test_the_branch_of_another_job(repo):
     assert "rechunk-x" in caught.value.__notes__[-1]
     del repo.branches["rechunk-x"]
     assert repo.rechunk("x", chunks=(7,)) is not None
+
+
+def test_another_grid_at_the_last_moment(repo, monkeypatch):
+    """It stays: to try again, in the turn to commit, would only let all other committers wait."""
+    written(repo, np.arange(20), chunks=(5,))
+    turn = RechunkJob._turn
+
+    def after_another(job: RechunkJob) -> Any:
+        if not job._work.endswith("other"):
+            txstore.Repository(repo.url).rechunk("x", chunks=(8,), name="other")
+            monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
+        return turn(job)
+
+    monkeypatch.setattr(RechunkJob, "_turn", after_another)
+    with pytest.raises(txstore.ConflictError, match="other chunks") as caught:
+        repo.rechunk("x", chunks=(7,))
+    assert "rechunk-x" in caught.value.__notes__[-1]
+    assert read(repo).chunks == (8,)
 
 
 def test_two_processes_do_the_same(repo, monkeypatch):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class LabelledGroup:
     """A group of a store: its variables as xarray reads them without decoding, and its arrays to write to.
 
+    The outputs of views are not among them: commits derive those.
+
     Raises `zarr.errors.GroupNotFoundError` if there is no group.
     """
 
@@ -36,7 +38,9 @@ class LabelledGroup:
         self._arrays: dict[str, zarr.Array[Any]] = dict(stored.arrays())
         variables: dict[Hashable, xr.Variable] = {}
         sizes: dict[Hashable, int] = {}
-        for name in self._arrays:
+        outputs = {output for view in store.views.values() for output in view.outputs}
+        self._derived = {name for name in self._arrays if self.path_of(name) in outputs}
+        for name in [name for name in self._arrays if name not in self._derived]:
             try:
                 variables[name] = stored.open_store_variable(name)
             except KeyError:  # the array does not name its dimensions: no labels of the group are those of its rows
@@ -49,6 +53,10 @@ class LabelledGroup:
                     )
         self.variables: Mapping[Hashable, xr.Variable] = variables
         self.sizes: Mapping[Hashable, int] = sizes
+
+    def without_derived(self, ds: xr.Dataset) -> xr.Dataset:
+        """Return a dataset without the variables that views make here."""
+        return ds.drop_vars(self._derived & ds.variables.keys())
 
     def path_of(self, name: str) -> str:
         return f"{self.path}/{name}" if self.path else name

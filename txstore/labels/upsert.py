@@ -116,7 +116,7 @@ class UpsertPlan:
     """A dataset beside the group that it is written to: its labels and variables, encoded as that stores them."""
 
     def __init__(self, ds: xr.Dataset, group: LabelledGroup, dims: tuple[str, ...]) -> None:
-        self.ds = ds
+        self.ds = ds = group.without_derived(ds)
         self.group = group
         self.dims = dims
         self.labels: dict[str, npt.NDArray[Any]] = {}  # of the dataset, encoded

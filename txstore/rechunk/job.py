@@ -21,7 +21,7 @@ import zarr
 from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.engine import Position
-from txstore.errors import NodeNotFoundError, SnapshotExpiredError, TransactionStateError
+from txstore.errors import ConflictError, NodeNotFoundError, SnapshotExpiredError, TransactionStateError
 from txstore.format import names
 from txstore.format.constraints import Complete, Fixed, Frozen
 from txstore.format.keys import document_key
@@ -47,6 +47,14 @@ _SHARE, _COMMITTED = 3, 2
 #: What others have changed is copied on the branch first, until it is less than this: bytes of elements.
 _FEW = 16 << 20
 _WORKERS = 2
+
+
+class _OtherGridError(Exception):
+    """Leaves the transaction's block, and is not tried again. Internal."""
+
+    def __init__(self, conflict: ConflictError) -> None:
+        self.conflict = conflict
+        super().__init__(conflict)
 
 
 @dataclass(frozen=True)
@@ -326,10 +334,19 @@ class RechunkJob:
                 _set_documents(store, self._path, open_array(TxStore.at(self._engine, copied), self._path).metadata)
                 self._bring_up(store, array, regions)
 
+        def swap_once(store: TxStore) -> None:
+            try:
+                swap(store)
+            except ConflictError as conflict:  # the array has another grid: `run` would try again, and find the same
+                raise _OtherGridError(conflict) from None
+
         properties = {PROPERTY: {"id": self._state.id, "path": self._path, **self._target.as_dict()}}
-        with self._turn():
-            self._repo.run(swap, timeout=timeout, message=message, branch=self._branch, properties=properties)
-            made = self._made()
+        try:
+            with self._turn():
+                self._repo.run(swap_once, timeout=timeout, message=message, branch=self._branch, properties=properties)
+                made = self._made()
+        except _OtherGridError as found:
+            raise found.conflict from None
         assert made is not None  # it has a message
         return made
 

@@ -70,7 +70,7 @@ class Changes(TypedDict):
     deleted: list[str]
     deleted_below: list[str]  # paths below which everything is deleted
     participants: dict[str, list[str]]  # the keys that each process has staged
-    reflinked: list[str]  # destinations of moves, copies and restores
+    reflinked: list[str]  # destinations of moves, copies and restores; where chunks have moved
     constraints: list[str]  # that were declared or dropped
 
 
