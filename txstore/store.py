@@ -355,11 +355,16 @@ class TxStore(ZarrInterface):
         window.shift(self, path, offsets, fill)
 
     def move_chunks(self, moves: Mapping[str, ChunkMoves]) -> None:
-        """Move the chunks below some paths by reference: `moves` says for each path where they go.
+        """Move the chunks of arrays by reference, from where the base commit has them.
 
-        This reads and copies no value, and takes no memory for each chunk. It is for programs that rearrange the chunks
-        of arrays; `shift` calls it. Other transactions see a deletion of what was below the paths: a concurrent write
-        there conflicts.
+        This reads and copies no value, and takes no memory for each chunk until the commit. It is for programs that
+        rearrange the chunks of arrays; `shift` calls it. Other transactions see a deletion of what was below the paths:
+        a concurrent write there conflicts. Who changes the shape, too, sets the array's document afterwards.
+
+        Parameters
+        ----------
+        moves : mapping of str to `txstore.format.chunk_moves.ChunkMoves`
+            By the directory that has the chunks, such as `"x/c"`: which new chunk each old one is.
 
         Raises
         ------

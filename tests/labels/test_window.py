@@ -225,3 +225,11 @@ def test_groups_that_inherit_the_labels(repo: txstore.Repository, is_own: bool) 
     ):
         with pytest.raises(ValueError, match="'deep/fine/q' lies along the labels 't'"):
             repo.run(move)
+
+
+def test_a_shift_along_no_axis(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="number", data=np.array(5))
+    with repo.transaction() as store:
+        store.shift("number", {})
+    assert zarr.open_array(repo.snapshot(), path="number", mode="r")[()] == 5

@@ -114,6 +114,8 @@ def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = 
         length = array.shape[axis]
         first, stop = max(0, -offset), max(0, min(length, length - offset))
         axes[axis % array.ndim] = Moved(length, ((first, stop, first + offset),) if first < stop else ())
+    if not axes:
+        return
     move_rows(store, {path: axes})
     if fill is None:
         return
