@@ -56,6 +56,47 @@ def test_appended_and_changed(tmp_path: Path, by: str, method: str, zarr_format:
     assert not repo.verify().faults
 
 
+def test_several_variables_in_one_group(repo: txstore.Repository) -> None:
+    """The labels of their periods are the same, so that all of them may make these."""
+    both = hours("2000-01-20", 50).assign(rain=lambda ds: ds.t2m.sum("x") + 1)
+    with repo.transaction() as store:
+        both.to_zarr(store, encoding={"time": {"chunks": (64,)}}, consolidated=False)
+    repo.views["a"] = Reduce("t2m", "time", "mean", "means/t2m", by="month")
+    repo.views["b"] = Reduce("rain", "time", "max", "means/rain", by="month")
+
+    def check_both(*, is_there: bool = True) -> None:
+        if is_there:
+            check(repo, "month", "mean")
+        there = xr.open_dataset(repo, engine="txstore").rain
+        found = xr.open_dataset(repo, engine="txstore", group="means").rain
+        np.testing.assert_allclose(found.values, there.groupby(there.time.dt.strftime("%Y-%m")).max().values)
+
+    check_both()
+    repo.upsert(hours("2000-02-14", 30).assign(rain=lambda ds: ds.t2m.sum("x") + 2))
+    check_both()
+    repo.upsert(hours("1999-12-30", 8).assign(rain=lambda ds: ds.t2m.sum("x") + 3), missing="insert")
+    check_both()
+    with repo.transaction() as store:
+        zarr.open_array(store, path="rain")[:] = np.arange(88)
+    check_both()
+    for other in (
+        Reduce("rain", "time", "min", "means/least", by="year"),
+        Reduce("rain", "time", "min", "means/least", by="month", when="follow"),
+        Reduce("rain", "time", "min", "means/rain", by="month"),
+    ):
+        with pytest.raises(ValueError, match="both make"):
+            repo.views["c"] = other
+    with repo.transaction() as store:
+        del store.views["a"]
+        del zarr.open_group(store, path="means", mode="r+")["t2m"]
+    with repo.transaction() as store:
+        txstore.roll(store, "time", keep=60)
+    check_both(is_there=False)
+    with pytest.raises(txstore.ErasureError):
+        repo.erase("rain", {"time": pd.Timestamp("2000-02-14")})
+    assert not repo.verify().faults
+
+
 def test_beside_the_source(tmp_path: Path) -> None:
     repo = txstore.Repository(tmp_path / "data.tx")
     with repo.transaction() as store:

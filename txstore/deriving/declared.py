@@ -147,12 +147,14 @@ def outputs_of(url: str, written: Written) -> list[str]:
 def ordered(views: Views) -> list[str]:
     """Return the names of views, each after those that make its sources.
 
-    Raises `ValueError` if two views make the same array, or if there is no such order.
+    Raises `ValueError` if two views make the same array, but for labels that both make alike, or if there is no such
+    order.
     """
     makers: dict[str, str] = {}
     for name, view in sorted(views.items()):
         for output in view.outputs:
-            if makers.setdefault(output, name) != name:
+            maker = makers.setdefault(output, name)
+            if maker != name and not view.makes_alike(views[maker], output):
                 raise ValueError(f"the views {makers[output]!r} and {name!r} both make {output!r}")
     needed = {
         name: {makers[source] for source in view.sources if source in makers} for name, view in sorted(views.items())

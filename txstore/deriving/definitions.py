@@ -66,6 +66,10 @@ class ViewDefinition(ABC):
         Raises `ValueError` if the sources do not allow that.
         """
 
+    def makes_alike(self, other: ViewDefinition, output: str) -> bool:
+        """Tell whether another view makes an output in the same way, at the same time: then both may."""
+        return False
+
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """Return what of the view is written, besides its kind: a JSON object."""
@@ -216,6 +220,13 @@ class Reduce(ViewDefinition):
     @property
     def _coordinate(self) -> str:
         return _beside(self.source, self.dim)
+
+    def makes_alike(self, other: ViewDefinition, output: str) -> bool:
+        """Of several variables, the periods have the same labels, if each commit derives them."""
+        if not isinstance(other, Reduce) or {self.when, other.when} != {"commit"} or None in (self.by, other.by):
+            return False
+        alike = (self._coordinate, self.dim, self.by) == (other._coordinate, other.dim, other.by)
+        return alike and self.outputs[1] == other.outputs[1] == output
 
     def stages(self, sources: ViewSources) -> list[DerivingStage]:
         array = _array(sources, self.source)
