@@ -406,6 +406,14 @@ def test_a_combining_job_does_not_wake_up_for_what_cancels_itself(filled: txstor
     assert other.status().behind < 5
 
 
+def test_a_change_stays_in_its_process(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    for one in (next(feed.changes()), next(feed.claim(1))):
+        with pytest.raises(TypeError, match=r"change\.snapshot\(\)"):
+            pickle.dumps(one)
+
+
 def test_names(filled: txstore.Repository) -> None:
     assert dict(filled.feeds) == {}
     feed = filled.feeds.create("f")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff, compare
@@ -183,6 +183,12 @@ class FeedChange:
             "rows_erased": list(self.rows_erased),
             "nodes": [node.as_dict() for node in self.nodes],
         }
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a change stays in its process: send change.snapshot(), and the paths and regions that another process is "
+            "to do; or let each process take its share, with feed.claim()"
+        )
 
     def __repr__(self) -> str:
         return f"<FeedChange {self.before or 'nothing'} to {self.commit}: {len(self)} nodes>"
