@@ -136,6 +136,8 @@ class Answers:
         """Raises `TypeError` unless `resolve` is a dictionary by path, `ValueError` for an invalid answer."""
         if resolve is not None and not isinstance(resolve, Mapping):
             raise TypeError(f"resolve= takes a dictionary from path to 'ours', 'theirs' or a function, not {resolve!r}")
+        self.derived: tuple[str, ...] = ()
+        """The outputs of views."""
         self._answers: dict[str, Answer] = {}
         for path, answer in (resolve or {}).items():
             if not isinstance(path, str):
@@ -147,7 +149,8 @@ class Answers:
     def keeping(self, derived: Iterable[str]) -> Answers:
         """Return the same, with "ours" for the outputs of views: the commit derives them anew, whatever they hold."""
         kept = Answers(None)
-        kept._answers = {**self._answers, **dict.fromkeys(derived, "ours")}
+        kept.derived = tuple(derived)
+        kept._answers = {**self._answers, **dict.fromkeys(kept.derived, "ours")}
         return kept
 
     def of(self, conflict: Conflict) -> Answer | None:

@@ -196,6 +196,9 @@ class _ThreeWayMerge:
         for conflict in sorted(conflicts, key=lambda each: each.path):
             if not self._is_settled(conflict.path):
                 self._settle(conflict.path, conflict)
+        for path in self._answers.derived:
+            if None not in self._described(path)[1:]:  # also where theirs alone has changed it: its type, say
+                self._settled.add(path)
         paths = sorted(self._nodes_changed() | self._doubts.nodes.keys())
         if self._concatenates:
             # If an array is in doubt, it is unknown which rows are new.
