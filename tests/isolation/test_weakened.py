@@ -87,6 +87,7 @@ CLAUSES: dict[str, Scenario] = {
     "my change": two(create(), other_type, put(FIRST, 5)),
     "beside moved rows": two(along_t(), along_t("y"), moved_rows),
     "beside my moves": two(along_t(), moved_rows, along_t("y")),
+    "my moves": two(create(), lambda store: store.move("x", "y"), lambda store: store.__delitem__("x/c/0")),
     "my prefix": histories("snapshot", "make", "clear", "names"),
     "read": histories("serializable", "read list", "read register", "append", "write"),
     "names": histories("serializable", "names", "make"),

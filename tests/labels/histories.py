@@ -66,6 +66,11 @@ def _rows(drawn: random.Random, labels: list[int]) -> dict[int, int]:
     return {label: drawn.randrange(1000) for label in labels}
 
 
+def _new_value(drawn: random.Random) -> int:
+    """Return a value that no element has: to write the one that is there is no change, and others' changes stand."""
+    return drawn.randrange(1000, 10**9)
+
+
 def _own_rows(drawn: random.Random, count: int) -> dict[int, int]:
     """Return rows with labels that nobody else has."""
     return _rows(drawn, [1001 + 2 * drawn.randrange(10**12) for _ in range(count)])
@@ -111,7 +116,7 @@ def _write(repo: txstore.Repository, name: str, drawn: random.Random, report: Re
     try:
         labels = zarr.open_array(store, path="time", mode="r")[:]
         if len(labels):
-            at, value = drawn.randrange(len(labels)), drawn.randrange(1000)
+            at, value = drawn.randrange(len(labels)), _new_value(drawn)
             zarr.open_array(store, path="v")[at] = [value, value * 3]
             zarr.open_array(store, path="w")[at] = value
             store.commit(json.dumps({"op": "write", "name": name, "label": int(labels[at]), "at": at, "value": value}))
@@ -127,7 +132,7 @@ def _follow(repo: txstore.Repository, name: str, drawn: random.Random, report: R
     try:
         labels = zarr.open_array(store, path="time", mode="r")[:]
         if len(labels) and store.base is not None:
-            at, value = drawn.randrange(len(labels)), drawn.randrange(1000)
+            at, value = drawn.randrange(len(labels)), _new_value(drawn)
             zarr.open_array(store, path="v")[at] = [value, value * 3]
             zarr.open_array(store, path="w")[at] = value
             time.sleep(drawn.choice([0, 0.05]))

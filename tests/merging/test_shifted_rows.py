@@ -58,12 +58,17 @@ def append(store: txstore.TxStore) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("is_constant", [True, False])
-def test_what_is_written_follows(repo: txstore.Repository, way: str, layout: str, seed: int, is_constant: bool) -> None:
+@pytest.mark.parametrize("content", ["numbers", "constant", "nothing"])
+def test_what_is_written_follows(repo: txstore.Repository, way: str, layout: str, seed: int, content: str) -> None:
     """Where all elements are equal, nothing but the attribute says that rows have moved."""
-    drawn = random.Random(seed)
-    data = np.full(SHAPE, 5) if is_constant else np.arange(13 * 9).reshape(SHAPE) + 100
-    create(repo, data, **LAYOUTS[layout])
+    drawn, data = random.Random(seed), np.arange(13 * 9).reshape(SHAPE) + 100
+    if content == "nothing":  # is stored
+        data[:] = LAYOUTS[layout].get("fill_value", 0)
+        with repo.transaction() as store:
+            zarr.create_array(store, name="x", shape=SHAPE, dtype=data.dtype, **LAYOUTS[layout])
+    else:
+        create(repo, data if content == "numbers" else np.full_like(data, 5), **LAYOUTS[layout])
+        data = values(repo)
     offsets = {0: drawn.choice([4, -4, 3, -5]), **({1: drawn.choice([3, -1])} if seed % 2 else {})}
     written = data.copy()
     for _ in range(3):
@@ -103,6 +108,16 @@ def test_what_can_not_follow_is_a_conflict(repo: txstore.Repository, way: str, m
     create(repo, data, chunks=(4, 3))
     with pytest.raises((txstore.ConflictError, txstore.MergeConflictError)):
         WAYS[way](repo, move, write)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("offset", [4, -4, 2])
+def test_chunks_that_are_emptied_follow(repo: txstore.Repository, way: str, offset: int) -> None:
+    data = np.full(SHAPE, 5)
+    create(repo, data, chunks=(4, 3))
+    WAYS[way](repo, lambda store: store.shift("x", {0: offset}), put(np.s_[4:8, 0:6], 0))
+    data[4:8, 0:6] = 0
+    np.testing.assert_array_equal(values(repo), shifted(data, {0: offset}, 0))
 
 
 def test_two_branches_that_shift_alike_are_alike(repo: txstore.Repository) -> None:

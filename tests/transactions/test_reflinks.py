@@ -288,10 +288,23 @@ def _write(path: str, value: int = 7) -> Callable[[txstore.TxStore], None]:
     return write
 
 
+def _empty(store: txstore.TxStore, path: str) -> None:
+    """Set the elements of a chunk to the fill value, which deletes it."""
+    zarr.open_array(store, path=path)[2:4] = 0
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "is_conflict"),
     [
         (lambda store: store.move("g/x", "h/y"), _write("g/x"), True),
+        (lambda store: store.move("g/x", "h/y"), _write("g/x", 0), True),
+        (lambda store: store.move("g/x", "h/y"), lambda store: _empty(store, "g/x"), True),
+        (lambda store: store.move("g", "i"), lambda store: _empty(store, "g/x"), True),
+        (lambda store: store.move("g", "i"), lambda store: store.mapping.delete_dir("g/x"), True),
+        (lambda store: store.move("g/x", "h/y"), lambda store: store.mapping.delete_dir("g/x"), False),
+        (lambda store: store.shift("g/x", {0: 2}), lambda store: _empty(store, "g/x"), True),
+        (lambda store: store.shift("g/x", {0: -6}), _write("g/x", 3), True),
+        (lambda store: store.copy("g/x", "h/y"), lambda store: _empty(store, "g/x"), False),
         (lambda store: store.move("g/x", "h/y"), lambda store: zarr.create_group(store, path="h/y"), True),
         (lambda store: store.move("g/x", "h/y"), lambda store: store.move("g/x", "h/y"), True),
         (lambda store: store.move("g/x", "h/y"), lambda store: store.move("g/x", "h/z"), False),

@@ -46,6 +46,10 @@ def settle(
             is_mine = key not in plan.taken and is_chunk_below(key, plan.followed)
             view = (mine if is_mine else head).get_view(key)
             settled[key] = None if view is None else bytes(view)
+    for key in theirs.changes:
+        # Where this transaction has moved rows, what they have written has followed these, and is not there any more.
+        if is_chunk_below(key, plan.followed) and not (key in settled or key in plan.taken or key in mine):
+            settled[key] = None
     return Settled(settled, plan.followed)
 
 

@@ -308,7 +308,7 @@ class _ThreeWayMerge:
         for key, value in found.items():
             if value is not None:
                 self._plan.values[key] = value
-            elif key in self._ours.view:
+            elif key in self._ours.view or key in self._theirs.view:
                 self._plan.deleted.append(key)
         return True
 

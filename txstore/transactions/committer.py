@@ -235,6 +235,11 @@ class Committer:
             keys,
             deleted,
             [*self.view.staged.prefixes, *(reflink.to for reflink in self.view.reflinks)],
+            [
+                reflink.start
+                for reflink in self.view.reflinks
+                if reflink.source is self.base and reflink.start.startswith(tuple(self.view.staged.prefixes))
+            ],
             documents,
             self.view.reads(self.own_run.unchanged),
             self.merges.are_apart,

@@ -14,6 +14,7 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 | deleted a prefix                                 | wrote a key below it, which is there              | yes      |
 | deleted a prefix                                 | deleted it too                                    | no       |
 | moved, copied or restored something to a path    | wrote a key below it, which is there              | yes      |
+| moved something, or chunks within an array       | wrote or deleted a key where it was               | yes      |
 | wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
 | wrote a chunk                                    | shrank its array so that the chunk loses elements | yes      |
 | wrote a chunk                                    | moved rows of its array (`format.row_moves`)      | yes      |
@@ -106,6 +107,8 @@ class Writes:
     set: Iterable[str]
     deleted: Iterable[str]
     prefixes: Iterable[str]
+    #: Prefixes of what was moved away: it is somewhere else as the base has it.
+    moved: Iterable[str] = ()
     documents: Mapping[str, bytes | None] = field(default_factory=dict)
     reads: Reads = NOTHING_READ
     #: Tells whether other commits changed only those elements of a chunk that this transaction did not write.
@@ -321,6 +324,16 @@ def _keys_below_my_prefixes(check: Check) -> Iterator[str]:
         yield from check.new_keys_below(prefix)
 
 
+def _keys_below_what_i_moved(check: Check) -> Iterator[str]:
+    for prefix in check.mine.moved:
+        for change in check.touched_below(prefix):
+            if (key := stored_key(change.key, "a run")) in check.base or key in check.head:
+                yield key
+        for cleared in check.recent.new_prefixes(check.since):
+            if cleared.startswith(prefix) and cleared != prefix:  # who has deleted all has not changed what was moved
+                yield from check.base.keys_below(cleared)
+
+
 def _keys_read(check: Check) -> Iterator[str]:
     for key in check.mine.reads.keys:
         if check.changed(key) and (key in check.head or key in check.base):
@@ -392,6 +405,7 @@ CLAUSES: tuple[Clause, ...] = (
         _arrays_beside_my_moves,
     ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
+    Clause("my moves", "another commit changed what is moved here", _keys_below_what_i_moved),
     # Of a transaction that is not serializable: the keys that its caller relies on.
     Clause("read", "another commit changed keys that were read here", _keys_read, False),
     Clause("names", "another commit changed which names there are where they were listed here", _names_listed, False),
