@@ -48,6 +48,6 @@ def test_a_repository_is_opened_with_the_same_parameters() -> None:
 
 def test_what_a_store_has_and_a_transaction_not_is_for_zarr_or_left_out_on_purpose() -> None:
     # `lock` belongs to the thread that enters it, and `cursors` are moved by feeds, which take the store; the others
-    # make stores, which `AsyncRepository` does.
+    # make stores, which `AsyncRepository` does, or compare them.
     left = public(txstore.TxStore) - make.OF_A_TRANSACTION
-    assert left == {"at", "at_base", "begin", "cursors", "joining", "lock", "with_read_only"}
+    assert left == {"at", "at_base", "begin", "cursors", "is_in_transaction_of", "joining", "lock", "with_read_only"}
