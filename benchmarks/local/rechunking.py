@@ -124,7 +124,7 @@ def rechunking(setting: Setting) -> list[Row]:
             _run("fill", path, size)
             pairs = [("txstore", "ours"), ("plain zarr", "plain")]
             for who, what in pairs if number % 2 else reversed(pairs):
-                settle()
+                settle(path)
                 found = _run(what, path, size)
                 samples[who].append(found["seconds"])
                 if what == "ours":
