@@ -45,7 +45,7 @@ class Reached(NamedTuple):
 
 
 class Backfill(NamedTuple):
-    """A derivation that is made in parts: of a commit, or of later ones, up to a place."""
+    """A derivation that is made in parts: of the sources of one commit, up to a place."""
 
     since: CommitAt
     place: Reached

@@ -9,7 +9,7 @@ import zarr
 
 
 def arrays_read(values: Any) -> Iterator[zarr.Array[Any]]:
-    """Yield the zarr arrays in the graph of a lazy array. Those that a user's function opens are not there."""
+    """Yield the zarr arrays in the graph of a lazy array. A user's function may open others, which this can't see."""
     graph = values.__dask_graph__()
     layers: Mapping[str, Any] = getattr(graph, "layers", {"": graph})
     for layer in layers.values():

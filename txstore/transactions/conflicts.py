@@ -330,7 +330,7 @@ def _keys_below_what_i_moved(check: Check) -> Iterator[str]:
             if (key := stored_key(change.key, "a run")) in check.base or key in check.head:
                 yield key
         for cleared in check.recent.new_prefixes(check.since):
-            if cleared.startswith(prefix) and cleared != prefix:  # who has deleted all has not changed what was moved
+            if cleared.startswith(prefix) and cleared != prefix:  # a commit that deletes all of it changes none of it
                 yield from check.base.keys_below(cleared)
 
 

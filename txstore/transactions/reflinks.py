@@ -56,10 +56,9 @@ class Reflink:
         """Return the name of a key in the source. None if the reflink does not have the key."""
         if not key.startswith(self.to) or any(map(key.startswith, self.hidden)):
             return None
-        rest: str | None = key[len(self.to) :]
-        if self.moves is not None:
-            rest = self.moves.source(key[len(self.to) :])
-        return None if rest is None else self.start + rest
+        rest = key[len(self.to) :]
+        name = rest if self.moves is None else self.moves.source(rest)
+        return None if name is None else self.start + name
 
     def keys_between(self, start: str, stop: str | None, batch: int) -> Iterator[str]:
         """Yield its keys from `start` on, below `stop`."""

@@ -16,6 +16,7 @@ from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 from txstore.format.documents import Described, DocumentChange, compare_documents, describe, is_node_document
 from txstore.format.keys import directory_prefix
+from txstore.format.mapping import Hierarchy
 from txstore.history.changes import changed
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
@@ -176,13 +177,16 @@ class _Since:
         return self.value(key)
 
     def value(self, key: str) -> Value:
-        return (self._store.mapping if key.startswith(self._below) else self._new).get_view(key)
+        return self._view_of(key).get_view(key)
 
     def value_before(self, key: str) -> Value:
         return None if self._old is None else self._old.get_view(key)
 
     def __contains__(self, key: str) -> bool:
-        return key in (self._store.mapping if key.startswith(self._below) else self._new)
+        return key in self._view_of(key)
+
+    def _view_of(self, key: str) -> Hierarchy:
+        return self._store.mapping if key.startswith(self._below) else self._new
 
     def before(self, path: str) -> Described | None:
         sources = self._new if self._old is None else self._old
