@@ -2,41 +2,51 @@
 
 `txstore::URL` and `txstore://URL`, which stores print, mean the same. A path inside the repository may follow either
 form. Parameters of the URL (`history.url_parameters`) say what to read, and what becomes of writes.
+
+fsspec opens one file system for a list of URLs: that of the first. So the paths of a file system that a URL has opened
+are these URLs without their protocol. A path in another repository, or at another commit, is an error.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from glob import has_magic
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from fsspec.core import split_protocol
-from fsspec.spec import AbstractFileSystem
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.spec import AbstractBufferedFile
 from fsspec.transaction import Transaction
+from fsspec.utils import stringify_path, tokenize
 
 from txstore import processes
 from txstore.commit import MAIN
 from txstore.engine import Position
-from txstore.errors import KeyFormatError, RepositoryNotFoundError, UncommittedChangesWarning
+from txstore.errors import RepositoryNotFoundError, UncommittedChangesWarning
 from txstore.format.consolidated import may_be_consolidated
-from txstore.format.keys import encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.history.find import At
 from txstore.history.opening import CHAINED, PRINTED, Access, locate
 from txstore.history.snapshot import Snapshot
-from txstore.history.url_parameters import Parameters, parse_parameters, split_parameters
+from txstore.history.url_parameters import NAMED, Parameters, split_parameters
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository
 from txstore.storage.foreign_files import Given
 from txstore.store import TxStore
 
-#: fsspec's caching protocols. Their caches become stale, and a repository has its own cache.
+#: fsspec's caching protocols, beneath `txstore::`. Their caches become stale, and a repository has its own cache.
 _CACHES = ("blockcache", "cached", "filecache", "simplecache")
+#: What names another commit when there is a new one.
+_MOVES = re.compile("^-|HEAD|~")
 _TO_WRITE = (
     "write to a store, `with txstore.Repository(url).transaction() as store: ds.to_zarr(store)`, and give a tool that "
     "takes only a URL `store.share()`"
@@ -88,12 +98,37 @@ class CommittedTogether(Transaction):  # type: ignore[misc]
             super().complete(commit)
 
 
-class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class AskedPath(NamedTuple):
+    """What a path asks for."""
+
+    key: str
+    begin: str  # of names in the answer
+    root: str  # what names in the answer leave out of their keys
+
+    def name(self, key: str) -> str:
+        """Return the name of a key in the answer. It begins as the path does: callers cut that off."""
+        return (self.begin + key[len(self.root) :].lstrip("/")).rstrip("/")
+
+
+class StrippedPath:
+    """`_strip_protocol`: the path of a URL. On a file system, the name of a file that tells repository and commit.
+
+    The caches of fsspec ask the file system, and keep the file under that name.
+    """
+
+    def __get__(self, fs: TxStoreFileSystem | None, owner: type[TxStoreFileSystem]) -> Callable[[Any], Any]:
+        return _stripped if fs is None else fs.full_name
+
+
+class TxStoreFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """The keys of a repository as files: `zarr.open("txstore::s3://bucket/data.tx", mode="r")`.
 
     Options of the chained protocol go under its name, beside the options of this protocol:
     `storage_options={"at": 7, "s3": {"anon": True}}`. Each new instance looks for the newest commit; an instance and
-    its pickles stay at their commit. Paths are the keys of the Zarr hierarchy.
+    its pickles stay at their commit.
+
+    If fsspec has made it of a URL, its paths are such URLs without the protocol: `/data/data.tx?tag=v1/temperature`. If
+    you have made it, `fsspec.filesystem("txstore", fo=url)`, they may also be keys of the Zarr hierarchy, below `fo`.
 
     Writing raises `PermissionError`, unless the URL says what becomes of writes, or in `with fs.transaction:`, which
     makes one commit.
@@ -101,8 +136,8 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     Parameters
     ----------
     fo : str
-        The URL or path of the repository, or of a group, array or key in it, which then is the root. For a chained
-        URL, fsspec passes this and the next two parameters. It may have the parameters of `docs/reference/urls.md`:
+        The URL or path of the repository, or of a group, array or key in it. For a chained URL, fsspec passes this and
+        the next two parameters. It may have the parameters of `docs/reference/urls.md`:
         `data.tx?branch=dev&commit=on-close`.
     target_protocol : str, optional
         The protocol of `fo`, if `fo` is a path without a protocol.
@@ -112,6 +147,8 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         The commit to read, as in `Repository.snapshot`, if the URL does not say.
     sources : dict or list of str, optional
         URLs below which foreign values may lie, as in `Repository`.
+    url : str, optional
+        What follows `txstore://` in a URL. fsspec passes it.
     """
 
     protocol = "txstore"
@@ -128,26 +165,30 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         at: At | None = None,
         tag: str | None = None,
         sources: Given | None = None,
+        url: str | None = None,
         exact: tuple[str, tuple[int, str] | None] | None = None,
         **options: Any,
     ) -> None:
         """`exact`: the branch and the `Position.exact` of a pickle."""
         super().__init__(**options)
+        self._is_of_url = target_protocol is not None or url is not None
+        fo = fo or url
         if not fo:
             raise ValueError("which repository? Chain its URL: txstore::s3://bucket/data.tx, txstore::/data/data.tx")
         given = {**options.get(split_protocol(fo)[0], {}), **(target_options or {})}
-        url, self._parameters = _parameters_of(fo, given)
+        place, self._parameters = split_parameters(fo)
         self._branch, self._at, self._tag = _reads_of(self._parameters, branch, at, tag)
         self._root = ""
-        concealed(lambda: self._find(url, target_protocol, given, sources), [fo], given)
+        concealed(lambda: self._find(place, target_protocol, given, sources), [fo], given)
         self._staging = self._joined()
         if exact is None:
             self.snapshot: Snapshot = self.repository.mapping(at=self._at, branch=self._branch, tag=self._tag)
         else:
             self.snapshot = Position(self.repository.engine, branch=exact[0], exact=exact[1]).snapshot()
-        # UPath("txstore::URL") opens the file system at URL, and then also uses URL as a path in it.
-        names = [fo.strip("/"), *([os.path.relpath(fo)] if os.path.isabs(fo) else [])]
-        self._also_root = tuple(filter(_may_be_path, names))
+        place = place.rstrip("/").removesuffix(self._root).rstrip("/")
+        # A relative place may also be a key, if no URL has named it: keys win.
+        self._places = {self.repository.url, *([place] if self._is_of_url or _is_place(place) else [])}
+        self._full_names = {self._full_name_of_root()}
 
     def _find(self, fo: str, target_protocol: str | None, given: dict[str, Any], sources: Given | None) -> None:
         url, repository_options = _url_of(fo, target_protocol, given)
@@ -191,24 +232,101 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __dask_tokenize__(self) -> tuple[str, str]:
         return self.repository.url, self.fsid
 
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, list):
-            return [cls._strip_protocol(each) for each in path]
-        path = str(path).removeprefix(CHAINED)
-        # A path that begins with "/" keeps it: UPath cuts its own path off the names that it is told.
-        return "" if _is_printed(path) else path.removeprefix(PRINTED).rstrip("/")
+    # --- paths
+
+    _strip_protocol = StrippedPath()
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        return {"fo": path.removeprefix(PRINTED)} if _is_printed(path) else {}
+        place = path.removeprefix(PRINTED).partition("::")[0]
+        return {"url": place} if path.startswith(PRINTED) and _is_place(place) else {}
+
+    def unstrip_protocol(self, name: str) -> str:
+        return PRINTED + str(self.full_name(name))
+
+    def _asked(self, path: Any) -> AskedPath:
+        """Raises `ValueError` for a path in another repository, or at another commit."""
+        stripped = _stripped(path)
+        for name in self._full_names:
+            if f"{stripped}/".startswith(f"{name}/"):
+                return AskedPath(stripped[len(name) :].strip("/"), f"{name}/", "")
+        for place in self._places:
+            below = stripped.removeprefix(place)
+            if stripped.startswith(place) and below[:1] in ("", "/", "?", ";"):
+                key, parameters = split_parameters(below)
+                if parameters != self._parameters:
+                    raise self._other()
+                return AskedPath(key.strip("/"), f"{place}{''.join(NAMED.findall(below)[-1:])}/", "")
+        if self._is_of_url or str(path).startswith(PRINTED):
+            raise self._other()
+        key = "/".join(part for part in (self._root, stripped.strip("/")) if part)
+        # zarr before 3.4 asks for `/group`.
+        return AskedPath(key, "/" if str(path).startswith("/") else "", self._root)
+
+    def _other(self) -> ValueError:
+        parameters = f"?{self._parameters}" if str(self._parameters) else ""
+        return ValueError(
+            f"the paths of this file system begin with {self.repository.url}{parameters}: open another repository, or "
+            "another commit, by a call of its own, as a list of URLs names one commit. "
+            "fsspec.filesystem('txstore', fo=URL) takes keys, too"
+        )
 
     def _key(self, path: Any) -> str:
-        path = self._strip_protocol(path).lstrip("/")
-        for root in self._also_root:
-            if f"{path}/".startswith(f"{root}/") and not self._tree.has_keys_below(root):
-                path = path[len(root) :].strip("/")
-        return "/".join(part for part in (self._root, path) if part)
+        return self._asked(path).key
+
+    def _full_name_of_root(self) -> str:
+        if self._staging is not None:
+            told = ";transaction=" + quote(self._parameters.transaction or "", safe="")
+            if self._parameters.shared is not None:
+                told = f";shared={self._parameters.shared}"
+        elif self._store() is not None:
+            told = ";staged"
+        else:
+            commit = self.snapshot.commit
+            told = "" if commit is None else f";at={commit.id}"
+        # What is a wildcard in a list of files is none here.
+        return re.sub(r"[*?[]", lambda found: quote(found[0]), self.repository.url) + told
+
+    def full_name(self, path: Any) -> Any:
+        """Return the name of a file that tells repository and commit, or such a list. `txstore://NAME` opens it."""
+        if isinstance(path, list | tuple | set):
+            return [self.full_name(each) for each in path]
+        key, root = self._key(path), self._full_name_of_root()
+        if root not in self._full_names:
+            self._full_names = {*self._full_names, root}  # threads may be iterating over the old set
+        return f"{root}/{key}" if key else root
+
+    def _full_name_as_spelled(self, path: Any) -> Any:
+        """Return `full_name`, with a slash at the end if there is one: to fsspec it makes a difference."""
+        if isinstance(path, list | tuple | set):
+            return [self._full_name_as_spelled(each) for each in path]
+        return self.full_name(path) + ("/" if stringify_path(path).endswith("/") else "")
+
+    def _check_may_be_cached(self, path: str, file: Any) -> None:
+        """Raise `ValueError` if a cache of fsspec would find this file at later commits, too.
+
+        A cache that gets several files at once names each after the hash of its path as it was given.
+        """
+        at, tag = self._parameters.at, self._parameters.tag
+        is_fixed = tag is not None or (at is not None and not _MOVES.search(at))
+        if is_fixed or any(path.startswith(name) for name in self._full_names):
+            return
+        if isinstance(file, str) and os.path.basename(file) == hashlib.sha256(path.encode()).hexdigest():
+            raise ValueError("a cache would keep this file for later commits, too: name the commit, as in ?tag=v1")
+
+    def renamed(self, found: Any, path: Any) -> Any:
+        """Return what was found by full names with names that begin as the path does, or as the first of a list."""
+        if not isinstance(found, dict | list):
+            return found
+        asked = self._asked(next(iter(path), "") if isinstance(path, list | tuple | set) else path)
+        if isinstance(found, dict):
+            return {
+                asked.name(self._key(name)): (
+                    {**each, "name": asked.name(self._key(name))} if isinstance(each, dict) else each
+                )
+                for name, each in found.items()
+            }
+        return [asked.name(self._key(name)) for name in found]
 
     # --- reading
 
@@ -222,27 +340,36 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.snapshot if store is None else store.mapping
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        # zarr before 3.4 asks for `/group`, and takes the names for what follows that.
-        root = "/" if str(path).startswith("/") else ""
-        path, key = self._strip_protocol(path), self._key(path)
-        prefix = f"{path}/" if path else root
-        names = [prefix + name for name in self._tree.list_dir(key)]
-        if not names and key:
-            names = [path] if key in self._tree else []
-            if not names:
+        asked = self._asked(path)
+        keys = [f"{asked.key}/{name}" if asked.key else name for name in self._tree.list_dir(asked.key)]
+        if not keys and asked.key:
+            if asked.key not in self._tree:
                 raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
-        return [{**self.info(name), "name": name} for name in names] if detail else names
+            keys = [asked.key]
+        return [self._info(asked, key) for key in keys] if detail else [asked.name(key) for key in keys]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        path, key = self._strip_protocol(path), self._key(path)
+        asked = self._asked(path)
+        return self._info(asked, asked.key)
+
+    def _info(self, asked: AskedPath, key: str) -> dict[str, Any]:
+        name = asked.name(key)
         size = self._tree.size_of(key) if key else None
         if size is not None and may_be_consolidated(key):
             size = len(self._tree[key])
         if size is not None:
-            return {"name": path, "size": size, "type": "file"}
+            return {"name": name, "size": size, "type": "file"}
         if key and not self._tree.has_keys_below(key):
-            raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
-        return {"name": path, "size": 0, "type": "directory"}
+            raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", name)
+        return {"name": name, "size": 0, "type": "directory"}
+
+    def ukey(self, path: str) -> str:
+        """Return a token of a file's content. dask names what it has read after it."""
+        self.info(path)
+        return str(tokenize(self.fsid, self._key(path)))
+
+    def checksum(self, path: str) -> int:
+        return int(self.ukey(path), 16)
 
     # fsspec's own versions return False on any error, so a damaged key would look missing.
 
@@ -264,22 +391,53 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def walk(
         self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", **options: Any
-    ) -> Any:
+    ) -> Iterator[tuple[str, Any, Any]]:
+        asked = self._asked(path)
         told = _raise_unless_missing if on_error == "omit" else on_error
-        return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=told, **options)
+        walked = super().walk(self.full_name(path), maxdepth=maxdepth, topdown=topdown, on_error=told, **options)
+        for directory, *listed in walked:
+            for info in (info for each in listed if isinstance(each, dict) for info in each.values()):
+                info["name"] = asked.name(self._key(info["name"]))
+            yield asked.name(self._key(directory)), *listed
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
     ) -> Any:
         if maxdepth is not None or withdirs:
-            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
-        path, key = self._strip_protocol(path), self._key(path)
-        if key and key in self._tree:
-            found = [path]
-        else:
-            prefix = path + "/" if path else ""
-            found = [prefix + each[len(key) :].lstrip("/") for each in self._tree.keys_below(key)]
-        return {key: self.info(key) for key in found} if detail else found
+            full = self.full_name(path)
+            found = super().find(full, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
+            return self.renamed(found, path)
+        asked = self._asked(path)
+        key = asked.key
+        keys = [key] if key and key in self._tree else list(self._tree.keys_below(key))
+        return {asked.name(each): self._info(asked, each) for each in keys} if detail else list(map(asked.name, keys))
+
+    def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
+        full = self._full_name_as_spelled(path)
+        found = self.renamed(super().glob(full, maxdepth=maxdepth, **options), path)
+        if not found and has_magic(path) and not has_magic(full):
+            # fsspec takes the ? of ?tag=v1 for a wildcard, and would leave the file out of a list of files.
+            raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", path)
+        return found
+
+    def expand_path(self, path: Any, *arguments: Any, **options: Any) -> list[str]:
+        found: list[str] = self.renamed(super().expand_path(self.full_name(path), *arguments, **options), path)
+        return found
+
+    def cat(self, path: Any, *arguments: Any, **options: Any) -> Any:
+        return self.renamed(super().cat(self.full_name(path), *arguments, **options), path)
+
+    def du(self, path: str, *arguments: Any, **options: Any) -> Any:
+        return self.renamed(super().du(self.full_name(path), *arguments, **options), path)
+
+    def get(self, rpath: Any, lpath: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(rpath, list) and isinstance(lpath, list):
+            for path, file in zip(rpath, lpath, strict=False):
+                self._check_may_be_cached(path, file)
+        super().get(self._full_name_as_spelled(rpath), lpath, *arguments, **options)
+
+    def copy(self, path1: Any, path2: Any, *arguments: Any, **options: Any) -> None:
+        super().copy(self._full_name_as_spelled(path1), path2, *arguments, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         key, part = self._key(path), slice(start, end)
@@ -300,9 +458,9 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise IsADirectoryError(errno.EISDIR, "this is a directory, not a key", path)
         return bytes(view)
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BytesIO | ReadFile:
         if mode == "rb":
-            return io.BytesIO(self.cat_file(path))
+            return ReadFile(self, path, self.cat_file(path), options.get("block_size"))
         if mode not in ("wb", "xb", "ab"):
             raise ValueError(f"mode {mode!r}: a key is opened to be read (rb), written (wb, xb) or added to (ab)")
         if self._parameters.commit is None:
@@ -407,6 +565,8 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             key = self._key(each)
             if key and key in self._tree:
                 store.delete_sync(key)
+            elif not self.isdir(each):
+                raise FileNotFoundError(errno.ENOENT, "no such key, and no key below it", each)
             elif not recursive:
                 raise IsADirectoryError(errno.EISDIR, "this is a directory: give recursive=True", each)
             elif maxdepth is None:
@@ -421,18 +581,32 @@ class TxStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     _rm = rm_file
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Do nothing: a directory exists as soon as it has a key."""
-        if self._parameters.commit is None:
-            self._writer(path)
+        """Do nothing: a directory exists as soon as it has a key. Raises `FileExistsError` for one that has."""
+        self.makedirs(path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self.mkdir(path)
+        if self._parameters.commit is None:
+            self._writer(path)
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(errno.EEXIST, "it exists", path)
 
     def rmdir(self, path: str) -> None:
-        """Do nothing, as there are no empty directories. Raises `OSError` for one that is not empty."""
+        """Raise `OSError`, as there are no empty directories."""
         self._writer(path)
-        if self.isdir(path):
-            raise OSError(errno.ENOTEMPTY, "the directory is not empty: rm(path, recursive=True)", path)
+        if self.info(path)["type"] == "file":
+            raise NotADirectoryError(errno.ENOTDIR, "this is a key, not a directory: rm(path)", path)
+        raise OSError(errno.ENOTEMPTY, "the directory is not empty: rm(path, recursive=True)", path)
+
+
+class ReadFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A file for reading: the content that it had when it was opened."""
+
+    def __init__(self, fs: TxStoreFileSystem, path: str, content: bytes, block_size: int | str | None) -> None:
+        self._content = content
+        super().__init__(fs, path, block_size=block_size, cache_type="none", size=len(content))
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self._content[start:end]
 
 
 class WrittenFile(io.BytesIO):
@@ -464,13 +638,6 @@ class WrittenFile(io.BytesIO):
         warnings.warn(f"a file for writing {why}: its content is dropped", UncommittedChangesWarning, stacklevel=2)
 
 
-def _parameters_of(fo: str, given: dict[str, Any]) -> tuple[str, Parameters]:
-    """Return a URL without its parameters, and these. fsspec passes those of a file server's URL as an option."""
-    url, parameters = split_parameters(fo)
-    query = given.pop("url_query", None)
-    return url, parameters if query is None else parse_parameters(query)
-
-
 def _reads_of(
     parameters: Parameters, branch: str | None, at: At | None, tag: str | None
 ) -> tuple[str, At | None, str | None]:
@@ -494,24 +661,21 @@ def _staged(store: TxStore, key: str) -> bytes | None:
     return None if found is None else found.to_bytes()
 
 
-def _may_be_path(name: str) -> bool:
-    """Tell whether a node can have this name. No node's name contains `..` or `://`."""
-    try:
-        encode_key(name)
-    except KeyFormatError:
-        return False
-    return True
-
-
 def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
-def _is_printed(path: str) -> bool:
-    """Tell whether this is a URL of, or inside, a repository. A key such as `txstore://position/c/0` is neither."""
-    place = path.removeprefix(PRINTED)
-    return place != path and (place.startswith("/") or "://" in place)
+def _stripped(path: Any) -> Any:
+    """Return the path of a URL, or of each in a list."""
+    if isinstance(path, list):
+        return [_stripped(each) for each in path]
+    return stringify_path(path).removeprefix(CHAINED).removeprefix(PRINTED).rstrip("/")
+
+
+def _is_place(name: str) -> bool:
+    """Tell whether this says where a repository is. A key such as `position/c/0` does not."""
+    return name.startswith("/") or "://" in name
 
 
 def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -522,16 +686,15 @@ def _url_of(fo: str, protocol: str | None, options: dict[str, Any]) -> tuple[str
             options.get("fo", fo),
             dict(options.get("target_options") or {}),
         )
+    if "host" in options:
+        raise ValueError(
+            f"chained to {protocol}://, a path does not tell its server: write txstore://{protocol}://HOST/PATH"
+        )
     if not protocol or protocol in ("file", "local"):
         if "://" not in fo:
             options.pop("auto_mkdir", None)
         return fo, options
-    if "://" in fo:
-        return fo, options
-    if "host" in options:  # fsspec removes the host of a file server from the URL
-        port = options.pop("port", None)
-        return f"{protocol}://{options.pop('host')}{f':{port}' if port else ''}/{fo.lstrip('/')}", options
-    return f"{protocol}://{fo.lstrip('/')}", options
+    return fo if "://" in fo else f"{protocol}://{fo.lstrip('/')}", options
 
 
 def _restored(arguments: tuple[Any, ...], options: dict[str, Any]) -> TxStoreFileSystem:

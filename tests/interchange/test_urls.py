@@ -76,12 +76,17 @@ def test_a_file_system_of_what_was_printed(filled: txstore.Repository) -> None:
     fsspec.register_implementation("txstore", "txstore.fsspec_filesystem.TxStoreFileSystem", clobber=True)
     for chained in ("txstore://", "txstore::"):
         fs, path = fsspec.url_to_fs(f"{chained}{filled.url}/below")
-        assert path == ""
-        assert fs.find("") == ["t/c/0", "t/zarr.json", "zarr.json"]
-        assert fs.ls("t", detail=False) == ["t/c", "t/zarr.json"]
-        assert fs.unstrip_protocol("t/zarr.json") == "txstore://t/zarr.json"
-        for key in ("t/zarr.json", "/t/zarr.json", "txstore://t/zarr.json"):
+        assert fs.find(path) == [f"{path}/{key}" for key in ("t/c/0", "t/zarr.json", "zarr.json")]
+        assert fs.ls(f"{path}/t", detail=False) == [f"{path}/t/c", f"{path}/t/zarr.json"]
+        whole = fs.unstrip_protocol(f"{path}/t/zarr.json")
+        for key in (f"{path}/t/zarr.json", f"txstore://{filled.url}/below/t/zarr.json", whole):
             assert fs.cat_file(key) == filled.snapshot()["below/t/zarr.json"]
+        with fsspec.open(whole) as file:
+            assert file.read() == filled.snapshot()["below/t/zarr.json"]
+    fs = fsspec.filesystem("txstore", fo=f"{filled.url}/below")
+    assert fs.find("") == ["t/c/0", "t/zarr.json", "zarr.json"]
+    for key in ("t/zarr.json", "/t/zarr.json", f"{filled.url}/below/t/zarr.json"):
+        assert fs.cat_file(key) == filled.snapshot()["below/t/zarr.json"]
     with fsspec.open(f"txstore://{filled.url}/below/t/c/0") as file:
         assert file.read() == filled.snapshot()["below/t/c/0"]
 

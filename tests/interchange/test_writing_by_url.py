@@ -127,7 +127,7 @@ dataset.to_zarr(f"txstore://{sys.argv[1]}?transaction=run-17", group="two", cons
 
 
 def file_system(repo: txstore.Repository, query: str = "") -> Any:
-    return fsspec.url_to_fs(f"txstore::{repo.url}{query}")[0]
+    return fsspec.filesystem("txstore", fo=f"{repo.url}{query}")
 
 
 def test_a_transaction_of_fsspec_is_one_commit(filled: txstore.Repository, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from txstore.history.find import At
 #: The only value of `commit=`.
 ON_CLOSE = "on-close"
 
+#: The parameters in a URL, and in the full name of a file (`TxStoreFileSystem.full_name`), which has no wildcard.
+NAMED = re.compile(r"(?:\?[^?/]*=|;(?:at|shared|transaction)=)[^?/]*")
 _VERSION = re.compile(r"-?\d{1,9}")
 _SHARED = re.compile(r"[0-9a-f]{32}")
 
@@ -51,11 +53,11 @@ def split_parameters(url: str) -> tuple[str, Parameters]:
 
     Raises `ValueError` for a parameter that there is not, and for parameters that exclude each other.
     """
-    place, mark, rest = url.rpartition("?")
-    query, slash, below = rest.partition("/")
-    if not mark or "=" not in query:
+    found = list(NAMED.finditer(url))
+    if not found:
         return url, Parameters()
-    return place.rstrip("/") + slash + below if slash else place, parse_parameters(query)
+    place, below = url[: found[-1].start()], url[found[-1].end() :]
+    return place.rstrip("/") + below if below else place, parse_parameters(found[-1][0][1:])
 
 
 def parse_parameters(query: str) -> Parameters:
