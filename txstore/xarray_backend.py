@@ -160,12 +160,25 @@ def _snapshot(
     def opened() -> tuple[Any, str]:
         if isinstance(given, Repository):
             return given.snapshot(at, branch=branch, tag=tag), ""
-        url, reads = _reads_of(os.fspath(given), branch, at, tag)
-        url, inside = locate(url, Access(dict(storage_options or {})))
-        repository = Repository(url, create=False, storage_options=storage_options, sources=sources)
+        url, reads = _reads_of(address, branch, at, tag)
+        url, inside = locate(url, Access(dict(options)))
+        repository = Repository(url, create=False, storage_options=options, sources=sources)
         return repository.snapshot(reads[1], branch=reads[0], tag=reads[2]), inside
 
-    return concealed(opened, [given], storage_options or {})
+    address, options = given, storage_options or {}
+    if not isinstance(given, Repository):
+        address, options = _address_of(given, options)
+    return concealed(opened, [address], options)
+
+
+def _address_of(given: Any, storage_options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return a path or URL as text, and its options. A path of universal_pathlib has options of its own."""
+    if isinstance(given, str | os.PathLike) or not (hasattr(given, "fs") and hasattr(given, "storage_options")):
+        return os.fspath(given), storage_options
+    own = given.storage_options
+    if given.protocol + "://" == PRINTED:
+        own = own.get("target_options") or {}
+    return given.fs.unstrip_protocol(given.path), storage_options or own
 
 
 def _reads_of(url: str, branch: str, at: At | None, tag: str | None) -> tuple[str, tuple[str, At | None, str | None]]:

@@ -83,6 +83,8 @@ class ZarrInterface(Store, ChunkStore):
     ) -> Buffer | None:
         """Return a value, or a part of it, as a view of the mapped file. None if the key does not exist."""
         self._is_open = True
+        if not key:
+            return None
         if may_be_consolidated(key):
             view = self._served(key)
             view = view if view is None or byte_range is None else view[_part(byte_range)]
@@ -119,7 +121,9 @@ class ZarrInterface(Store, ChunkStore):
     def delete_sync(self, key: str) -> None:
         """Stage the deletion of a key. The key need not exist."""
         self._is_open = True
-        self._writer().delete(key)
+        writer = self._writer()
+        if key:
+            writer.delete(key)
 
     def delete_dir_sync(self, prefix: str) -> None:
         """Stage the deletion of everything below a path."""
@@ -191,11 +195,12 @@ class ZarrInterface(Store, ChunkStore):
         if session is not None and not session.gate.may_enter():  # `let_in`, on the hot paths
             await session.gate.enter()
         if not self._engine.snapshots.is_ranged:
-            if not self._view.is_foreign(key):
+            if not key or not self._view.is_foreign(key):
                 return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         elif (
             session is None
             and byte_range is None
+            and key
             and (view := self._position.at_hand(key)) is not None
             and not (may_be_consolidated(key) and is_marked(key, bytes(view)))
         ):
@@ -213,6 +218,8 @@ class ZarrInterface(Store, ChunkStore):
         return await self._do(self._exists, key)
 
     def _exists(self, key: str) -> bool:
+        if not key:
+            return False
         return key in self.mapping if self._calls is None else self._calls.exists(key)
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -269,7 +276,7 @@ class ZarrInterface(Store, ChunkStore):
                 yield name
 
     async def getsize(self, key: str) -> int:
-        size = await self._do(lambda: self.mapping.size_of(key))
+        size = await self._do(lambda: self.mapping.size_of(key) if key else None)
         if size is None:
             raise FileNotFoundError(key)
         return size

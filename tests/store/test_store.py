@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.storage import MemoryStore
 
 import txstore
 from tests.system.processes.lock_clients import descriptors_of
@@ -82,6 +83,31 @@ def test_a_store_without_keys_is_true(repo: txstore.Repository, store: TxStore) 
         transaction["a"] = b"1"
         transaction.clear()
     assert repo.mapping()
+
+
+@pytest.mark.parametrize("key", ["", "a", "a/b", "a/b/c", "none", "none/c"])
+@pytest.mark.parametrize("committed", [False, True])
+def test_it_answers_as_a_store_of_zarr(repo: txstore.Repository, store: TxStore, key: str, committed: bool) -> None:
+    async def answers(of: Store) -> list[Any]:
+        found = await of.get(key, PROTOTYPE)
+        told = [found and found.to_bytes(), await of.exists(key), await of.is_empty(key), await of.getsize_prefix(key)]
+        told.append(sorted([name async for name in of.list_dir(key)]))
+        try:
+            told.append(await of.getsize(key))
+        except FileNotFoundError:
+            told.append(None)
+        if not of.read_only:
+            await of.delete(key)
+            told.append(sorted([name async for name in of.list()]))
+        return told
+
+    values = {"a/b": b"123", "c": b"4"}
+    plain = MemoryStore({name: cpu.Buffer.from_bytes(value) for name, value in values.items()}, read_only=committed)
+    for name, value in values.items():
+        store[name] = value
+    if committed:
+        store.commit()
+    assert asyncio.run(answers(repo.snapshot() if committed else store)) == asyncio.run(answers(plain))
 
 
 def test_what_is_no_string_is_in_no_store(store: TxStore) -> None:
