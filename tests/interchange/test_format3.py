@@ -128,6 +128,31 @@ def test_a_manifest_of_format_2(open_repo: Any, tmp_path: Path) -> None:
     assert repo.verify().ok
 
 
+@pytest.mark.parametrize("path", ["", "stations/one"])
+def test_an_array_beside_imported_references_hides_none(repo: txstore.Repository, path: str) -> None:
+    """zarr makes nodes of format 3, and sees none of format 2 beside them."""
+    document = {
+        "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0,
+        "filters": None, "compressor": None,
+    }  # fmt: skip
+    refs = {".zgroup": json.dumps({"zarr_format": 2}), "x/.zarray": json.dumps(document), "x/0": "ab"}
+    repo.import_references(refs, path)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="new", data=np.arange(3))
+    group = zarr.open_group(repo.snapshot(), mode="r")
+    assert group[f"{path}/x".strip("/")][:].tolist() == list(b"ab")
+    assert group["new"][:].tolist() == [0, 1, 2]
+
+
+def test_a_copy_below_a_path_of_an_empty_repository(repo: txstore.Repository, tmp_path: Path) -> None:
+    plain = zarr.open_group(tmp_path / "plain.zarr", mode="w", zarr_format=2)
+    plain.create_array("x", data=np.arange(10), chunks=(5,))
+    repo.import_from(tmp_path / "plain.zarr", "in/it")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="new", data=np.arange(3))
+    assert zarr.open_group(repo.snapshot(), mode="r")["in/it/x"][:].tolist() == list(range(10))
+
+
 def test_a_copy_below_a_group_of_format_3(with_root: txstore.Repository, tmp_path: Path) -> None:
     plain = zarr.open_group(tmp_path / "plain.zarr", mode="w", zarr_format=2, attributes={"title": "plain"})
     plain.create_array("deep/x", data=np.arange(10), chunks=(5,))

@@ -159,7 +159,7 @@ class _Import:
         job, (place,), (files,) = self._job, self._job.places, self._files
         self._total = sum(file.size for file in files.values())
         documents = zarr_arrays.read_documents(place, files)
-        self._set(documents_at(self._store, job.path, documents, place.url))
+        self._set(documents_at(self._store, job.path, documents, place.url, keeps_root=True))
         self._advance(sum(files[key].size for key in documents))
         chunks = {key: file for key, file in files.items() if key not in documents}
         zarr_arrays.copy_hierarchy(
@@ -172,7 +172,7 @@ class _Import:
         job = self._job
         joined = _survey(job)
         self._total = joined.nbytes
-        self._set(documents_at(self._store, job.path, joined.documents(job), job.places[0].url))
+        self._set(documents_at(self._store, job.path, joined.documents(job), job.places[0].url, keeps_root=True))
         for number, place in enumerate(job.places):
             with closing(job.open(place)) as opened:
                 for path, array in opened.arrays.items():

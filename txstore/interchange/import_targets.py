@@ -54,19 +54,23 @@ def check_free(repo: Facade, store: TxStore, path: str) -> None:
         raise FileExistsError(f"{store.url}: there is something {where}; an import takes a path that is free")
 
 
-def documents_at(store: TxStore, path: str, documents: Mapping[str, bytes], url: str) -> dict[str, bytes]:
+def documents_at(
+    store: TxStore, path: str, documents: Mapping[str, bytes], url: str, *, keeps_root: bool = False
+) -> dict[str, bytes]:
     """Return the documents to store for an import, by keys of the repository.
 
-    These are the import's own, and those of missing groups above the path. Documents of format 2 below groups of
-    format 3 are converted to format 3. Raises `SourceError` if that is impossible, `ValueError` if a node above the
-    path can't have nodes below it.
+    These are the import's own, and those of missing groups above the path. Documents of format 2 are converted to
+    format 3, unless the group above is of format 2: zarr makes nodes of format 3 by default, and beside these it would
+    not see them. The root stays as it is if `keeps_root`, or if format 3 can't describe it. Raises `SourceError` if it
+    can't describe what is below the root, `ValueError` if a node above the path can't have nodes below it.
     """
     zarr_format = 3 if "zarr.json" in documents else 2
-    if zarr_format == 2 and is_below_format_3(store, path):
-        zarr_format = 3
+    if zarr_format == 2 and (path or not keeps_root) and not is_below_format_2(store, path):
         try:
-            documents = documents_in_format_3(documents)
+            documents, zarr_format = documents_in_format_3(documents), 3
         except NoEquivalentError as error:
+            if not path:
+                return dict(documents)
             raise SourceError(
                 url, f"{error}. What lies above is of format 3: import it into a repository of its own, as its root"
             ) from error
@@ -74,13 +78,13 @@ def documents_at(store: TxStore, path: str, documents: Mapping[str, bytes], url:
     return {**dict(groups_above(store, path, zarr_format)), **own}
 
 
-def is_below_format_3(store: TxStore, path: str) -> bool:
-    """Tell whether the nearest group above a path is of format 3."""
+def is_below_format_2(store: TxStore, path: str) -> bool:
+    """Tell whether the nearest group above a path is of format 2."""
     for above in ancestors(path):
         if document_key(above, "zarr.json") in store:
-            return True
-        if document_key(above, ".zgroup") in store:
             return False
+        if document_key(above, ".zgroup") in store:
+            return True
     return False
 
 
