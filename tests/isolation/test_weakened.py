@@ -50,7 +50,7 @@ from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region
-from txstore.format.row_moves import ATTRIBUTE
+from txstore.format.row_moves import ATTRIBUTE, MOVED
 from txstore.segments.runs import Runs
 from txstore.sessions import session, stale_arrays
 from txstore.sessions.stale_arrays import HeldDocuments
@@ -67,7 +67,7 @@ Weaken = Callable[[pytest.MonkeyPatch], None]
 
 along_t = partial(create, dimension_names=("t",))
 other_type = edit_document("x/zarr.json", data_type="uint32")
-moved_rows = edit_document("x/zarr.json", attributes={ATTRIBUTE: "4"})
+moved_rows = edit_document("x/zarr.json", attributes={ATTRIBUTE: MOVED})
 smaller_shape = edit_document("x/zarr.json", shape=[4])  # and nothing done to the chunk that this drops
 
 

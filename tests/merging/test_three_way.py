@@ -336,13 +336,36 @@ def test_arrays_of_one_dimension_are_appended_to_together(tmp_path):
     assert found.values() == found.values("y")
     assert len(found.values()) == 10
     torn = merged(tmp_path, base, all_of(rows("x", 2, 1), rows("y", 2, 1)), rows("x", 4, 2), concatenates=True)
-    assert [(each.path, each.kind) for each in torn.plan.conflicts] == [("x", "append")]
+    assert [(each.path, each.kind) for each in torn.plan.conflicts] == [("x", "append"), ("y", "append")]
     assert [
         each.path
         for each in merged(
             tmp_path, base, both[0], all_of(rows("x", 4, 2), rows("y", 3, 2)), concatenates=True
         ).plan.conflicts
     ] == ["x", "y"]
+
+
+@pytest.mark.parametrize("dry", ["ours", "theirs", "both"])
+def test_rows_of_the_fill_value_are_appended_too(tmp_path, dry):
+    """They change no chunk: the last one had room for them."""
+    days = {side: [0, 0] if dry in (side, "both") else [1, 2] for side in ("ours", "theirs")}
+    base = all_of(root, create(5), create(5, path="y"))
+    sides = [all_of(append(rows), append([10, 11], "y")) for rows in days.values()]
+    found = merged(tmp_path, base, *sides, concatenates=True)
+    assert not found.plan.conflicts
+    assert found.values() == [*range(5), *days["ours"], *days["theirs"]]
+    assert len(found.values("y")) == 9
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_an_answer_takes_no_array_from_among_those_that_are_lengthened(tmp_path, side):
+    """One has changed a row of `y` that the other has changed, too, in the chunk that both append to."""
+    base = all_of(root, table(5), table(5, "y"))
+    sides = [all_of(rows("x", 2, n), put((4, 0), n, path="y"), rows("y", 2, n)) for n in (100, 200)]
+    found = merged(tmp_path, base, *sides, {"y": side}, concatenates=True)
+    assert [(each.path, each.kind) for each in found.plan.conflicts] == [("x", "append")]
+    found = merged(tmp_path, base, *sides, {"": side}, concatenates=True)
+    assert len(found.values()) == len(found.values("y")) == 7
 
 
 def test_dimensions_as_xarray_names_them_in_format_2(tmp_path):
@@ -354,7 +377,7 @@ def test_dimensions_as_xarray_names_them_in_format_2(tmp_path):
     base = all_of(lambda store: zarr.create_group(store, zarr_format=2), named("x"), named("y"))
     both = all_of(append([1, 2]), append([1, 2], "y")), append([3])
     found = merged(tmp_path, base, *both, concatenates=True)
-    assert [(each.path, each.kind) for each in found.plan.conflicts] == [("x", "append")]
+    assert [(each.path, each.kind) for each in found.plan.conflicts] == [("x", "append"), ("y", "append")]
 
 
 def test_shards_one_behind_the_other(tmp_path):

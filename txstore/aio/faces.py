@@ -243,8 +243,7 @@ class AsyncTransaction(TransactionBlock):
 
         The shape stays: elements that would leave it are dropped, and places that become free have the fill value, or
         `fill`. Whole chunks move by reference where an offset is a multiple of their length; along an axis where it is
-        not, all chunks are read and written again. Writes of a concurrent commit to the array conflict; if the second
-        one to commit has `on_conflict="merge"`, they follow the elements.
+        not, all chunks are read and written again. Writes of a concurrent commit to the array conflict.
 
         Raises
         ------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator
 
 from txstore.errors import CorruptionError, KeyFormatError
 
@@ -132,11 +132,6 @@ def ancestors(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition("/")[0]
         yield path
-
-
-def is_chunk_below(key: str, arrays: Set[str]) -> bool:
-    """Tell whether a key is below one of some arrays, and no document."""
-    return bool(arrays) and not is_document(key) and not arrays.isdisjoint(ancestors(key))
 
 
 def check_name(kind: str, name: str) -> str:

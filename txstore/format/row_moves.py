@@ -1,60 +1,46 @@
-"""The attribute of an array that says where its rows have moved: since then, a position means another row.
+"""The attribute of an array that says which moves its rows have made: after each, a position means another row.
 
-Programs that move rows (`prepend`, `roll`, `shift`, an upsert that inserts) write it. A merge compares that of its
-sides, and so knows that one side's positions are not the other's.
+A program that moves rows (`prepend`, `roll`, `shift`, an upsert that inserts) writes `MOVED` for the axis. What is
+stored instead is the id of the transaction, and so of the commit; no other write changes the attribute. So two versions
+with the same text have made the very same moves. How far rows have moved would not say so: `roll` by 2, then `prepend`
+of 2 rows is a move by 0.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from txstore.format.encoding import MalformedError, json_value
 
-#: Its value: the origin along each axis, and what is `mixed` behind a space: "24,0,0", "0,0 5f3a9c2e".
+#: Its value has a part for each axis, with commas between: "0", or the id of the transaction that moved rows last.
 ATTRIBUTE = "txstore_rows"
-_VALUE = re.compile(r"(-?\d{1,18}(?:,-?\d{1,18})*)(?: ([0-9a-f]{8}))?")
+#: What a program writes for an axis along which it moves rows.
+MOVED = "moved"
+_HOLDERS = ("zarr.json", ".zattrs")
 
 
-class RowMoves(NamedTuple):
-    """Where the rows of an array are.
+def moves_of(attributes: Mapping[str, Any], ndim: int) -> tuple[str, ...]:
+    """Return, for each axis, the text that stands for the moves. What has other parts is one text for all axes."""
+    told = attributes.get(ATTRIBUTE, ",".join(["0"] * ndim))
+    parts = tuple(told.split(",")) if isinstance(told, str) and " " not in told else ()
+    return parts if len(parts) == ndim else (repr(told),) * ndim
 
-    `origin`: the index along each axis, now, of the row that was the first one when the array was made; it may be
-    dropped by now. `mixed`: another text after each move in which not all rows moved equally far; empty before.
-    """
 
-    origin: tuple[int, ...]
-    mixed: str = ""
-
-    @classmethod
-    def of(cls, attributes: Mapping[str, Any], ndim: int) -> Self:
-        """Return what an array's attributes say. What is no value of `ATTRIBUTE` is `mixed`, as a whole."""
-        told = attributes.get(ATTRIBUTE)
-        found = _VALUE.fullmatch(told) if isinstance(told, str) else None
-        origin = tuple(map(int, found[1].split(","))) if found is not None else ()
-        if found is not None and len(origin) == ndim:
-            return cls(origin, found[2] or "")
-        return cls((0,) * ndim, "" if told is None else repr(told))
-
-    def moved(self, offsets: Sequence[int | None]) -> Self:
-        """Return where the rows are after a move by `offsets` along the axes; None along one where they differ."""
-        mixed = os.urandom(4).hex() if None in offsets else self.mixed
-        return type(self)(tuple(at + (offset or 0) for at, offset in zip(self.origin, offsets, strict=True)), mixed)
-
-    def encode(self) -> str:
-        return " ".join([",".join(map(str, self.origin)), *([self.mixed] if self.mixed else [])])
+def with_moves(attributes: Mapping[str, Any], ndim: int, axes: Collection[int]) -> dict[str, Any]:
+    """Return the attributes of an array to write if its rows move along some axes."""
+    parts = [MOVED if axis in axes else part for axis, part in enumerate(moves_of(attributes, ndim))]
+    return {**attributes, ATTRIBUTE: ",".join(parts)} if axes else dict(attributes)
 
 
 def moved_along(
     before: Mapping[str, Any], after: Mapping[str, Any], dimensions: Sequence[str | None]
 ) -> frozenset[str]:
     """Return along which of its dimensions, given their names, rows of an array have moved: compare its attributes."""
-    old, new = (RowMoves.of(each, len(dimensions)) for each in (before, after))
-    is_mixed = old.mixed != new.mixed
-    moved = zip(dimensions, old.origin, new.origin, strict=True)
-    return frozenset(name for name, was, is_now in moved if name is not None and (is_mixed or was != is_now))
+    sides = (moves_of(each, len(dimensions)) for each in (before, after))
+    moved = zip(dimensions, *sides, strict=True)
+    return frozenset(name for name, was, is_now in moved if name is not None and was != is_now)
 
 
 def rows_have_moved(key: str, before: bytes | None, after: bytes | None) -> bool:
@@ -62,12 +48,47 @@ def rows_have_moved(key: str, before: bytes | None, after: bytes | None) -> bool
     return bool(_told(key, before) != _told(key, after))
 
 
-def _told(key: str, document: bytes | None) -> Any:
-    if document is None or ATTRIBUTE.encode() not in document:
+def kept(key: str, present: bytes | memoryview | None, written: bytes | memoryview, mover: str) -> bytes | memoryview:
+    """Return what to store if a program writes a document where there is a `present` one.
+
+    The attribute stays as it is. If what is written says `MOVED`, it becomes the id of the transaction, `mover`.
+    """
+    name = key.rpartition("/")[2]
+    if name not in _HOLDERS or not (_names_it(present) or _names_it(written)):
+        return written
+    document = _object(written)
+    attributes = document if name == ".zattrs" else document.setdefault("attributes", {})
+    if not isinstance(attributes, dict) or (name == "zarr.json" and document.get("node_type") != "array"):
+        return written
+    told = attributes.get(ATTRIBUTE)
+    parts = told.split(",") if isinstance(told, str) else []
+    if MOVED in parts:
+        now: Any = ",".join(mover if part == MOVED else part for part in parts)
+    else:
+        now = told if present is None else _told(key, present)
+    if now == told:
+        return written
+    attributes.pop(ATTRIBUTE, None)
+    if now is not None:
+        attributes[ATTRIBUTE] = now
+    return json.dumps(document, indent=2).encode()
+
+
+def _names_it(document: bytes | memoryview | None) -> bool:
+    return document is not None and ATTRIBUTE.encode() in bytes(document)
+
+
+def _told(key: str, document: bytes | memoryview | None) -> Any:
+    if document is None or not _names_it(document):
         return None
+    found = _object(document)
+    attributes = found if key.rpartition("/")[2] == ".zattrs" else found.get("attributes")
+    return attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
+
+
+def _object(document: bytes | memoryview) -> dict[str, Any]:
     try:
         found = json_value(document)
     except MalformedError:
-        return None
-    attributes = found if key.rpartition("/")[2] == ".zattrs" else found.get("attributes")
-    return attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}

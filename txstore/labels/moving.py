@@ -13,7 +13,7 @@ import zarr
 
 from txstore.errors import TransactionStateError
 from txstore.format.chunk_moves import ChunkMoves
-from txstore.format.row_moves import ATTRIBUTE, RowMoves
+from txstore.format.row_moves import with_moves
 from txstore.labels.grids import Axis, Positions, axes_of, chunk_key_parts, chunk_prefix, documents, pieces, read, write
 from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
@@ -31,10 +31,9 @@ class Moved:
     segments: Sequence[Segment]
 
     @property
-    def offset(self) -> int | None:
-        """How far all rows move that stay; None if some move farther than others, or if none stays."""
-        offsets = {to - begin for begin, _, to in self.segments}
-        return offsets.pop() if len(offsets) == 1 else None
+    def has_moved(self) -> bool:
+        """Whether a position means another row afterwards."""
+        return not self.segments or any(begin != to for begin, _, to in self.segments)
 
 
 def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> None:
@@ -74,9 +73,9 @@ class _Rearranged:
         self._path = path
         self._start = f"{path}/" if path else ""
         shape = tuple(axes[axis].length if axis in axes else length for axis, length in enumerate(old.shape))
-        offsets = [axes[axis].offset if axis in axes else 0 for axis in range(old.ndim)]
-        moves = RowMoves.of(old.metadata.attributes, old.ndim).moved(offsets)
-        attributes = {**old.metadata.attributes, ATTRIBUTE: moves.encode()}
+        attributes = with_moves(
+            old.metadata.attributes, old.ndim, [axis for axis, each in axes.items() if each.has_moved]
+        )
         self._metadata = metadata = old.metadata.update_shape(shape).update_attributes(attributes)
         self.below = (self._start + chunk_prefix(old.metadata)).rstrip("/")
         before, after = axes_of(old.metadata), axes_of(metadata)

@@ -28,8 +28,7 @@ def prepend(ds: xr.Dataset, store: LabelStore, *, dim: str, group: str = "") -> 
     """Stage a dataset before the first row of every variable with a dimension, in the order of the dataset.
 
     The stored rows move up: whole chunks by reference if the dataset's length is a multiple of their length, else all
-    of them are written again. A reader sees either state. Who began to write before conflicts, and tries again; with
-    `on_conflict="merge"`, what was written follows the rows.
+    of them are written again. A reader sees either state. Who began to write before conflicts, and tries again.
 
     Parameters
     ----------

@@ -6,8 +6,9 @@ reports a conflict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,9 +44,13 @@ class Joined:
     deleted: list[str] = field(default_factory=list)
 
 
-def appended(nodes: Mapping[str, Three]) -> dict[str, Appended]:
-    """Return the arrays to which both sides appended, if the rows can be joined."""
-    found = {path: array for path, three in nodes.items() if (array := _appended(path, three)) is not None}
+def appended(nodes: Mapping[str, Three], join: Callable[[Appended], Joined]) -> dict[str, Appended]:
+    """Return the arrays to which both sides appended, if the rows can be joined. `join` raises `NotMergeableError`."""
+    found: dict[str, Appended] = {}
+    for path, three in nodes.items():
+        if (array := _appended(path, three)) is not None:
+            with contextlib.suppress(NotMergeableError):
+                found[path] = replace(array, joined=join(array))
     torn = {name for path, three in nodes.items() if path not in found for name in _resized(path, three)}
     torn |= {
         name
@@ -104,6 +109,7 @@ class Appended:
     axis: int
     rows: Rows
     ours: Described
+    joined: Joined = field(default_factory=Joined, compare=False)
 
     @property
     def extent(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.row_moves import RowMoves
+from txstore.format.row_moves import moves_of
 
 #: Fields of an array's document, in formats 3 and 2, that define the meaning of chunks.
 STRUCTURAL = (
@@ -21,13 +21,8 @@ def structure_of(node: Described) -> Any:
     """Return what defines the meaning of a node's chunks, and of positions; for a group, only that it is one."""
     if node.kind != "array":
         return node.kind
-    return chunks_of(node), RowMoves.of(node.attributes, len(node.node.shape))
-
-
-def chunks_of(array: Described) -> Any:
-    """Return the fields that define the meaning of an array's chunks."""
-    fields = {name: array.document[name] for name in STRUCTURAL if name in array.document}
-    return len(array.node.shape), fields
+    fields = {name: node.document[name] for name in STRUCTURAL if name in node.document}
+    return len(node.node.shape), fields, moves_of(node.attributes, len(node.node.shape))
 
 
 class MergedDocument(NamedTuple):

@@ -134,6 +134,9 @@ class Doubting(Answers):
         self.noted = Doubts()
         self.moved: set[str] = set()  # nodes whose places are in doubt, by their path in ours
 
+    def check_alike(self, conflicts: Iterable[Conflict]) -> None:
+        """Whatever the sides: all of these nodes are in doubt."""
+
     def of(self, conflict: Conflict) -> str:
         import numpy as np
 

@@ -164,7 +164,7 @@ def apply(found: MergePlan, theirs: Snapshot, transaction: Transaction) -> None:
     for key in found.deleted:
         transaction.pop(key, None)
     for key, value in found.values.items():
-        transaction[key] = value
+        transaction.set(key, value, is_merged=True)
     transaction.nodes.take(found.taken, theirs)
 
 

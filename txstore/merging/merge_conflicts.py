@@ -162,6 +162,15 @@ class Answers:
                 return None
             path = path.rpartition("/")[0]
 
+    def check_alike(self, conflicts: Iterable[Conflict]) -> None:
+        """Raise `ValueError` unless all of these nodes are taken from the same side."""
+        sides = {side: each.path for each in conflicts if (side := self.side_of(each)) is not None}
+        if len(sides) > 1:
+            raise ValueError(
+                f"resolve=: {sides['ours']!r} and {sides['theirs']!r} share a dimension whose rows moved, or whose "
+                "length changed, and are taken from one side: give both the same answer"
+            )
+
     def side_of(self, conflict: Conflict) -> str | None:
         """Return the side that a whole node is taken from. Raises `ValueError` for a function."""
         answer = self.of(conflict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from txstore.errors import ConflictError
-from txstore.format.keys import is_chunk_below
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import KeyChange, differing
 from txstore.history.snapshot import Snapshot
@@ -39,18 +38,12 @@ def settle(
     settled: dict[str, bytes | None] = {**plan.values, **dict.fromkeys(plan.deleted)}
     for key in staged:
         # A staged value equal to the base's is not a change, nor is one equal to theirs. It is written as theirs: a run
-        # rebuilt from the staged frames must not bring the old value back. Where this transaction has shifted rows, it
-        # is written as it was staged: at this place they have written other rows.
+        # rebuilt from the staged frames must not bring the old value back.
         is_theirs = key in plan.taken or (key in theirs.changes and key not in ours.changes)
         if is_theirs and key not in settled:
-            is_mine = key not in plan.taken and is_chunk_below(key, plan.followed)
-            view = (mine if is_mine else head).get_view(key)
+            view = head.get_view(key)
             settled[key] = None if view is None else bytes(view)
-    for key in theirs.changes:
-        # Where this transaction has moved rows, what they have written has followed these, and is not there any more.
-        if is_chunk_below(key, plan.followed) and not (key in settled or key in plan.taken or key in mine):
-            settled[key] = None
-    return Settled(settled, plan.followed)
+    return settled
 
 
 def settling(on_conflict: str | None) -> Settle | None:

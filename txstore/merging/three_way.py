@@ -20,17 +20,18 @@ and for nodes, as a whole:
 | shrank the array                        | changed chunks that lose elements                          | "structure" |
 | grew the array over elements that are   | wrote the chunk anew, without these elements               | "structure" |
 | in a chunk already: it had shrunk       |                                                            |             |
-| moved rows of the array (`row_moves`)   | changed chunks                                             | see below   |
+| moved rows of the array (`row_moves`)   | changed chunks, or moved rows, too                         | "structure" |
 | moved rows of the array                 | shortened it there, or made an array with this dimension   | "structure" |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
-If one side moved a node, the other side's changes to it follow (`moved_nodes`); so they do if it shifted all rows of an
-array (`shifted_rows`), unless the other side has changed elements that are gone by that, or that it has changed, too.
-Then, and if not all rows have moved equally far, there is a conflict, "structure".
+If one side moved a node, the other side's changes to it follow (`moved_nodes`). Positions are compared, never labels:
+no change follows a row that has moved. Arrays along a dimension whose rows one side moved, or whose length it changed,
+are in conflict together, and are all settled by one side: a row of one belongs to a row of the next.
 
-If the base itself is a merge, it may have places in doubt (`doubts`): both sides count as having changed these.
+If the base itself is a merge, it may have places in doubt (`doubts`): both sides count as having changed these. So they
+do with the chunks of an array if both have changed what chunks or positions mean, to the same.
 """
 
 from __future__ import annotations
@@ -38,24 +39,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.format.display import html_head
 from txstore.format.documents import Described, Node, below, cuts_chunk, describe
 from txstore.format.encoding import MalformedError, json_value
-from txstore.format.keys import ancestors, directory_prefix, is_chunk_below, is_document, node_of_document
+from txstore.format.keys import ancestors, directory_prefix, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
-from txstore.format.row_moves import RowMoves, moved_along
+from txstore.format.row_moves import kept, moved_along, moves_of
 from txstore.merging import elements
-from txstore.merging.appending import Appended, appended
+from txstore.merging.appending import Appended, Joined, appended
 from txstore.merging.document_fields import Extent, merge_documents, structure_of
 from txstore.merging.doubts import Doubts
 from txstore.merging.merge_conflicts import Answers, Conflict, table_of
 from txstore.merging.merge_side import Side
 from txstore.merging.moved_nodes import Aligned, align
-from txstore.merging.shifted_rows import shifted
 from txstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class MergePlan:
     values: dict[str, bytes] = field(default_factory=dict)  # merged values, by key
     deleted: list[str] = field(default_factory=list)  # keys
     deleted_below: list[str] = field(default_factory=list)  # nodes, as a whole
-    followed: set[str] = field(default_factory=set)  # arrays whose rows one side has shifted
     conflicts: list[Conflict] = field(default_factory=list)  # without an answer
     is_cut: bool = False  # a vacuum expired commits with which there might be fewer conflicts
 
@@ -178,10 +177,11 @@ class _ThreeWayMerge:
         progress: Progress | None,
     ) -> None:
         self._ours, self._theirs = aligned.ours, aligned.theirs
-        if doubts:
-            self._ours, self._theirs = doubts.changed_by_both(*self._sides)
-        self._doubts = doubts
         self._views = aligned.base, aligned.ours.view, aligned.theirs.view
+        self._doubts = Doubts(keys=self._unlike_base())
+        self._doubts.add(doubts)
+        if self._doubts:
+            self._ours, self._theirs = self._doubts.changed_by_both(*self._sides)
         self._answers = answers
         self._is_strict = is_strict
         self._concatenates = concatenates
@@ -203,18 +203,38 @@ class _ThreeWayMerge:
         if self._concatenates:
             # If an array is in doubt, it is unknown which rows are new.
             sure = (path for path in paths if not (self._doubts and self._doubts.is_below(path)))
-            self._appended = appended({path: self._described(path) for path in sure})
+            self._appended = appended({path: self._described(path) for path in sure}, self._joined)
+        found: dict[str, Conflict] = {}
         for path in paths:
-            if not self._is_settled(path):
-                self._node(path)
+            if not self._is_settled(path) and (conflict := self._node(path)) is not None:
+                found[path] = conflict
+                self._settled.add(path)
+        self._tie(found, paths)
+        for path, conflict in found.items():
+            self._settle(path, conflict)
         for key in self._theirs.keys:
-            if not (self._is_settled(key) or self._is_appended(key) or is_chunk_below(key, self._plan.followed)):
+            if not (self._is_settled(key) or self._is_appended(key)):
                 self._key(key)
         self._merge_chunks()
         for path, each in self._appended.items():
             if not self._is_settled(path):
-                self._append(each)
+                self._plan.taken |= each.joined.taken
+                self._plan.values |= each.joined.values
+                self._plan.deleted += each.joined.deleted
         return self._plan
+
+    def _unlike_base(self) -> set[str]:
+        """Return the changed chunks of arrays of which both changed what chunks or positions mean: so the base's mean
+        something else.
+        """
+        found = set[str]()
+        for key in self._ours.changes.keys() & self._theirs.changes.keys():
+            if is_document(key):
+                base, *sides = map(_structure_of, self._described(node_of_document(key)))
+                if base is not None and None not in sides and base not in sides:
+                    below = (side.changes_below(node_of_document(key)) for side in self._sides)
+                    found.update(each for each in chain.from_iterable(below) if not is_document(each))
+        return found
 
     def _is_appended(self, key: str) -> bool:
         """Tell whether a key is that of a chunk with appended rows."""
@@ -222,16 +242,8 @@ class _ThreeWayMerge:
             return False
         return any(each.holds(key) for path in ancestors(key) if (each := self._appended.get(path)) is not None)
 
-    def _append(self, array: Appended) -> None:
-        """Put the rows that theirs appended after those of ours."""
-        try:
-            found = array.put_together(*self._views, self._theirs.changes_below(array.path))
-        except NotMergeableError:
-            self._plan.conflicts.append(Conflict(array.path, "append", array.path))
-            return
-        self._plan.taken |= found.taken
-        self._plan.values |= found.values
-        self._plan.deleted += found.deleted
+    def _joined(self, array: Appended) -> Joined:
+        return array.put_together(*self._views, self._theirs.changes_below(array.path))
 
     # --- nodes
 
@@ -247,7 +259,8 @@ class _ThreeWayMerge:
     def _is_settled(self, path: str) -> bool:
         return bool(self._settled) and (path in self._settled or not self._settled.isdisjoint(ancestors(path)))
 
-    def _node(self, path: str) -> None:
+    def _node(self, path: str) -> Conflict | None:
+        """Return the conflict about a node as a whole; if theirs has deleted it, and that is none, plan that."""
         base, ours, theirs = self._described(path)
         kind = None
         if base is None and self._is_beside_moved_rows(ours, theirs):
@@ -261,10 +274,32 @@ class _ThreeWayMerge:
             elif theirs is None and not self._theirs.view.has_keys_below(path):
                 self._settled.add(path)
                 self._plan.deleted_below.append(path)
-        elif not self._follows(path, base, ours, theirs) and ours is not None and theirs is not None:
+        elif ours is not None and theirs is not None:
             kind = self._between(path, base, ours, theirs)
-        if kind is not None:
-            self._settle(path, Conflict(path, kind, path, _sides=self._documents_of(base, ours, theirs)))
+        return None if kind is None else self._of_node(path, kind)
+
+    def _of_node(self, path: str, kind: str) -> Conflict:
+        sides = {name: partial(_document_of, each) for name, each in zip(_THREE, self._described(path), strict=True)}
+        return Conflict(path, kind, path, _sides=sides)
+
+    def _tie(self, found: dict[str, Conflict], paths: Sequence[str]) -> None:
+        """Add the arrays that share a moved or resized dimension with an array in conflict, to be settled with it.
+
+        Raises `ValueError` if the answers for these differ.
+        """
+        open_ones = [path for path, conflict in found.items() if conflict.kind in ("structure", "append")]
+        arrays = {path: _Along.of(path, *self._described(path)) for path in paths} if open_ones else {}
+        arrays = {path: each for path, each in arrays.items() if path in found or not self._is_settled(path)}
+        while open_ones:
+            tied = [open_ones.pop()]
+            for path in tied:
+                here = arrays.pop(path, None)
+                beside = [other for other, each in arrays.items() if here is not None and here.belongs_to(each)]
+                tied += [other for other in beside if other not in tied]
+            open_ones = [path for path in open_ones if path not in tied]
+            for path in tied:
+                found.setdefault(path, self._of_node(path, found[tied[0]].kind))
+            self._answers.check_alike([found[path] for path in tied])
 
     def _is_beside_moved_rows(self, ours: Described | None, theirs: Described | None) -> bool:
         """Tell whether one side alone has made an array, and the other has moved rows along one of its dimensions."""
@@ -288,30 +323,6 @@ class _ThreeWayMerge:
                     moved.setdefault(path.rpartition("/")[0], set()).update(along)
         return found
 
-    def _follows(self, path: str, base: Described | None, ours: Described | None, theirs: Described | None) -> bool:
-        """Bring what one side has changed to where the other one has shifted it. Tell whether that was possible."""
-        if self._doubts and self._doubts.is_below(path):
-            return False
-        array = shifted(base, ours, theirs)
-        if array is None:
-            return False
-        mover, writer = self._sides if array.is_ours else reversed(self._sides)
-        try:
-            found = array.follow(self._views[0], mover.view, writer.view, writer.changes_below(path))
-        except NotMergeableError:
-            return False
-        self._plan.followed.add(path)
-        if not array.is_ours:  # all else is as the side has it that has moved the rows
-            for key in sorted({*self._ours.changes_below(path), *self._theirs.changes_below(path)}):
-                if not is_document(key) and key not in found:
-                    self._take(key)
-        for key, value in found.items():
-            if value is not None:
-                self._plan.values[key] = value
-            elif key in self._ours.view or key in self._theirs.view:
-                self._plan.deleted.append(key)
-        return True
-
     def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:
         """Return the kind of conflict between two sides about a node and the nodes below it; None if there is none."""
         has_below = tuple(
@@ -319,17 +330,17 @@ class _ThreeWayMerge:
             for side in self._sides
         )
         is_alike = structure_of(ours) == structure_of(theirs)
-        if base is None or self._doubts.has_all_of(path):
+        if path in self._appended:
+            return None
+        changed = [base is None or structure_of(base) != structure_of(side) for side in (ours, theirs)]
+        if base is None or all(changed) or self._doubts.has_all_of(path):
             is_same = is_alike and ours.node.shape == theirs.node.shape
             return None if is_same or "array" not in (ours.kind, theirs.kind) else "structure"
-        changed = structure_of(base) != structure_of(ours), structure_of(base) != structure_of(theirs)
-        if all(changed) and not is_alike:
-            return "structure"
         if (changed[0] and not changed[1] and has_below[1]) or (changed[1] and not changed[0] and has_below[0]):
             return "structure"
         if _cuts_where_rows_moved(base, ours, theirs) or _cuts_where_rows_moved(base, theirs, ours):
             return "structure"
-        if self._both_resized(base, ours, theirs) and path not in self._appended:
+        if self._both_resized(base, ours, theirs):
             return "append"
         if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
             return "structure"
@@ -345,7 +356,9 @@ class _ThreeWayMerge:
 
     def _both_resized(self, base: Described, ours: Described, theirs: Described) -> bool:
         axes = zip(base.node.shape, ours.node.shape, theirs.node.shape, strict=False)
-        return any(len({b, o, t}) == 3 or (self._is_strict and b not in (o, t)) for b, o, t in axes)
+        # Rows that can't go one behind the other are not laid one over the other, though they are as many.
+        if_equal = self._is_strict or (self._concatenates and not self._doubts.is_below(base.path))
+        return any(len({b, o, t}) == 3 or (if_equal and b not in (o, t)) for b, o, t in axes)
 
     def _drops_what_changed(self, base: Described, shrunk: Described, other: Side) -> bool:
         """Tell whether a side changed chunks of which the other dropped elements by shrinking the array."""
@@ -395,9 +408,6 @@ class _ThreeWayMerge:
             changed = {*self._ours.changes_below(path), *self._theirs.changes_below(path)}
             for key in sorted(changed):
                 self._take(key)
-
-    def _documents_of(self, *sides: Described | None) -> dict[str, Callable[[], Any]]:
-        return {name: partial(_document_of, side) for name, side in zip(_THREE, sides, strict=True)}
 
     # --- keys
 
@@ -464,7 +474,8 @@ class _ThreeWayMerge:
                 self._plan.conflicts.append(conflict)
                 return
             if callable(answer):
-                self._plan.values[key] = _written(answer(conflict), conflict)
+                written = _written(answer(conflict), conflict)
+                self._plan.values[key] = bytes(kept(key, merged.content, written, ""))
                 return
             merged = merge(prefers=answer)
         if merged.content == bytes(theirs):
@@ -606,12 +617,41 @@ class _ElementConflict:
         )
 
 
+class _Along(NamedTuple):
+    """The names of an array's dimensions, and those along which a side has moved its rows, or changed its length."""
+
+    group: str
+    names: frozenset[str | None]
+    changed: frozenset[str | None]
+
+    @classmethod
+    def of(cls, path: str, base: Described | None, *sides: Described | None) -> _Along:
+        names, changed = set[str | None](), set[str | None]()
+        for each in sides:
+            if each is not None:
+                names.update(each.dimensions)
+                if base is not None:
+                    changed |= moved_along(base.attributes, each.attributes, each.dimensions)
+                    lengths = zip(each.dimensions, base.node.shape, each.node.shape, strict=False)
+                    changed.update(name for name, was, is_now in lengths if was != is_now)
+        return cls(path.rpartition("/")[0], frozenset(names - {None}), frozenset(changed - {None}))
+
+    def belongs_to(self, other: _Along) -> bool:
+        """Tell whether rows of one belong to rows of the other, and have moved, are new, or are gone."""
+        groups = sorted((self.group, other.group), key=len)
+        is_near = groups[0] in (groups[1], *ancestors(groups[1]))
+        return is_near and not (self.changed.isdisjoint(other.names) and other.changed.isdisjoint(self.names))
+
+
+def _structure_of(node: Described | None) -> Any:
+    return None if node is None else structure_of(node)
+
+
 def _cuts_where_rows_moved(base: Described, mover: Described, other: Described) -> bool:
     """Tell whether a side has shortened an array along an axis along which the other has moved its rows."""
     shapes = base.node.shape, other.node.shape
-    old, new = (RowMoves.of(each.attributes, len(shapes[0])) for each in (base, mover))
-    axes = zip(*shapes, old.origin, new.origin, strict=False)
-    return any(length < before and (was != now or old.mixed != new.mixed) for before, length, was, now in axes)
+    moves = [moves_of(each.attributes, len(shapes[0])) for each in (base, mover)]
+    return any(length < before and was != now for before, length, was, now in zip(*shapes, *moves, strict=False))
 
 
 def _bytes(value: memoryview | None) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import wait
-from dataclasses import replace
 from typing import NamedTuple
 
 from txstore.commit import Stored
@@ -270,7 +269,7 @@ class Committer:
         try:
             conflicts.check(self.writes, self.base, head, since)
         except ConflictError:
-            if self.staging.settle_conflicts is None or self.view.reflinks.has_nodes:
+            if self.staging.settle_conflicts is None or self.view.reflinks.any:
                 raise
             self._settle(head)
             since = self.base.seq
@@ -333,13 +332,12 @@ class Committer:
         staged = [key for key, _ in self.view.staged.items()]
         theirs = self.snapshots.own(head)
         try:
-            settled = settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs)
-            self.merges.settle(settled)
+            self.merges.settle(settle(self.base, Peek(self.view), staged, self.view.key_changes(), theirs))
         except ConflictError:
             theirs.let_go()  # the error's `conflicts` refer to it
             raise
         # Everything else still conflicts: a deleted prefix, for example.
-        conflicts.check(replace(self.writes, followed=settled.followed), self.base, head, self.base.seq)
+        conflicts.check(self.writes, self.base, head, self.base.seq)
 
     def _keep_constraints(self, head: Snapshot) -> Declarations:
         """I11: check the commit on top of `head` against all constraints. Return what its header declares."""
@@ -403,8 +401,6 @@ class Committer:
         is_more = staging.other_parent is not None or staging.declared or self.view.reflinks.any or staging.sources
         if is_more or any(self.view.staged.prefixes):
             return False
-        if self.merges.settled is not None and self.merges.settled.followed:
-            return False  # the leader would take its chunks for those of the same rows
         writes = self.writes or self._writes()
         # The leader of a group commit would not see a deleted key that did not exist.
         return not (any(True for _ in writes.deleted) or any(writes.reads))

@@ -31,9 +31,6 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 An element has changed if its bits differ between base and head; a missing chunk has the fill value. In a serializable
 transaction, or if the array's codecs do not allow a comparison of elements, a chunk is one key like any other.
 
-Where all rows of an array have moved equally far, a merge of both brings what was written to where the rows are now
-(`Settled.followed`): then there is no conflict there.
-
 A dimension is one by its name, in a group and the groups below it: an array that was made along it has been computed
 from rows as they were.
 
@@ -43,7 +40,7 @@ clause for each case of the table. The tests remove each clause, and check that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -65,7 +62,6 @@ from txstore.format.keys import (
     ancestors,
     directory_prefix,
     document_key,
-    is_chunk_below,
     is_document,
     node_of_document,
     stored_key,
@@ -77,18 +73,8 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
 from txstore.transactions.reads import NOTHING_READ, Reads
 
-
-class Settled(NamedTuple):
-    """What becomes of a transaction's changes on top of those of other commits.
-
-    `values`: what to store under keys instead of what is staged; None deletes the key. `followed`: arrays of which a
-    side has shifted rows. There, all changes of both sides are in.
-    """
-
-    values: Mapping[str, bytes | None]
-    followed: Set[str] = frozenset()
-
-
+#: The values of keys that a transaction has staged and other commits have changed. None deletes the key.
+Settled: TypeAlias = Mapping[str, bytes | None]
 #: Computes these values from the base, the transaction's view, its staged keys, its changes, and the head. Raises
 #: `ConflictError`.
 Settle: TypeAlias = Callable[[Snapshot, Hierarchy, Collection[str], Iterable[KeyChange], Snapshot], Settled]
@@ -113,8 +99,6 @@ class Writes:
     reads: Reads = NOTHING_READ
     #: Tells whether other commits changed only those elements of a chunk that this transaction did not write.
     is_apart: Callable[[str, Snapshot, Snapshot], bool] = lambda *_: False
-    #: Arrays of which all changes of both are in, though a side has shifted rows: see `Settled`.
-    followed: Set[str] = frozenset()
 
 
 def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
@@ -123,10 +107,7 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
         return
     check = Check(mine, base, head, since)
     for clause in CLAUSES:
-        found = clause.keys(check)
-        if mine.followed and clause.is_of_writes:
-            found = (key for key in found if not is_chunk_below(key, mine.followed))
-        named = list(islice(found, MAX_NAMED))
+        named = list(islice(clause.keys(check), MAX_NAMED))
         if named:
             reason = clause.reason + _told_of_structure(check, named[0])
             raise ConflictError(named, reason=reason, base=base.commit, head=head.commit)
@@ -141,7 +122,7 @@ def _told_of_structure(check: Check, key: str) -> str:
             return f", and {node_of_document(document)!r} {now} since then: open it again"
         if change is DocumentChange.MOVED:
             path = node_of_document(document)
-            return f", and rows of {path!r} have moved since then: open it again. on_conflict='merge' follows them"
+            return f", and rows of {path!r} have moved since then: open it again"
     return ""
 
 
@@ -378,7 +359,6 @@ class Clause(NamedTuple):
     name: str
     reason: str
     keys: Callable[[Check], Iterator[str]]
-    is_of_writes: bool = True
 
 
 CLAUSES: tuple[Clause, ...] = (
@@ -407,10 +387,10 @@ CLAUSES: tuple[Clause, ...] = (
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
     Clause("my moves", "another commit changed what is moved here", _keys_below_what_i_moved),
     # Of a transaction that is not serializable: the keys that its caller relies on.
-    Clause("read", "another commit changed keys that were read here", _keys_read, False),
-    Clause("names", "another commit changed which names there are where they were listed here", _names_listed, False),
-    Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed, False),
-    Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness, False),
+    Clause("read", "another commit changed keys that were read here", _keys_read),
+    Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
+    Clause("keys", "another commit changed which keys there are where they were listed here", _keys_listed),
+    Clause("any", "another commit changed whether there are any keys where this was asked here", _emptiness),
 )
 
 

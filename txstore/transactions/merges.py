@@ -43,7 +43,7 @@ class Merges:
     @property
     def besides(self) -> frozenset[str]:
         """The keys whose values are not the staged ones, or that are not staged: for the last head."""
-        return frozenset({*(() if self.settled is None else self.settled.values), *self.derived})
+        return frozenset({*(self.settled or ()), *self.derived})
 
     @property
     def pack_id(self) -> bytes:
@@ -63,10 +63,10 @@ class Merges:
                 self._parts[key] = layers
 
     def settle(self, settled: Settled) -> None:
-        """Use these values for keys that other commits have changed, too, whether or not they are staged."""
+        """Use these values for staged keys that other commits have changed, too."""
         self.settled = settled
         self._begin_for_head()
-        for key, value in settled.values.items():
+        for key, value in settled.items():
             self.values[key] = self._publisher.append_value(key.encode(), value or b"")
 
     def derive(self, key: str, value: bytes | None) -> None:

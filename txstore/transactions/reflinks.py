@@ -111,11 +111,6 @@ class Reflinks:
         return iter(self._all)
 
     @property
-    def has_nodes(self) -> bool:
-        """Whether whole nodes are set by reference."""
-        return any(reflink.moves is None for reflink in self._all)
-
-    @property
     def taken(self) -> list[str]:
         """The single taken keys, in the order of their bytes."""
         return sorted(self._taken)

@@ -10,7 +10,7 @@ from txstore._native import chunks
 from txstore.errors import (
     keeps_nothing,
 )
-from txstore.format import packfile
+from txstore.format import packfile, row_moves
 from txstore.format.consolidated import mark_for, may_be_consolidated
 from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
@@ -210,15 +210,24 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
     # --- writing
 
-    def set(self, key: str, value: Buffer) -> None:
+    def set(self, key: str, value: Buffer, *, is_merged: bool = False) -> None:
         """Stage a value. The caller may change its buffer afterwards. For consolidated metadata, stage only a mark.
+
+        What a document says of moved rows stays as it is (`format.row_moves`), unless `is_merged`.
 
         Raises `KeyFormatError` for an impossible key. Any `OSError` fails the transaction until `rollback`.
         """
         encoded, content = encode_key(key), _contiguous(value)
         if may_be_consolidated(key):
             content = memoryview(mark_for(key, bytes(content)))
+        if is_document(key) and not is_merged:
+            content = self._with_moves(key, content)
         self.lifecycle.stage(packfile.FRAME_VALUE, key, encoded, content)
+
+    def _with_moves(self, key: str, content: memoryview) -> memoryview:
+        if self.state != "open":
+            return content  # which is not staged
+        return memoryview(row_moves.kept(key, self.staged.peek(key), content, self.id))
 
     def set_reference(
         self,
@@ -296,6 +305,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self._staging.turns.changing(key):
             known = None if region is None else self.staged.known(key)
             value = change(self.get_view(key) if known is None else known.value)
+            if value is not None and is_document(key):
+                value = self._with_moves(key, _contiguous(value))
             if value is None:
                 self.lifecycle.stage_in_turn(packfile.FRAME_TOMBSTONE, key, encoded, b"")
             elif known is None or region is None:

@@ -36,9 +36,8 @@ class CommitOutcome(Outcome):
         self._commits = commits
         self._view = view
         self._merges = merges
-        self._settled = {} if merges.settled is None else merges.settled.values
+        self._settled = merges.settled or {}
         self._derived = merges.derived
-        self._settled_besides = {key for key in self._settled if key not in view.staged}
         self._merged_away = merges.deleted
         self._unchanged = unchanged
         self._head = head
@@ -83,7 +82,6 @@ class CommitOutcome(Outcome):
         documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
         return self.remakes(path) or any(
             key in self._derived
-            or key in self._settled_besides
             or (key in self._view.staged and key not in self._unchanged)
             or self._view.reflinks.find(key) is not None
             for key in documents
@@ -113,14 +111,13 @@ class CommitOutcome(Outcome):
                 continue
             if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
                 yield key
-        yield from (key for key in self._settled_besides if key.startswith(prefix) and self._settled[key] is None)
 
     def changed_below(self, path: str) -> Iterator[str]:
         prefix = directory_prefix(path)
         for key in self._view.staged.between(prefix, after_prefix(prefix)):
             if key not in self._unchanged and key not in self._derived:
                 yield key
-        yield from [key for key in self._derived | self._settled_besides if key.startswith(prefix)]
+        yield from [key for key in self._derived if key.startswith(prefix)]
         yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
 
     def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
