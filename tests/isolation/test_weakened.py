@@ -88,6 +88,7 @@ CLAUSES: dict[str, Scenario] = {
     "beside moved rows": two(along_t(), along_t("y"), moved_rows),
     "beside my moves": two(along_t(), moved_rows, along_t("y")),
     "my moves": two(create(), lambda store: store.move("x", "y"), lambda store: store.__delitem__("x/c/0")),
+    "their moves": two(create(), lambda store: store.mapping.delete_dir("x"), lambda store: store.move("x", "y")),
     "my prefix": histories("snapshot", "make", "clear", "names"),
     "read": histories("serializable", "read list", "read register", "append", "write"),
     "names": histories("serializable", "names", "make"),

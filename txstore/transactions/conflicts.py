@@ -14,7 +14,8 @@ This does no I/O of its own: it asks the snapshots that the caller passes. The c
 | deleted a prefix                                 | wrote a key below it, which is there              | yes      |
 | deleted a prefix                                 | deleted it too                                    | no       |
 | moved, copied or restored something to a path    | wrote a key below it, which is there              | yes      |
-| moved something, or chunks within an array       | wrote or deleted a key where it was               | yes      |
+| moved something, or chunks within an array       | wrote or deleted a key where it was, or moved it  | yes      |
+| deleted a prefix                                 | moved or copied what was below it, and deleted it | yes      |
 | wrote a key below an array                       | changed the array structurally, or dropped it     | yes      |
 | wrote a chunk                                    | shrank its array so that the chunk loses elements | yes      |
 | wrote a chunk                                    | moved rows of its array (`format.row_moves`)      | yes      |
@@ -68,7 +69,7 @@ from txstore.format.keys import (
 )
 from txstore.format.mapping import Hierarchy
 from txstore.format.row_moves import moved_along, rows_have_moved
-from txstore.history.changes import KeyChange
+from txstore.history.changes import KeyChange, refs_of
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Change
 from txstore.transactions.reads import NOTHING_READ, Reads
@@ -310,9 +311,18 @@ def _keys_below_what_i_moved(check: Check) -> Iterator[str]:
         for change in check.touched_below(prefix):
             if (key := stored_key(change.key, "a run")) in check.base or key in check.head:
                 yield key
-        for cleared in check.recent.new_prefixes(check.since):
-            if cleared.startswith(prefix) and cleared != prefix:  # a commit that deletes all of it changes none of it
-                yield from check.base.keys_below(cleared)
+        yield from check.cleared_keys_below(prefix)
+
+
+def _keys_that_others_moved(check: Check) -> Iterator[str]:
+    """Yield documents that are deleted here with what is around them, and are at another path now."""
+    below = (key for prefix in check.mine.prefixes for key in check.cleared_keys_below(prefix))
+    gone = {(ref.pack, ref.offset): key for key, ref in refs_of(check.base, filter(is_document, below))}
+    if gone:
+        changed = (stored_key(change.key, "a run") for change in check.touched_below(""))
+        for _, ref in refs_of(check.head, changed):
+            if (ref.pack, ref.offset) in gone:
+                yield gone[ref.pack, ref.offset]
 
 
 def _keys_read(check: Check) -> Iterator[str]:
@@ -386,6 +396,7 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause("my prefix", "another commit wrote below what is deleted here", _keys_below_my_prefixes),
     Clause("my moves", "another commit changed what is moved here", _keys_below_what_i_moved),
+    Clause("their moves", "another commit moved what is deleted here", _keys_that_others_moved),
     # Of a transaction that is not serializable: the keys that its caller relies on.
     Clause("read", "another commit changed keys that were read here", _keys_read),
     Clause("names", "another commit changed which names there are where they were listed here", _names_listed),
