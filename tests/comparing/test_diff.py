@@ -115,6 +115,47 @@ def test_nodes_come_and_go(repo: txstore.Repository) -> None:
         diff.values("old")
 
 
+def _members(store: txstore.TxStore, path: str, *names: str) -> None:
+    store.mapping.delete_dir(path)
+    zarr.create_group(store, path=path)
+    for name in names:
+        zarr.create_array(store, name=f"{path}/{name}", data=np.ones(4), chunks=(2,))
+
+
+def _array(store: txstore.TxStore, path: str, zarr_format: Any, shape: tuple[int, ...] = (4,)) -> None:
+    store.mapping.delete_dir(path)
+    separator = {"name": "v2", "separator": "/"}
+    zarr.create_array(
+        store, name=path, data=np.ones(shape), chunks=(2,) * len(shape), zarr_format=zarr_format,
+        chunk_key_encoding=separator,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("names", [("0", "c", "x", "z"), ("0",), ()])
+def test_an_array_that_becomes_a_group_and_the_reverse(
+    repo: txstore.Repository, zarr_format: Any, names: tuple[str, ...]
+) -> None:
+    """Some members have names of chunks, and sort before and behind them."""
+    with repo.transaction() as store:
+        _members(store, "g/m", *names)
+    with repo.transaction() as store:
+        _array(store, "g/m", zarr_format, (4, 4))
+    below = [f"g/m/{name}" for name in names]
+    diff = repo.diff(1)
+    assert [(node.path, node.change, node.kind) for node in diff if node.path.startswith("g/m")] == [
+        ("g/m", "removed", "group"), *((path, "removed", "array") for path in below), ("g/m", "added", "array"),
+    ]  # fmt: skip
+    assert (diff["g/m"].chunks_added, diff["g/m"].chunks_removed, diff["g/m"].keys) == (4, 0, [])
+    assert all(diff[path].chunks_removed == 2 for path in below)
+    assert [part.after.tolist() for part in diff.values("g/m")] == [[[1, 1], [1, 1]]] * 4
+    back = repo.diff(1, 0)
+    assert [(node.path, node.change, node.kind) for node in back if node.path.startswith("g/m")] == [
+        ("g/m", "removed", "array"), ("g/m", "added", "group"), *((path, "added", "array") for path in below),
+    ]  # fmt: skip
+    assert back.removed[0].chunks_removed == 4
+
+
 def test_a_chunk_behind_the_end_of_an_array_that_has_shrunk(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         zarr.create_array(store, name="x", data=np.arange(1, 7), chunks=(2,))

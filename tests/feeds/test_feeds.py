@@ -52,6 +52,29 @@ def told(feed: Feed, **options: bool) -> list[tuple[int, list[tuple[str, str, li
 # --- what is told
 
 
+@pytest.mark.parametrize("combine", [False, True])
+def test_a_copy_of_what_becomes_an_array_and_a_group_again(filled: txstore.Repository, combine: bool) -> None:
+    def members(store: txstore.TxStore) -> None:
+        store.mapping.delete_dir("src/m")
+        for name in ("a", "d", "z"):
+            zarr.create_array(store, name=f"src/m/{name}", data=np.arange(5), chunks=(2,))
+
+    def array(store: txstore.TxStore) -> None:
+        store.mapping.delete_dir("src/m")
+        zarr.create_array(store, name="src/m", data=np.arange(3), chunks=(2,))
+
+    zarr.create_group(store := filled.transaction(), path="copy")
+    store.commit()
+    feed = filled.feeds.create("f", paths="src", since=-1)
+    for step in (members, array, members, array):
+        filled.run(step)
+        for change in feed.changes(combine=combine):
+            with filled.transaction() as store:
+                apply(change, store)
+                feed.advance(store, to=change)
+        assert content(filled.snapshot(), "copy") == content(filled.snapshot(), "src")
+
+
 def test_commit_after_commit_and_the_sum(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src/x")
     first = write(filled, 0)

@@ -50,12 +50,18 @@ class Diff:
         return len(self.nodes)
 
     def __getitem__(self, path: str) -> NodeDiff:
-        """Return the changes of one node. Raises `NodeNotFoundError` if it has not changed."""
+        """Return the changes of one node. Raises `NodeNotFoundError` if it has not changed.
+
+        If an array has become a group, or the reverse, it is the one that was added.
+        """
+        return self._at(path)[-1]
+
+    def _at(self, path: str) -> list[NodeDiff]:
         name = path.strip("/")
-        for node in self.nodes:
-            if node.path == name:
-                return node
-        raise NodeNotFoundError(name, "change")
+        found = [node for node in self.nodes if node.path == name]
+        if not found:
+            raise NodeNotFoundError(name, "change")
+        return found
 
     def _of(self, change: str) -> list[NodeDiff]:
         return [node for node in self.nodes if node.change == change]
@@ -94,9 +100,10 @@ class Diff:
         """
         from txstore.comparing.elements import changed_values  # late: it imports numpy
 
-        node = self[path]
-        if not any(each is not None and each.kind == "array" for each in (node.before, node.after)):
-            raise ValueError(f"{node.path!r} is not an array: only arrays have values")
+        nodes = self._at(path)
+        node = next((node for node in nodes if node.kind == "array"), None)
+        if node is None:
+            raise ValueError(f"{nodes[0].path!r} is not an array: only arrays have values")
         was_at = node.moved_from or node.path
         open_before, open_after = self._open
         return changed_values(

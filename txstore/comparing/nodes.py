@@ -5,9 +5,10 @@ Of a chunk it keeps only the place in the grid. Values are read on demand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from txstore.comparing.changed_documents import FieldChange, changed_attributes, changed_fields
@@ -103,44 +104,76 @@ class NodeDiff:
 
 
 def compare(changes: Iterable[KeyChange], before: Hierarchy, after: Hierarchy) -> list[NodeDiff]:
-    """Return the changes of the nodes to which the differing keys belong, by path."""
+    """Return the changes of the nodes to which the differing keys belong, by path.
+
+    An array that has become a group, or the reverse, is removed and added. What is removed there, also below, comes
+    before what is added.
+    """
     nodes = _Nodes(before, after)
     for change in changes:
-        nodes.of(change.key).add(change)
-    found = sorted(nodes.all(), key=lambda node: node.path)
-    return _joined_by_moves([node.told() for node in found], {node.path: node for node in found})
+        nodes.add(change)
+    found = [(node.told(), node) for node in sorted(nodes.all(), key=nodes.order)]
+    return _joined_by_moves(found)
 
 
 class _Nodes:
-    """Finds the node that a key belongs to: the nearest array above it, or the group right above."""
+    """Finds the node that a key belongs to on each side: the nearest array above it, or the group right above."""
 
     def __init__(self, before: Hierarchy, after: Hierarchy) -> None:
         self._before, self._after = before, after
-        self._nodes: dict[str, _FoundNode] = {}
+        self._nodes: dict[str, list[_FoundNode]] = {}  # by path: one, or the one of before and the one of after
         self._described: dict[str, tuple[Described | None, Described | None]] = {}
         self._array: _FoundNode | None = None  # of the last key: the next key usually belongs to it, too
         self._below = "\0"
 
     def all(self) -> Iterable[_FoundNode]:
-        return self._nodes.values()
+        return chain.from_iterable(self._nodes.values())
 
-    def of(self, key: str) -> _FoundNode:
-        if self._array is not None and key.startswith(self._below):
-            return self._array
-        if is_document(key):
-            return self._node(node_of_document(key))
+    def order(self, node: _FoundNode) -> tuple[str, bool, str]:
+        """Return what to sort nodes by."""
+        if node.change == REMOVED:
+            replaced = (path for path in ancestors(node.path) if len(self._nodes.get(path, ())) == 2)
+            return next(replaced, node.path), False, node.path
+        return node.path, True, node.path
+
+    def add(self, change: KeyChange) -> None:
+        key, before, after = change
+        if self._array is not None and key.startswith(self._below) and self._array.holds(change):
+            self._array.add(change)
+            return
+        old = None if before is None else self._of(key, 0)
+        new = None if after is None else self._of(key, 1)
+        if old is not None and new is not None and old is not new:
+            old.add(KeyChange(key, before, None))
+            new.add(KeyChange(key, None, after))
+            return
+        node = old or new
+        if node is not None:
+            node.add(change)
+            if node.is_array:
+                self._array, self._below = node, directory_prefix(node.path)
+
+    def _of(self, key: str, side: int) -> _FoundNode:
+        """Return the node of a key before (0), or after (1)."""
+        path = node_of_document(key) if is_document(key) else self._array_above(key, side)
+        if path not in self._nodes:
+            before, after = self._describe(path)
+            if before is not None and after is not None and {before.kind, after.kind} == {"array", "group"}:
+                self._nodes[path] = [_FoundNode(path, before, None), _FoundNode(path, None, after)]
+            else:
+                self._nodes[path] = [_FoundNode(path, before, after)]
+        return self._nodes[path][side if len(self._nodes[path]) == 2 else 0]
+
+    def _array_above(self, key: str, side: int) -> str:
+        """Return the nearest array above a key, of this side, or else of the other; or else what is right above."""
+        of_other = None
         for path in ancestors(key):
-            if any(each is not None and each.kind == "array" for each in self._describe(path)):
-                return self._node(path)
-        return self._node(key.rpartition("/")[0])
-
-    def _node(self, path: str) -> _FoundNode:
-        node = self._nodes.get(path)
-        if node is None:
-            node = self._nodes[path] = _FoundNode(path, *self._describe(path))
-        if node.is_array:
-            self._array, self._below = node, directory_prefix(path)
-        return node
+            found = self._describe(path)
+            if (here := found[side]) is not None and here.kind == "array":
+                return path
+            if of_other is None and (there := found[1 - side]) is not None and there.kind == "array":
+                of_other = path
+        return key.rpartition("/")[0] if of_other is None else of_other
 
     def _describe(self, path: str) -> tuple[Described | None, Described | None]:
         found = self._described.get(path)
@@ -179,6 +212,11 @@ class _FoundNode:
         self.chunks: list[Chunk] = []
         self.keys: list[str] = []
         self._digests = {ADDED: 0, REMOVED: 0}
+
+    def holds(self, change: KeyChange) -> bool:
+        """Tell whether a changed key below is one of this array, on both sides."""
+        sides = ((change.before, self.before), (change.after, self.after))
+        return all(ref is None or (node is not None and node.kind == "array") for ref, node in sides)
 
     def add(self, change: KeyChange) -> None:
         key, before, after = change
@@ -229,21 +267,21 @@ class _FoundNode:
         )
 
 
-def _joined_by_moves(nodes: list[NodeDiff], found: Mapping[str, _FoundNode]) -> list[NodeDiff]:
+def _joined_by_moves(found: Sequence[tuple[NodeDiff, _FoundNode]]) -> list[NodeDiff]:
     """Turn an added node into a moved one, if a removed node held the same values in the same places."""
     removed: dict[int, list[str]] = {}
-    for node in nodes:
-        if node.change == REMOVED:
-            removed.setdefault(found[node.path].digest(REMOVED), []).append(node.path)
+    for told, node in found:
+        if told.change == REMOVED:
+            removed.setdefault(node.digest(REMOVED), []).append(told.path)
     gone = set()
-    for node in nodes:
-        candidates = removed.get(found[node.path].digest(ADDED), []) if node.change == ADDED else []
+    for told, node in found:
+        candidates = removed.get(node.digest(ADDED), []) if told.change == ADDED else []
         left = [path for path in candidates if path not in gone]
         if left:
-            name = node.path.rpartition("/")[2]
-            node.moved_from = next((path for path in left if path.rpartition("/")[2] == name), left[0])
-            gone.add(node.moved_from)
-            node.change = MOVED
-            node.attributes, node.chunks = [], []
-            node.chunks_added = node.bytes_added = 0
-    return [node for node in nodes if node.change != REMOVED or node.path not in gone]
+            name = told.path.rpartition("/")[2]
+            told.moved_from = next((path for path in left if path.rpartition("/")[2] == name), left[0])
+            gone.add(told.moved_from)
+            told.change = MOVED
+            told.attributes, told.chunks = [], []
+            told.chunks_added = told.bytes_added = 0
+    return [told for told, _ in found if told.change != REMOVED or told.path not in gone]
