@@ -115,7 +115,7 @@ help:
 	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
 	@echo 'make views       sources of views changed by four processes: two thousand histories, each output against numpy'
 	@echo 'make feeds       a job that is killed at any step keeps a copy by a feed: two thousand histories, each change once'
-	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git'
+	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git, and on a thousand in which rows move'
 	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
 	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP, in Node and Chromium'
 	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'

@@ -25,6 +25,8 @@ ELEMENTS = [f"x[{number}]" for number in range(6)]
 CHUNK = 3
 ATTRIBUTES = ["attributes.a", "attributes.b"]
 PLACES = [*ELEMENTS, "n", *ATTRIBUTES, "note"]
+#: What is written in a history. Among few values a change is often undone, or made by both; among many, never.
+VALUES = [range(4), range(2), range(1 << 20)]
 STEPS = 40
 #: Merges are of what a branch was up to so many commits ago: then the two mostly have several best common ancestors.
 RECENT = 14
@@ -90,7 +92,8 @@ class Player:
         self.history = History()
         self.asked: list[tuple[Asked, Merge]] = []
         self._commits: dict[Node, txstore.Commit] = {}
-        values = {place: self._random.randrange(3) for place in PLACES}
+        self._values = VALUES[seed // 2 % len(VALUES)]
+        values = {place: self._random.choice(self._values) for place in PLACES}
         self._commit("main", values)
         self._heads = {"main": self.history.nodes[0]}
         for number in range(1, self._random.randint(2, 5)):
@@ -135,7 +138,10 @@ class Player:
         values = dict(self._heads[branch].values)
         own = PLACES[[*self._heads].index(branch) :: 5]  # mostly what no other branch writes
         for place in self._random.sample(own if self._random.random() < 0.8 else PLACES, self._random.randint(1, 2)):
-            values[place] = self._random.choice([value for value in range(4) if value != values[place]])
+            value = values[place]
+            while value == values[place]:
+                value = self._random.choice(self._values)
+            values[place] = value
         self._commit(branch, values)
 
     def _fork(self, branch: str, node: Node) -> bool:

@@ -1,4 +1,7 @@
-"""What merges, reverts and picks make of random histories is what git makes of them; `make merges` tries thousands."""
+"""What merges, reverts and picks make of random histories is what git makes of them, or a model that goes by label.
+
+`make merges` tries thousands.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from tests.merging import moved_histories
 from tests.merging.histories import play
 
 
@@ -24,3 +28,10 @@ def test_git_itself(first: int) -> None:
     for seed in range(first, first + 10):
         play(seed, counts, asks_git=True)
     assert counts["asked of git itself"] > 100
+
+
+def test_rows_that_move() -> None:
+    counts = Counter[str]()
+    for seed in range(4):
+        moved_histories.play(seed, counts)
+    assert min(counts["conflicts"], counts["without conflicts, rows had moved"], counts["picks"]) > 5
