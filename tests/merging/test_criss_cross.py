@@ -385,3 +385,19 @@ def test_where_the_base_of_the_bases_is_gone_and_nothing_depends_on_it(repo: txs
     vacuum(repo, "fix", "main", "dev")
     repo.merge("dev")
     assert values(repo) == [10, 11, 12, 3, 4, 15, 6, 17]
+
+
+def test_rows_that_have_moved_where_a_base_is_in_doubt(repo: txstore.Repository) -> None:
+    """Of two bases with other elements, the first has the element of before; a third one has moved it."""
+    repo.branches["moved"] = repo.head()
+    commit(repo, put(0, 1))
+    for branch in ("a", "b", "dev"):
+        repo.branches[branch] = repo.head()
+    commit(repo, put(0, 0), branch="a")
+    commit(repo, put(0, 2), branch="b")
+    commit(repo, lambda store: store.shift("x", {0: 1}), branch="moved")
+    for into, (a, b, moved) in {"main": (None, "ours", None), "dev": (None, "theirs", "theirs")}.items():
+        for source, answer in (("a", a), ("b", b), ("moved", moved)):
+            repo.merge(source, into, resolve=answer and {"": answer})
+    commit(repo, put(1, 2), branch="dev")
+    assert kinds(repo) == [("x", "elements")]

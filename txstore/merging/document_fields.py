@@ -17,8 +17,10 @@ STRUCTURAL = (
 )  # fmt: skip
 
 
-def structure_of(node: Described) -> Any:
+def structure_of(node: Described | None) -> Any:
     """Return what defines the meaning of a node's chunks, and of positions; for a group, only that it is one."""
+    if node is None:
+        return None
     if node.kind != "array":
         return node.kind
     fields = {name: node.document[name] for name in STRUCTURAL if name in node.document}

@@ -14,10 +14,13 @@ from typing import TypeAlias, cast
 
 from txstore.commit import Stored
 from txstore.engine import Engine
+from txstore.format.documents import describe
+from txstore.format.keys import is_document, node_of_document
 from txstore.history.ancestry import Ancestry, Reach
 from txstore.history.snapshot import Snapshot
+from txstore.merging.document_fields import structure_of
 from txstore.merging.doubts import Doubting, Doubts
-from txstore.merging.moved_nodes import Renaming
+from txstore.merging.moved_nodes import Renamed, Renaming
 from txstore.merging.three_way import three_way
 from txstore.merging.virtual_commits import Virtual, side_of, virtual
 
@@ -106,9 +109,15 @@ class _Bases:
         answers = Doubting()
         ours, theirs = (side_of(self._engine, base.view, each.view) for each in (one, other))
         plan = three_way(base.view, ours, theirs, answers, base.doubts)
+        place = Renaming(plan.moved)
         doubts = Doubts()
         doubts.add(one.doubts)
         doubts.add(Doubts(nodes=dict.fromkeys(answers.moved, False)))
-        doubts = doubts.moved(Renaming(plan.moved).of)
+        doubts = doubts.moved(place.of)
+        made = virtual(one.view).merged(plan, other.view)
+        for path in {node_of_document(key) for key in (*plan.taken, *plan.values) if is_document(key)}:
+            was, is_now = (structure_of(describe(view.get_view, path)) for view in (Renamed(one.view, place), made))
+            if was != is_now and doubts.is_below(path):  # its rows have moved, say: it is unknown where that is now
+                doubts.add(Doubts(nodes={path: True}))
         doubts.add(answers.noted)
-        return Base(virtual(one.view).merged(plan, other.view), reach, doubts, base.is_cut or one.is_cut)
+        return Base(made, reach, doubts, base.is_cut or one.is_cut)

@@ -230,7 +230,7 @@ class _ThreeWayMerge:
         found = set[str]()
         for key in self._ours.changes.keys() & self._theirs.changes.keys():
             if is_document(key):
-                base, *sides = map(_structure_of, self._described(node_of_document(key)))
+                base, *sides = map(structure_of, self._described(node_of_document(key)))
                 if base is not None and None not in sides and base not in sides:
                     below = (side.changes_below(node_of_document(key)) for side in self._sides)
                     found.update(each for each in chain.from_iterable(below) if not is_document(each))
@@ -641,10 +641,6 @@ class _Along(NamedTuple):
         groups = sorted((self.group, other.group), key=len)
         is_near = groups[0] in (groups[1], *ancestors(groups[1]))
         return is_near and not (self.changed.isdisjoint(other.names) and other.changed.isdisjoint(self.names))
-
-
-def _structure_of(node: Described | None) -> Any:
-    return None if node is None else structure_of(node)
 
 
 def _cuts_where_rows_moved(base: Described, mover: Described, other: Described) -> bool:
