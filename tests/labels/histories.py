@@ -127,7 +127,7 @@ def _write(repo: txstore.Repository, name: str, drawn: random.Random, report: Re
 
 
 def _follow(repo: txstore.Repository, name: str, drawn: random.Random, report: Report) -> None:
-    """One element, by its position: if rows move meanwhile, it goes with its row."""
+    """One element, by its position, merged with what others wrote: if rows move meanwhile, it is refused."""
     store = repo.transaction(on_conflict="merge")
     try:
         labels = zarr.open_array(store, path="time", mode="r")[:]

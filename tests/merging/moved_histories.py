@@ -157,9 +157,10 @@ class Player:
         self._repo.branches["then"] = self._commits[node]
         bases = recursive.best_common_ancestors(ours, node)
         self._counts["merges of several bases" if len(bases) > 1 else "merges"] += 1
-        is_plain = len({each.values[ROWS] for each in (*bases, ours, node)}) == 1
+        since = {*bases, *((ours.ancestors | node.ancestors) - bases[0].ancestors)}
+        is_plain = len(bases) == 1 and len({each.values[ROWS] for each in since}) == 1
         merge = lambda resolve: self._repo.merge("then", into, resolve=resolve)  # noqa: E731
-        self._agree(into, recursive.merge(ours, node), merge, node, (node,), is_plain=is_plain and len(bases) == 1)
+        self._agree(into, recursive.merge(ours, node), merge, node, (node,), is_plain=is_plain)
         del self._repo.branches["then"]
 
     def _pick(self, branch: str, *, reverts: bool = False) -> None:

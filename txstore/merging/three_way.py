@@ -206,8 +206,8 @@ class _ThreeWayMerge:
             self._appended = appended({path: self._described(path) for path in sure}, self._joined)
         found: dict[str, Conflict] = {}
         for path in paths:
-            if not self._is_settled(path) and (conflict := self._node(path)) is not None:
-                found[path] = conflict
+            if not self._is_settled(path) and (of_node := self._node(path)) is not None:
+                found[path] = of_node
                 self._settled.add(path)
         self._tie(found, paths)
         for path, conflict in found.items():
