@@ -125,7 +125,7 @@ help:
 	@echo 'make crash       the power is lost at any point, a hundred thousand times'
 	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
 	@echo 'make ceph        a real gateway of S3, on this machine: races, kills, and the suites of repositories'
-	@echo 'make sanitize    the C of the lock table under the thread, address and undefined behaviour sanitizers'
+	@echo 'make sanitize    the C under the thread, address and undefined behaviour sanitizers: the lock table, chains of codecs, batches, files'
 	@echo 'make dist        sdist and wheel in build/dist; each is installed, the sdist without a compiler, and tested'
 	@echo 'make clean       removes .venv and what was built'
 	@echo 'Python: $(PYTHON)'
@@ -389,6 +389,15 @@ define stress
 	build/native/lock_stress-$(1) build/native/locks-$(1) $(SANITIZE_SECONDS)
 endef
 
+# $(call sanitized,MODULE AND ARGUMENTS): the extensions under the address and undefined behaviour sanitizers, in an own copy of txstore.
+define sanitized
+	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
+	  $(TEST)/bin/python setup.py --quiet build_ext --build-temp build/asan-objects --build-lib build/asan
+	cd txstore && find . -name '*.py' -exec cp --parents '{}' ../build/asan/txstore/ ';'
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
+	  $(TEST)/bin/python -P -m $(1)
+endef
+
 SANITIZE_SECONDS ?= 15
 # Ten thousand processes killed at any point of lock, stage and commit, in one pid namespace and in two.
 torture: $(TEST)/stamp
@@ -402,11 +411,7 @@ FUZZ_REPOSITORIES ?= 1000000
 FUZZ_SANITIZED_INPUTS ?= 300000
 FUZZ_SANITIZED_REPOSITORIES ?= 20000
 fuzz: $(TEST)/stamp
-	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
-	  $(TEST)/bin/python setup.py --quiet build_ext --build-temp build/asan-objects --build-lib build/asan
-	cd txstore && find . -name '*.py' -exec cp --parents '{}' ../build/asan/txstore/ ';'
-	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/asan:. \
-	  $(TEST)/bin/python -P -m tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS) --repositories $(FUZZ_SANITIZED_REPOSITORIES)
+	$(call sanitized,tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS) --repositories $(FUZZ_SANITIZED_REPOSITORIES))
 	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --repositories $(FUZZ_REPOSITORIES)
 
 # What several processes have read and written, while some are killed: one history for each workload and level.
@@ -500,10 +505,12 @@ reliability: $(TEST)/stamp
 	$(call counted,fuzz,tests.fuzz --inputs $(RELIABILITY_FUZZ_INPUTS) --repositories $(RELIABILITY_FUZZ_REPOSITORIES))
 	$(TEST)/bin/python -m tests.reliability $(RELIABILITY)
 
-sanitize:
+# `pythonpath` would put this folder, and the extensions in it, before those under the sanitizers.
+sanitize: $(TEST)/stamp
 	mkdir -p build/native
 	$(call stress,thread,-fsanitize=thread)
 	$(call stress,address,-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+	$(call sanitized,pytest -o pythonpath= --capture sys $(PARALLEL) tests/native $(PYTEST_ARGS))
 
 # One interpreter a line, newest first: for scripts.
 pythons:

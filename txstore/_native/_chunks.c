@@ -44,6 +44,7 @@
 #define FRAME_VALUE 1
 #define INDEX_ENTRY 16
 #define NO_CHUNK UINT64_MAX
+#define LARGEST_CHUNK INT32_MAX /* in bytes: Blosc counts in 32 bits; sums of bounds don't overflow */
 #define SEEN_ODD 255 /* the writer has seen more than this byte can say */
 
 enum { ROW_READ = 0, ROW_MISSING = 1, ROW_ODD = 2 };                         /* of read */
@@ -116,15 +117,13 @@ as_layout(PyObject *shape, PyObject *strides, int64_t itemsize, layout *l)
     if (as_shape(shape, l->shape, &l->axes) < 0 || as_shape(strides, l->strides, &also) < 0)
         return -1;
     l->size = itemsize;
-    int64_t last = 0;
-    for (int i = 0; i < l->axes && i < also; i++) {
-        if (l->shape[i] < 1 || l->strides[i] < 0 || __builtin_mul_overflow(l->size, l->shape[i], &l->size))
+    int64_t last = 0, reach;
+    for (int i = 0; i < l->axes && i < also && l->size > 0; i++)
+        if (l->shape[i] < 1 || l->strides[i] < 0 || __builtin_mul_overflow(l->size, l->shape[i], &l->size) ||
+            l->size > LARGEST_CHUNK || __builtin_mul_overflow(l->shape[i] - 1, l->strides[i], &reach) ||
+            __builtin_add_overflow(last, reach, &last))
             l->size = -1;
-        if (l->size < 0)
-            break;
-        last += (l->shape[i] - 1) * l->strides[i];
-    }
-    if (also != l->axes || l->size < 0 || last + itemsize != l->size) {
+    if (also != l->axes || l->size < 0 || last != l->size - itemsize) {
         PyErr_SetString(PyExc_ValueError, "the strides of a chunk do not fit its shape");
         return -1;
     }

@@ -177,21 +177,26 @@ decode(worker *w, const codec_chain *chain, const uint8_t *data, int64_t length,
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
+/* The largest length that one codec makes of `size` bytes. */
+static size_t
+codec_bound(const libraries *l, const codec *c, size_t size)
+{
+    switch (c->kind) {
+    case CODEC_CRC32C:
+        return size + CHECKSUM_BYTES;
+    case CODEC_ZSTD:
+        return l->zstd_bound(size);
+    default:
+        return size + BLOSC_OVERHEAD;
+    }
+}
+
 /* The largest encoded length of `size` bytes. */
 static size_t
 encoded_bound(const codec_chain *chain, size_t size)
 {
     for (int i = 0; i < chain->count; i++)
-        switch (chain->codecs[i].kind) {
-        case CODEC_CRC32C:
-            size += CHECKSUM_BYTES;
-            break;
-        case CODEC_ZSTD:
-            size = chain->libraries->zstd_bound(size);
-            break;
-        default:
-            size += BLOSC_OVERHEAD;
-        }
+        size = codec_bound(chain->libraries, &chain->codecs[i], size);
     return size;
 }
 
@@ -229,7 +234,9 @@ encode(worker *w, const codec_chain *chain, uint8_t *plain, size_t size, uint8_t
             memcpy(data + size, &checksum, sizeof checksum);
             size += CHECKSUM_BYTES;
         } else {
-            int64_t length = compress(w, chain->libraries, c, data, size, to, encoded_bound(chain, size));
+            /* A compressor may fill all the room that it is given: the rest is for the codecs behind it. */
+            size_t has = codec_bound(chain->libraries, c, size);
+            int64_t length = compress(w, chain->libraries, c, data, size, to, has);
             if (length < 0)
                 return -1;
             data = to;

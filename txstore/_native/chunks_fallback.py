@@ -18,6 +18,7 @@ _WAITS, PLACED, EMPTY, _ORDINARY = 0, 1, 2, 3
 _ELIDE_EQUAL, _ELIDE_NAN = 1, 2
 _SEEN_ODD = 255
 _MAX_AXES = 16
+_LARGEST_CHUNK = (1 << 31) - 1
 
 _FRAME = struct.Struct("<4sBBHQQI")
 _U32 = struct.Struct("<I")
@@ -281,7 +282,8 @@ def _layout(shape: Shape, strides: Shape, itemsize: int) -> tuple[Shape, Shape]:
     for extent, stride in zip(shape, strides, strict=False):
         size *= extent
         last += (extent - 1) * stride
-    if len(shape) != len(strides) or any(extent < 1 for extent in shape) or last + itemsize != size:
+    fits = last + itemsize == size <= max(itemsize, _LARGEST_CHUNK)
+    if len(shape) != len(strides) or any(extent < 1 for extent in shape) or not fits:
         raise ValueError("the strides of a chunk do not fit its shape")
     axes = sorted(range(len(shape)), key=lambda axis: (-strides[axis], shape[axis] == 1, axis))
     return shape, tuple(axes)
