@@ -217,3 +217,76 @@ def test_what_is_allowed_is_no_breach(source):
 )
 def test_a_circle_is_found(back):
     assert circle({"history.snapshot": "from txstore.segments.packs import Pack", "segments.packs": back})
+
+
+#: What opens arrays, and where that is right: `pipeline.open_own` and `made_own` open those that TxStore itself reads.
+OPENERS = {"open", "open_array", "open_group", "open_consolidated", "open_like", "load", "Array", "AsyncArray"}
+WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "open_datatree", "open_groups"}
+OPENED_ELSEWHERE = {
+    "pipeline.own_reads.open_own": "the function itself",
+    "codecs.decoder_process._answer": "a process of its own, with limits; the codecs are checked before it is asked",
+    "cli.main._nodes": "lists nodes, and reads no chunk",
+    "cli.demo_scenes": "the demonstration, which reads what it has written",
+    "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
+    "interchange.virtual_datasets": "makes groups, and resizes arrays",
+    "interchange.zarr_arrays.ZarrArrays.__init__": "then calls `made_own`",
+    "labels.groups.LabelledGroup.__init__": "then calls `made_own`",
+    "labels.groups.LabelledGroup.check_none_inherit": "reads no chunk",
+    "loaders.samples": "then calls `made_own`",
+    "serving.pictures.Pictures.read": "reads no chunk: a decoder process does",
+    "synchronized_arrays": "arrays that users open",
+    "views.outputs._require_group": "makes a group",
+    "xarray_backend": "what users open",
+}
+
+
+def opened_arrays(module: str, source: str) -> Iterator[str]:
+    """Yield the function around each call that opens arrays by zarr or xarray."""
+    tree = ast.parse(source)
+    of_zarr = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("zarr", "xarray")
+        for alias in node.names
+    }
+
+    def walk(node: ast.AST, where: str) -> Iterator[str]:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{where}.{node.name}"
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in of_zarr & (OPENERS | WALKERS):
+                yield where
+            if isinstance(called, ast.Attribute):
+                root = called.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                is_zarr = isinstance(root, ast.Name) and root.id == "zarr"
+                if called.attr in WALKERS or (is_zarr and called.attr in OPENERS):
+                    yield where
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, where)
+
+    return walk(tree, module)
+
+
+def test_arrays_are_opened_in_one_place():
+    """A stranger may have written what TxStore itself reads: codecs are checked, and what they decode is bounded."""
+    found = {where for module, source in MODULES.items() for where in opened_arrays(module, source)}
+    right = {where for where in found for each in OPENED_ELSEWHERE if f"{where}.".startswith(f"{each}.")}
+    assert found - right == set()
+    assert [each for each in OPENED_ELSEWHERE if not any(f"{where}.".startswith(f"{each}.") for where in found)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import zarr\ndef f(): return zarr.open_array(s)",
+        "def f():\n    import zarr\n    return zarr.Array(zarr.AsyncArray(m, p))",
+        "from zarr.api.asynchronous import open_array\ndef f(): return open_array(s)",
+        "def f(group): return dict(group.arrays())",
+        "import xarray as xr\ndef f(): return xr.open_zarr(s)",
+    ],
+)
+def test_an_array_opened_elsewhere_is_found(source):
+    assert set(opened_arrays("views.outputs", source)) == {"views.outputs.f"}

@@ -801,11 +801,10 @@ class Repository:
 
     def _opener(self, snapshot: Snapshot) -> OpenArray:
         def open_array(path: str) -> Any:
-            import zarr
-
+            from txstore.pipeline import open_own
             from txstore.store import TxStore
 
-            return zarr.open_array(TxStore.at(self.engine, snapshot), path=path, mode="r")
+            return open_own(TxStore.at(self.engine, snapshot), path, mode="r")
 
         return open_array
 

@@ -25,6 +25,7 @@ from txstore.history.declared_cursors import Cursors
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.labels import window
+from txstore.pipeline import open_own
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.sessions.session import Session
 from txstore.sessions.session_transaction import Joining
@@ -248,10 +249,8 @@ class TxStore(ZarrInterface):
 
         def opened(view: Snapshot | None) -> OpenArray:
             def open_array(path: str) -> Any:
-                import zarr
-
                 store = self if view is None else TxStore.at(self._engine, view)
-                return zarr.open_array(store, path=path, mode="r")
+                return open_own(store, path, mode="r")
 
             return open_array
 

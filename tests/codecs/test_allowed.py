@@ -11,6 +11,7 @@ import numcodecs
 import numcodecs.registry
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import txstore
@@ -18,6 +19,7 @@ from txstore.codecs.allowed_codecs import check_codecs
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.errors import CodecRefusedError, SourceError
 from txstore.loaders import Samples
+from txstore.views import Reduce
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -196,3 +198,62 @@ def test_what_is_joined_by_an_import_runs_none(open_repo: OpenRepo, ran: list[st
     with pytest.raises((CodecRefusedError, SourceError), match=Spy.codec_id):
         repo.import_from([tmp_path / "a.zarr", tmp_path / "b.zarr"], concat="t")
     assert not ran
+
+
+@pytest.fixture
+def labelled(open_repo: OpenRepo, ran: list[str]) -> txstore.Repository:
+    """A coordinate, and values along it, both with the spy."""
+    repo = open_repo()
+    with repo.transaction() as store:
+        for name in ("t", "v"):
+            spied(store, name).attrs.update(
+                {"_ARRAY_DIMENSIONS": ["t"], **({"units": "days since 2020-01-01"} if name == "t" else {})}
+            )
+    ran.clear()
+    return repo
+
+
+def rows(*labels: int) -> xr.Dataset:
+    days = np.datetime64("2020-01-01") + np.array(labels).astype("m8[D]")
+    return xr.Dataset({"v": ("t", np.array(labels, "i4"))}, {"t": days.astype("M8[ns]")})
+
+
+BY_LABEL: dict[str, Callable[[txstore.Repository, txstore.TxStore], Any]] = {
+    "upsert": lambda repo, store: txstore.upsert(rows(3, 9), store, dim="t"),
+    "prepend": lambda repo, store: txstore.prepend(rows(-2, -1), store, dim="t"),
+    "roll": lambda repo, store: txstore.roll(store, "t", keep=3),
+    "shift": lambda repo, store: store.shift("v", {0: 1}),
+    "shift, with a value": lambda repo, store: store.shift("v", {0: 4}, fill=7),
+    "a view by labels": lambda repo, store: store.views.update({"mean": Reduce("v", "t", "mean", "mean", by="month")}),
+}
+
+
+@pytest.mark.parametrize("name", BY_LABEL)
+def test_what_goes_by_labels_runs_none(labelled: txstore.Repository, ran: list[str], name: str) -> None:
+    with labelled.transaction() as store:
+        with pytest.raises(CodecRefusedError, match=Spy.codec_id):
+            BY_LABEL[name](labelled, store)
+        store.rollback()
+    assert not ran
+
+
+@pytest.mark.parametrize("name", ["upsert", "roll", "rechunk", "erase"])
+def test_what_repositories_do_alone_runs_none(labelled: txstore.Repository, ran: list[str], name: str) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "upsert": lambda: labelled.upsert(rows(3, 9), dim="t"),
+        "roll": lambda: labelled.run(lambda store: txstore.roll(store, "t", keep=3)),
+        "rechunk": lambda: labelled.rechunk("v", chunks=(2,)),
+        "erase": lambda: labelled.erase("v", {"t": 3}),
+    }
+    with pytest.raises((CodecRefusedError, txstore.ErasureError), match=Spy.codec_id):
+        calls[name]()
+    assert not ran
+
+
+def test_what_goes_by_labels_runs_what_the_user_allows(
+    labelled: txstore.Repository, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXSTORE_CODECS", Spy.codec_id)
+    labelled.upsert(rows(3, 9), dim="t")
+    assert zarr.open_array(labelled.snapshot(), path="v", mode="r")[:].tolist() == [*range(8), 9]
+    assert ran

@@ -178,7 +178,9 @@ def _compressor(repo: Repository, node: str, branch: str, text: str) -> Any:
     import numcodecs
     import zarr
 
-    array = zarr.open_array(repo.snapshot(branch=branch), path=node, mode="r")
+    from txstore.pipeline import open_own
+
+    array = open_own(repo.snapshot(branch=branch), node, mode="r")
     name, _, level = text.partition(":")
     known = {
         "zstd": ("level", zarr.codecs.ZstdCodec, numcodecs.Zstd),

@@ -168,20 +168,21 @@ def _coded(
 
     What the C libraries can't do is done by a pipeline of zarr's own, whatever is configured: another may be ours.
     """
-    from zarr.codecs._v2 import V2Codec
     from zarr.core import codec_pipeline
     from zarr.core.array_spec import ArrayConfig, ArraySpec
     from zarr.core.buffer import default_buffer_prototype
 
-    from txstore.codecs.layout import layout_of  # late: as all that needs zarr
+    from txstore.codecs.bounded_codecs import bounded_codecs  # late: as all that needs zarr
+    from txstore.codecs.layout import layout_of
     from txstore.codecs.part_codec import PartCodec
 
     metadata = _metadata(document, content, more)
     options: Any = {"write_empty_chunks": write_empty_chunks}
+    codecs = bounded_codecs(metadata)
     if document == "zarr.json":
-        dtype, codecs = metadata.data_type, list(metadata.codecs)
+        dtype = metadata.data_type
     else:
-        dtype, codecs = metadata.dtype, [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+        dtype = metadata.dtype
         options["order"] = metadata.order
     config = ArrayConfig.from_dict(options)
     spec = ArraySpec(shape, dtype, metadata.fill_value, config, default_buffer_prototype())

@@ -203,9 +203,9 @@ def opened(engine: Engine, snapshot: Snapshot) -> TxStore:
 
 def _opener(engine: Engine, snapshot: Snapshot) -> OpenArray:
     def open_array(path: str) -> Any:
-        import zarr
+        from txstore.pipeline import open_own
 
-        return zarr.open_array(opened(engine, snapshot), path=path, mode="r")
+        return open_own(opened(engine, snapshot), path, mode="r")
 
     return open_array
 

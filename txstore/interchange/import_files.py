@@ -167,7 +167,7 @@ class _Import:
         )
 
     def _copy_arrays(self) -> None:
-        import zarr
+        from txstore.pipeline import open_own
 
         job = self._job
         joined = _survey(job)
@@ -176,7 +176,7 @@ class _Import:
         for number, place in enumerate(job.places):
             with closing(job.open(place)) as opened:
                 for path, array in opened.arrays.items():
-                    node = zarr.open_array(self._store, path=f"{job.path}/{path}".strip("/"), mode="r+")
+                    node = open_own(self._store, f"{job.path}/{path}".strip("/"), mode="r+")
                     self._copy_array(joined, number, place, path, array, node)
 
     def _set(self, documents: Mapping[str, bytes]) -> None:
@@ -234,15 +234,16 @@ class _Joined:
 
     def documents(self, job: _Job) -> dict[str, bytes]:
         """Return all documents of the imported nodes, as the first source describes them, with the whole lengths."""
-        import zarr
         from zarr.storage import MemoryStore
+
+        from txstore.pipeline import open_own
 
         kept: dict[str, Any] = {}
         store = MemoryStore(kept)
         with closing(job.open(job.places[0])) as opened:
             opened.describe(store, {path: self.shape(path) for path in self.arrays}, job.chunks)
         for path in self.arrays:
-            array = zarr.open_array(store, path=path, mode="r+")
+            array = open_own(store, path, mode="r+")
             if array.shape != self.shape(path):
                 array.resize(self.shape(path))
         documents = {key: value.to_bytes() for key, value in kept.items() if is_document(key)}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from txstore.codecs.allowed_codecs import check_array
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, encode_key, is_document
@@ -114,6 +113,8 @@ class ZarrArrays:
     def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
         import zarr
 
+        from txstore.pipeline import made_own
+
         self._place = place
         self._exclude = exclude
         source: Any = place.root if place.is_local else place.fs.get_mapper(place.root)
@@ -127,7 +128,7 @@ class ZarrArrays:
             if isinstance(node, zarr.Array) and not is_excluded(path, exclude)
         }
         for array in arrays.values():
-            check_array(array)
+            made_own(array)
         self.arrays = {path: _array(array) for path, array in arrays.items()}
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import zarr
 from zarr.errors import GroupNotFoundError
 
 from txstore.labels.interface import LabelStore, zarr_store
+from txstore.pipeline import made_own, open_own
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -19,7 +20,7 @@ class LabelledGroup:
 
     The outputs of views are not among them: commits derive those.
 
-    Raises `zarr.errors.GroupNotFoundError` if there is no group.
+    Raises `zarr.errors.GroupNotFoundError` if there is no group, and `CodecRefusedError` for codecs that may not run.
     """
 
     def __init__(self, store: LabelStore, group: str) -> None:
@@ -40,6 +41,8 @@ class LabelledGroup:
         sizes: dict[Hashable, int] = {}
         outputs = {output for view in store.views.values() for output in view.outputs}
         self._derived = {name for name in self._arrays if self.path_of(name) in outputs}
+        for name in self._arrays.keys() - self._derived:
+            made_own(self._arrays[name])
         for name in [name for name in self._arrays if name not in self._derived]:
             try:
                 variables[name] = stored.open_store_variable(name)
@@ -64,7 +67,7 @@ class LabelledGroup:
     def array(self, name: str) -> zarr.Array[Any]:
         """Return the array of a variable, as it was when the group was opened."""
         if name not in self._arrays:
-            self._arrays[name] = zarr.open_array(zarr_store(self.store), path=self.path_of(name), mode=self._mode)
+            self._arrays[name] = open_own(zarr_store(self.store), self.path_of(name), mode=self._mode)
         return self._arrays[name]
 
     def document_of(self, name: str) -> str:

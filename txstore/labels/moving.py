@@ -17,6 +17,7 @@ from txstore.format.row_moves import with_moves
 from txstore.labels.grids import Axis, Positions, axes_of, chunk_key_parts, chunk_prefix, documents, pieces, read, write
 from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
+from txstore.pipeline import open_own
 
 _NO_ROWS = np.empty(0, np.intp)
 #: Of a chunk of the array as it will be: no stored row comes to lie in it, or it has to be written again.
@@ -51,9 +52,9 @@ def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> No
 
 def _unchanged(store: LabelStore, path: str) -> zarr.Array[Any]:
     """Return an array as it is in the base commit."""
-    new = zarr.open_array(zarr_store(store), path=path, mode="r")
+    new = open_own(zarr_store(store), path, mode="r")
     try:
-        old = zarr.open_array(zarr_store(store.at_base()), path=path, mode="r")
+        old = open_own(zarr_store(store.at_base()), path, mode="r")
     except FileNotFoundError:  # this transaction has created the array, or moved it here
         old = None
     if old is None or documents(new.metadata) != documents(old.metadata):
@@ -95,7 +96,7 @@ class _Rearranged:
         """Write the documents, and the rows of chunks that no stored one equals."""
         for name, value in documents(self._metadata).items():
             store[self._start + name] = value
-        new = zarr.open_array(zarr_store(store), path=self._path, mode="r+")
+        new = open_own(zarr_store(store), self._path, mode="r+")
         for source, target in self._others():
             for piece in pieces(new, source, target):
                 write(new, piece.target, read(self._old, piece.source))

@@ -11,7 +11,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 from txstore.errors import NodeNotFoundError
 from txstore.labels.groups import LabelledGroup, open_group
@@ -19,6 +18,7 @@ from txstore.labels.interface import LabelStore, check_store, zarr_store
 from txstore.labels.matching import Placed
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.upsert import UpsertPlan, make_room, named, rely_on_labels, write_rows
+from txstore.pipeline import open_own
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -104,7 +104,7 @@ def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
 
 def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = None) -> None:
     """Stage that the rows of an array move. `TxStore.shift` documents the parameters and errors."""
-    array = zarr.open_array(zarr_store(store), path=path, mode="r")
+    array = open_own(zarr_store(store), path, mode="r")
     axes = {}
     for axis, given in offsets.items():
         offset = _whole(given, f"{path!r}: the offset {given!r} of axis {axis}")
@@ -118,7 +118,7 @@ def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = 
     move_rows(store, {path: axes})
     if fill is None:
         return
-    array = zarr.open_array(zarr_store(store), path=path, mode="r+")
+    array = open_own(zarr_store(store), path, mode="r+")
     for axis, moved in axes.items():
         ends = [(to, to + stop - first) for first, stop, to in moved.segments] or [(0, 0)]
         (begin, end) = ends[0]

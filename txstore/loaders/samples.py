@@ -15,10 +15,10 @@ from zarr.api.asynchronous import open_array
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
-from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.errors import SchemaError
 from txstore.history.find import At
+from txstore.pipeline import made_own
 from txstore.repository import Repository
 from txstore.store import TxStore
 
@@ -105,7 +105,7 @@ class Samples:
         found = dict(zip(paths, sync(_open(store, list(paths.values()))), strict=True))
         self.arrays: dict[str, zarr.Array[Any]] = {name: array for name, array in found.items() if array is not None}
         for array in self.arrays.values():
-            check_array(array)
+            made_own(array)
         faults = [f"there is no array at {paths[name]!r}" for name, array in found.items() if array is None]
         gone = paths.keys() - self.arrays.keys()
         faults += _faults(self.arrays, {name: each for name, each in (expect or {}).items() if name not in gone})

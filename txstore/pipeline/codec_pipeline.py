@@ -21,12 +21,14 @@ import zarr.core.codec_pipeline
 from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.core.array import create_codec_pipeline
-from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import Buffer, NDBuffer
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer, default_buffer_prototype
 from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
+from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
 from txstore._native import chunks
+from txstore.codecs.bounded_codecs import bounded_codecs
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
@@ -66,17 +68,23 @@ _RESULTS = {chunks.READ: _PRESENT, chunks.MISSING: _MISSING}
 class TxCodecPipeline(CodecPipeline):
     """The codec pipeline of one array over a `TxStore`. Safe in threads."""
 
-    def __init__(self, metadata: Any, ordinary: CodecPipeline | None = None) -> None:
-        """`ordinary`: zarr's own, if it is not the one that the metadata say."""
+    def __init__(self, metadata: Any, ordinary: CodecPipeline | None = None, *, is_bounded: bool = False) -> None:
+        """`ordinary`: zarr's own, if it is not the one that the metadata say.
+
+        `is_bounded`: it decodes no more than the metadata say that a chunk has: for reads of TxStore's own.
+        """
         self._metadata = metadata
         self._ordinary = ordinary
+        self._is_bounded = is_bounded
 
     # Of the arrays of a group that is opened few are read: both are made when they are needed.
 
     @cached_property
     def ordinary(self) -> CodecPipeline:
         """Zarr's own pipeline for this array."""
-        return create_codec_pipeline(self._metadata) if self._ordinary is None else self._ordinary
+        if self._ordinary is not None:
+            return self._ordinary
+        return _bounded(self._metadata) if self._is_bounded else create_codec_pipeline(self._metadata)
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -84,7 +92,8 @@ class TxCodecPipeline(CodecPipeline):
         return layout_of(self._metadata)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._metadata, self._ordinary)  # which libraries there are elsewhere is not known here
+        # Which libraries there are elsewhere is not known here.
+        return partial(type(self), is_bounded=self._is_bounded), (self._metadata, self._ordinary)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> Self:
@@ -111,7 +120,8 @@ class TxCodecPipeline(CodecPipeline):
     # --- what the ordinary pipeline says
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        return type(self)(self._metadata, self.ordinary.evolve_from_array_spec(array_spec))
+        evolved = self.ordinary.evolve_from_array_spec(array_spec)
+        return type(self)(self._metadata, evolved, is_bounded=self._is_bounded)
 
     @property
     def supports_partial_decode(self) -> bool:
@@ -354,6 +364,19 @@ def _ordinary_class() -> type[CodecPipeline]:
     """Return zarr's own pipeline: its default where no other is configured."""
     cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, zarr_default().rpartition(".")[2])
     return cls
+
+
+def _bounded(metadata: Any) -> CodecPipeline:
+    """Return zarr's own pipeline with codecs that decode no more than a chunk may have."""
+    is_3 = isinstance(metadata, ArrayV3Metadata)
+    spec = ArraySpec(
+        shape=chunk_shape(metadata) or (1,) * len(metadata.shape),
+        dtype=metadata.data_type if is_3 else metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=ArrayConfig.from_dict({} if is_3 else {"order": metadata.order}),
+        prototype=default_buffer_prototype(),
+    )
+    return _ordinary_class().from_codecs(bounded_codecs(metadata)).evolve_from_array_spec(spec)
 
 
 def _store_of(rows: list[Row]) -> ChunkStore | None:

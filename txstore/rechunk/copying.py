@@ -20,6 +20,7 @@ from txstore.format.grids import Grid
 from txstore.format.mapping import Hierarchy
 from txstore.history.find import find_commit
 from txstore.history.snapshot import Snapshot
+from txstore.pipeline import made_own, open_own
 from txstore.rechunk.plans import Box, Pieces, size_of
 from txstore.store import TxStore
 
@@ -58,8 +59,8 @@ def reading(engine: Engine, commit: Commit) -> Iterator[Snapshot]:
 
 def open_array(store: TxStore, path: str, *, keeps_empty: bool = False) -> zarr.Array[Any]:
     """Open an array to read, or to write in a transaction. `keeps_empty`: store also chunks that are all fill value."""
-    found = zarr.open_array(store, path=path, mode="r" if store.read_only else "r+")
-    return found.with_config({"write_empty_chunks": keeps_empty})
+    found = open_own(store, path, mode="r" if store.read_only else "r+")
+    return made_own(found.with_config({"write_empty_chunks": keeps_empty}))
 
 
 def copy_pieces(

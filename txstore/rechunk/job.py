@@ -18,7 +18,6 @@ from typing import Any
 
 import zarr
 
-from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.engine import Position
 from txstore.errors import ConflictError, NodeNotFoundError, SnapshotExpiredError, TransactionStateError
@@ -149,7 +148,6 @@ class RechunkJob:
         with reading(self._engine, start) as snapshot:
             array_at(snapshot, self._path)
             array = open_array(TxStore.at(self._engine, snapshot), self._path)
-            check_array(array)
             metadata: Any = array.metadata
             self._target = target_of(array, chunks, shards, compressors)
             self._keeps_empty = any(

@@ -53,10 +53,11 @@ class _StoredSources:
 
     def elements(self, path: str) -> npt.NDArray[Any]:
         import numpy as np
-        import zarr
+
+        from txstore.pipeline import open_own
 
         try:
-            return np.asarray(zarr.open_array(cast("Store", self._store), path=path, mode="r")[...])
+            return np.asarray(open_own(self._store, path, mode="r")[...])
         except FileNotFoundError:
             raise ValueError(f"there is no array {path!r}") from None
 
@@ -97,7 +98,9 @@ def _create(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     import numpy as np
     import zarr
 
-    array = zarr.open_array(cast("Store", store), path=source.path, mode="r")
+    from txstore.pipeline import open_own
+
+    array = open_own(store, source.path, mode="r")
     dtype, fill_value = array.dtype, array.fill_value
     if isinstance(stage, ReduceStage) and stage.method == "count":
         dtype, fill_value = np.dtype("int64"), 0

@@ -1,0 +1,131 @@
+"""What TxStore decodes on its own is no longer than the array's document says, whatever a stranger has compressed."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import lzma
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+OpenRepo = Callable[..., txstore.Repository]
+COUNT = 64
+LONG = bytes(1 << 20)
+
+
+def deflated(kind: int) -> bytes:
+    made = zlib.compressobj(9, zlib.DEFLATED, kind)
+    return b"".join([made.compress(LONG) for _ in range(COUNT)]) + made.flush()
+
+
+def zstd_frame(head: bytes) -> bytes:
+    """Return a frame of 64 MiB: blocks that repeat one byte."""
+    block = (128 << 10 << 3) | 2
+    blocks = [struct.pack("<I", block | (at == COUNT * 8 - 1))[:3] + b"x" for at in range(COUNT * 8)]
+    return struct.pack("<I", 0xFD2FB528) + head + b"".join(blocks)
+
+
+UNKNOWN = b"\x00\x58"
+#: Values that decode to 64 MiB.
+LONG_VALUES = {
+    "gzip": [deflated(31)],
+    "zlib": [deflated(15)],
+    "bz2": [bz2.compress(LONG * COUNT)],
+    "lzma": [lzma.compress(LONG * COUNT, preset=0)],
+    "lz4": [struct.pack("<I", COUNT << 20) + bytes(99)],
+    "blosc": [bytes(numcodecs.Blosc("zstd", 1).encode(LONG * COUNT))],
+    "zstd": [
+        zstd_frame(UNKNOWN),
+        zstd_frame(b"\xe0" + struct.pack("<Q", COUNT << 20)),
+        bytes(numcodecs.Zstd().encode(b"short")) + zstd_frame(UNKNOWN),
+        struct.pack("<II", 0x184D2A50, 3) + b"xyz" + zstd_frame(UNKNOWN),
+    ],
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gzip": {"level": 1}, "zlib": {"level": 1}, "bz2": {"level": 1}, "lzma": {"preset": 0}, "lz4": {"acceleration": 1},
+    "blosc": {"cname": "lz4", "clevel": 1, "shuffle": 1}, "zstd": {"level": 1},
+}  # fmt: skip
+NATIVE = ("gzip", "blosc", "zstd")
+
+
+def document(name: str, where: str) -> dict[str, Any]:
+    options = OPTIONS[name]
+    if where.startswith("format 2"):
+        codec = {"id": name, **options}
+        coded = {"compressor": codec, "filters": None} if where.endswith("compressor") else {
+            "compressor": None, "filters": [codec]
+        }  # fmt: skip
+        return {"zarr_format": 2, "shape": [8], "chunks": [4], "dtype": "<i4", "fill_value": 0, "order": "C", **coded}
+    if name == "blosc":
+        options = {**options, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
+    if name == "zstd":
+        options = {**options, "checksum": False}
+    whole = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": name if name in NATIVE else f"numcodecs.{name}", "configuration": options},
+    ]
+    index = {"index_codecs": whole[:1], "index_location": "end"}
+    if where == "format 3, in a shard":
+        whole = [{"name": "sharding_indexed", "configuration": {"chunk_shape": [4], "codecs": whole, **index}}]
+    return {
+        "zarr_format": 3, "node_type": "array", "shape": [8], "data_type": "int32", "fill_value": 0, "attributes": {},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+        "chunk_key_encoding": {"name": "default"}, "codecs": whole,
+    }  # fmt: skip
+
+
+PLACES = ["format 3", "format 3, in a shard", "format 2, as compressor", "format 2, as filter"]
+
+
+def written(repo: txstore.Repository, name: str, where: str) -> str:
+    """Write an array with a codec, and return the key of its first chunk."""
+    file, chunk = (".zarray", "x/0") if where.startswith("format 2") else ("zarr.json", "x/c/0")
+    with repo.transaction() as store:
+        store.mapping[f"x/{file}"] = json.dumps(document(name, where)).encode()
+        zarr.open_array(store, path="x")[:] = np.arange(1, 9)
+    return chunk
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", LONG_VALUES)
+def test_no_more_is_decoded_than_a_chunk_has(open_repo: OpenRepo, name: str, where: str) -> None:
+    repo = open_repo()
+    chunk = written(repo, name, where)
+    for value in LONG_VALUES[name]:
+        with repo.transaction() as store:
+            store.mapping[chunk] = value + (struct.pack("<QQ", 0, len(value)) if "shard" in where else b"")
+        with pytest.raises(ValueError, match="TxStore decodes no more than that on its own"):
+            list(repo.diff(repo.head()).values("x"))
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("name", LONG_VALUES)
+def test_what_zarr_has_written_is_decoded(open_repo: OpenRepo, name: str, where: str) -> None:
+    repo = open_repo()
+    written(repo, name, where)
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[1] = 20
+    (changed,) = repo.diff(repo.head()).values("x")
+    assert (changed.before.tolist(), changed.after.tolist()) == ([1, 2, 3, 4], [1, 20, 3, 4])
+
+
+def test_a_value_of_texts_has_as_many_as_its_chunk(open_repo: OpenRepo) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        z = zarr.create_array(store, name="x", shape=(2,), chunks=(2,), dtype="string", compressors=None)
+        z[:] = np.array(["a", "b"], object)
+    with repo.transaction() as store:
+        store.mapping["x/c/0"] = struct.pack("<I", 1 << 30)
+    with pytest.raises(ValueError, match="TxStore decodes no more than that on its own"):
+        list(repo.diff(repo.head()).values("x"))
