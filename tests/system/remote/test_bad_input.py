@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import logging
@@ -220,6 +221,51 @@ def web(tmp_path: Path) -> Iterator[tuple[txstore.Repository, str]]:
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+class _Endless(_Quiet):
+    """Knows no ranges, and sends more and more behind a file: behind that of a commit, or behind all."""
+
+    of_all = False
+
+    def copyfile(self, source, outputfile):
+        super().copyfile(source, outputfile)
+        if self.of_all or ("commits/main/" in self.path and Path(self.translate_path(self.path)).is_file()):
+            with contextlib.suppress(OSError):  # until the reader has enough
+                while True:
+                    outputfile.write(bytes(1 << 20))
+
+
+@pytest.fixture
+def endless(request, tmp_path):
+    local = txstore.Repository(tmp_path / "data.tx")
+    with local.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(1, 9))
+    handler = type("Handler", (_Endless,), {"of_all": request.param, "send_header": _without_length})
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=str(tmp_path))
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/data.tx"
+        server.shutdown()
+        thread.join()
+
+
+def _without_length(self, name, value):
+    if name != "Content-Length" or self.command == "HEAD":
+        http.server.SimpleHTTPRequestHandler.send_header(self, name, value)
+
+
+@pytest.mark.parametrize("endless", [False], indirect=True)
+def test_of_an_answer_without_end_a_range_is_read(endless):
+    assert zarr.open_array(txstore.Repository(endless).snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
+
+
+@pytest.mark.parametrize("endless", [True], indirect=True)
+def test_a_whole_object_without_end_is_an_error(endless):
+    with pytest.raises(OSError, match=r"sends more than the [\d,]+ bytes it was asked for"):
+        txstore.Repository(endless).snapshot()
 
 
 def test_a_web_server_is_read_only(web):

@@ -54,6 +54,8 @@ def build(target: Target) -> Backend:
     """Connect to a target."""
     if _creation_of_class(target) is None:
         options = {name: value for name, value in target.options.items() if name not in urls.INSTANCE_OPTIONS}
+        if target.protocol in ("http", "https"):
+            options = {"get_client": _client, **options}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
         return PlainBackend(_unwrapped(filesystem), root)
     if target.family == "sftp":
@@ -78,12 +80,20 @@ def build_plain(target: Target) -> PlainBackend:
     return backend(_instance(target), _path(target))
 
 
+async def _client(**options: Any) -> Any:
+    import aiohttp
+
+    from txstore.storage.objects.web_answers import BoundedAnswer
+
+    return aiohttp.ClientSession(**{"response_class": BoundedAnswer, **options})
+
+
 async def _client_of_one_host(**options: Any) -> Any:
     import aiohttp
 
     tracing = aiohttp.TraceConfig()
     tracing.on_request_redirect.append(_refuse_other_hosts)
-    return aiohttp.ClientSession(trace_configs=[*options.pop("trace_configs", ()), tracing], **options)
+    return await _client(**{**options, "trace_configs": [*options.get("trace_configs", ()), tracing]})
 
 
 async def _refuse_other_hosts(_: Any, __: Any, request: Any) -> None:
