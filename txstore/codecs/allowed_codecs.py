@@ -48,10 +48,10 @@ def check_codecs(
 
 def check_array(array: Any) -> None:
     """Raise `CodecRefusedError` if an array that zarr has opened has a codec that may not run."""
-    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.buffer.cpu import buffer_prototype
 
     name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
-    written = array.metadata.to_buffer_dict(default_buffer_prototype())[name]
+    written = array.metadata.to_buffer_dict(buffer_prototype)[name]
     check_codecs(array.path, name, json.loads(written.to_bytes()))
 
 

@@ -170,7 +170,7 @@ def _coded(
     """
     from zarr.core import codec_pipeline
     from zarr.core.array_spec import ArrayConfig, ArraySpec
-    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.buffer.cpu import buffer_prototype
 
     from txstore.codecs.bounded_codecs import bounded_codecs  # late: as all that needs zarr
     from txstore.codecs.layout import layout_of
@@ -185,7 +185,7 @@ def _coded(
         dtype = metadata.dtype
         options["order"] = metadata.order
     config = ArrayConfig.from_dict(options)
-    spec = ArraySpec(shape, dtype, metadata.fill_value, config, default_buffer_prototype())
+    spec = ArraySpec(shape, dtype, metadata.fill_value, config, buffer_prototype)
     if hasattr(codec_pipeline, "FusedCodecPipeline"):
         fused = codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec)
         return PartCodec(spec, layout_of(metadata), fused), spec

@@ -17,7 +17,7 @@ import numcodecs
 import numpy as np
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer.core import default_buffer_prototype
+from zarr.core.buffer.cpu import buffer_prototype
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from txstore._native import chunks
@@ -153,9 +153,7 @@ def _elides(dtype: np.dtype[Any], item: bytes) -> int | None:
 def _evolved(codecs: Iterable[Any], shape: tuple[int, ...], zdtype: Any, fill_value: Any) -> list[Any]:
     """Return codecs with what they take from the array."""
     config = ArrayConfig.from_dict({})
-    spec = ArraySpec(
-        shape=shape, dtype=zdtype, fill_value=fill_value, config=config, prototype=default_buffer_prototype()
-    )
+    spec = ArraySpec(shape=shape, dtype=zdtype, fill_value=fill_value, config=config, prototype=buffer_prototype)
     evolved = []
     for codec in codecs:
         evolved.append(codec.evolve_from_array_spec(spec))

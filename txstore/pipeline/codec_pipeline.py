@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +23,7 @@ from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import Buffer, NDBuffer, default_buffer_prototype
-from zarr.core.buffer.cpu import NDBuffer as CpuNDBuffer
+from zarr.core.buffer import Buffer, NDBuffer, cpu, default_buffer_prototype
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
@@ -157,7 +157,7 @@ class TxCodecPipeline(CodecPipeline):
     ) -> Any:
         rows: list[Row] = list(batch_info)
         store = _store_of(rows)
-        if store is not None and not drop_axes and type(out) is CpuNDBuffer:
+        if store is not None and not drop_axes and _is_plain(rows, out):
             array: Any = out.as_ndarray_like()
             cached = self._cached(store)
             if cached is not None and array.dtype == self._dtype:
@@ -169,7 +169,7 @@ class TxCodecPipeline(CodecPipeline):
     async def _read_rows(
         self, store: ChunkStore | None, rows: list[Row], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
-        array = self._array(out)
+        array = self._array(rows, out)
         if store is None or array is None or drop_axes:
             return await self.ordinary.read(rows, out, drop_axes)
         await store.let_in()
@@ -267,6 +267,7 @@ class TxCodecPipeline(CodecPipeline):
         if store is None:
             await self.ordinary.write(rows, value, drop_axes)
             return
+        _check_fits(rows, value.shape, drop_axes)
         await store.let_in()
         whole = [row for row in rows if row[4]]
         parts = [row for row in rows if not row[4]]
@@ -283,7 +284,7 @@ class TxCodecPipeline(CodecPipeline):
     async def _write_whole(
         self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]
     ) -> None:
-        layout, array = self.layout, self._array(value)
+        layout, array = self.layout, self._array(rows, value)
         empties = None if layout is None else KEEP if rows[0][1].config.write_empty_chunks else layout.elides
         if layout is not None and array is not None and empties is not None and not drop_axes:
             batch = layout.batch(rows, array, empties=empties)
@@ -298,21 +299,20 @@ class TxCodecPipeline(CodecPipeline):
 
     def _write_parts(self, store: ChunkStore, rows: list[Row], value: NDBuffer, drop_axes: tuple[int, ...]) -> None:
         codecs: dict[tuple[int, ...], PartCodec] = {}  # the specs of one operation differ in their shapes alone
-        array: AnyArray = np.asanyarray(value.as_ndarray_like())
+        array: AnyArray = value.as_numpy_array()
         for getter, spec, selection, out_selection, _ in rows:
-            codec = codecs.get(spec.shape) or codecs.setdefault(spec.shape, PartCodec(spec, self.layout, self.ordinary))
-            part = array if not array.ndim else array[out_selection]
-            if drop_axes and array.ndim:
-                part = part[tuple([None if axis in drop_axes else slice(None) for axis in range(len(spec.shape))])]
-
-            change = partial(_changed, codec, selection, part)
+            codec = codecs.get(spec.shape)
+            if codec is None:  # in the memory of the processor, wherever the value is
+                here = replace(spec, prototype=cpu.buffer_prototype)
+                codec = codecs[spec.shape] = PartCodec(here, self.layout, self.ordinary)
+            change = partial(_changed, codec, selection, _part_of(array, out_selection, drop_axes, len(spec.shape)))
             store.modify(getter.path, change, region_of(selection, spec.shape))
 
     # --- threads
 
-    def _array(self, buffer: NDBuffer) -> AnyArray | None:
+    def _array(self, rows: list[Row], buffer: NDBuffer) -> AnyArray | None:
         """Return the array of a buffer of zarr's, if it is one that the C takes."""
-        if self.layout is None or type(buffer) is not CpuNDBuffer:
+        if self.layout is None or not _is_plain(rows, buffer):
             return None
         array: Any = buffer.as_ndarray_like()
         return array if type(array) is np.ndarray and array.dtype == self.layout.dtype else None
@@ -338,6 +338,32 @@ def _threads(work: int) -> int:
     for setting in ("codec_pipeline.max_workers", "threading.max_workers"):
         most = min(most, int(zarr.config.get(setting, None) or most))
     return max(1, min(most, _processors()))
+
+
+def _part_of(array: AnyArray, out_selection: Any, drop_axes: tuple[int, ...], axes: int) -> AnyArray:
+    """Return the part of a written value that goes to one chunk."""
+    if not array.ndim:
+        return array
+    part = array[out_selection]
+    return part[tuple([None if axis in drop_axes else slice(None) for axis in range(axes)])] if drop_axes else part
+
+
+def _check_fits(rows: list[Row], shape: tuple[int, ...], drop_axes: tuple[int, ...]) -> None:
+    """Raise `ValueError` if a value does not fit what it is written to, before any chunk of it is staged."""
+    if not shape or len(rows) < 2:
+        return
+    last = rows[-1][3]
+    if isinstance(last, tuple) and [item.stop if isinstance(item, slice) else None for item in last] == [*shape]:
+        return  # as mostly: the last chunk of a box takes the end of the value
+    value = np.broadcast_to(np.False_, shape)
+    for _, spec, selection, out_selection, _ in rows:
+        part = _part_of(value, out_selection, drop_axes, len(spec.shape)).shape
+        target = np.broadcast_to(np.False_, spec.shape)[selection].shape
+        while len(part) > len(target) and part[0] == 1:
+            part = part[1:]
+        pairs = zip(part[::-1], target[::-1], strict=False)
+        if len(part) > len(target) or not all(one in (1, other) for one, other in pairs):
+            raise ValueError(f"a value of shape {shape} does not fit the selection that it is written to")
 
 
 def _changed(codec: PartCodec, selection: Any, part: AnyArray, present: memoryview | None) -> memoryview | None:
@@ -377,6 +403,11 @@ def _bounded(metadata: Any) -> CodecPipeline:
         prototype=default_buffer_prototype(),
     )
     return _ordinary_class().from_codecs(bounded_codecs(metadata)).evolve_from_array_spec(spec)
+
+
+def _is_plain(rows: list[Row], buffer: NDBuffer) -> bool:
+    """Tell whether the buffers of an operation are zarr's own, in memory of the processor: the C takes no others."""
+    return type(buffer) is cpu.NDBuffer and (not rows or rows[0][1].prototype.buffer is cpu.Buffer)
 
 
 def _store_of(rows: list[Row]) -> ChunkStore | None:
