@@ -11,6 +11,9 @@ import pytest
 import zarr
 
 import txstore
+from tests.forged_headers import forge_header
+from txstore.errors import CorruptionError
+from txstore.format.commitfile import GroupCommit
 from txstore.history import log as history_log
 
 
@@ -147,3 +150,15 @@ def test_all_that_a_commit_may_be_named_by(several: txstore.Repository) -> None:
     with pytest.raises(TypeError):
         several.commit(1.5)  # type: ignore[arg-type]
     assert several.commit(moment + timedelta(microseconds=1)) == commit
+
+
+def test_a_member_of_a_group_commit_without_the_others_is_damage(tmp_path):
+    """A stranger's header may say that its file decides another commit, which is not in it."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction() as store:
+        store.mapping["a"] = b"1"
+    forge_header(tmp_path / "data.tx", 0, group_commit=GroupCommit(0, 2))
+    for read in (txstore.Repository.log, txstore.Repository.head, txstore.Repository.snapshot):
+        with pytest.raises(CorruptionError, match="not the leader's file"):
+            read(txstore.Repository(tmp_path / "data.tx"))
+    assert "not the leader's file" in str(txstore.Repository(tmp_path / "data.tx").verify().faults[0].reason)

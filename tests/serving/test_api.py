@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
 import txstore
+from tests.forged_headers import forge_header
 from tests.serving.asking import Answer, ask
-from txstore.constraints import EqualLength
+from txstore.constraints import EqualLength, OnlyGrows
+from txstore.format.declarations import Declarations
 from txstore.serving import application
 from txstore.views import Reduce
 
@@ -322,3 +325,14 @@ def test_no_question_needs_to_write(open_repo: Any, tmp_path: Any) -> None:
         "feeds",
     ):
         assert ask(app, f"/api/{place}").status == 200, place
+
+
+def test_a_constraint_that_is_none_is_told_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.tx"
+    repo = txstore.Repository(path)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="a", data=np.arange(3))
+        store.constraints["equal"] = OnlyGrows("a")
+    forge_header(path, 0, declared=Declarations({"equal": 5}))
+    answer = ask(application(txstore.Repository(path)), "/api/node/main/a")
+    assert answer.json["error"]["type"] == "CorruptionError"

@@ -110,6 +110,14 @@ def members(content: bytes, leader: Stored) -> list[GroupCommitMember]:
     return found
 
 
+def decided(content: bytes, leader: Stored) -> list[GroupCommitMember]:
+    """Return the commits that a stored file decides, its own first. Raises `CorruptionError`."""
+    try:
+        return members(content, leader)
+    except NoGroupCommitError as error:
+        raise CorruptionError(leader.path, reason=str(error)) from error
+
+
 def _proposals_in(content: bytes, header: Header, group_commit: GroupCommit) -> Iterator[bytes]:
     sections = [each for each in header.sections if each.kind == commitfile.SECTION_GROUP_COMMIT]
     if group_commit.place or len(sections) != 1:
@@ -534,12 +542,7 @@ class GroupCommits:
         Raises `CorruptionError`, `OSError`.
         """
         first = self._line.read_file(branch, version)
-        if first is None:
-            return []
-        try:
-            return members(first.content, first.stored)
-        except NoGroupCommitError as error:
-            raise CorruptionError(first.stored.path, reason=str(error)) from error
+        return [] if first is None else decided(first.content, first.stored)
 
     def _put(self, group_commit: Sequence[GroupCommitMember]) -> None:
         """Write the files of decided commits that do not exist yet."""

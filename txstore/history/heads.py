@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from txstore.commit import Stored
-from txstore.commit_queue.group_commits import members
+from txstore.commit_queue.group_commits import decided
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.history.branch_names import BranchNames
@@ -192,7 +192,7 @@ class FileHeads:
             return found
         try:
             self._storage.make_directory(names.STAGING, durable=False)
-            for member in members(self._storage.read(leader.path), leader)[group.place + 1 :]:
+            for member in decided(self._storage.read(leader.path), leader)[group.place + 1 :]:
                 with suppress(FileExistsError):
                     self._storage.write_once(member.stored.path, member.content, durable=True)
                 found = member.stored

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from txstore import processes
 from txstore.commit import Commit, Stored
 from txstore.deriving.declared import decode
-from txstore.errors import NodeNotFoundError, UnsupportedFormatError
+from txstore.errors import CorruptionError, NodeNotFoundError, UnsupportedFormatError
 from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.tree import Member, count_members, layout_of, members
@@ -68,7 +68,10 @@ class Nodes:
             else self._stored.of((_id(snapshot), path), lambda: _measured(snapshot, path, described))
         )
         declared = sorted(snapshot.declared.constraints.items())
-        about = [{"name": name, **each} for name, each in declared if _is_about(each, path)]
+        for name, each in declared:
+            if not isinstance(each, dict):
+                raise CorruptionError(snapshot.url, reason=f"constraint {name!r} of a commit is no object")
+        about = [{**each, "name": name} for name, each in declared if _is_about(each, path)]
         return {
             "commit": _id(snapshot),
             **_told(snapshot, Member(path, described)),
