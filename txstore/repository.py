@@ -1225,7 +1225,9 @@ class Repository:
             transaction.constraints.declare(name, constraint)
 
     @keeps_nothing
-    def verify(self, progress: Wanted = None, *, repair: bool = False, sources: bool = False) -> Report:
+    def verify(
+        self, progress: Wanted = None, *, repair: bool = False, sources: bool = False, decode: bool = False
+    ) -> Report:
         """Check every checksum and every reachable reference. Returns a report; `.faults` is empty if all is well.
 
         Parameters
@@ -1240,12 +1242,19 @@ class Repository:
         sources : bool
             Also check, without reading them, that the outside files with values of the newest commit have not changed.
             A fault in such a file has the `part` "source".
+        decode : bool
+            Also decode every chunk of the newest commit of each branch. A chunk that can't be decoded, since a checksum
+            inside of it is wrong, or because its codecs may not run, is a fault with the `part` "chunk".
         """
         self._existing()
         with showing(progress, "verify") as told:
             report = verify_and_repair(self.engine.storage, told) if repair else verify(self.engine.commits, told)
         if sources:
             report.faults += check_sources(self.engine.storage, self.engine.sources)
+        if decode:
+            from txstore.maintenance.check_chunks import check_chunks  # late: it needs zarr
+
+            report.faults += check_chunks(self.engine.storage)
         return report
 
     @keeps_nothing

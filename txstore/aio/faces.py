@@ -1045,7 +1045,9 @@ class AsyncRepository:
         """Let commits change data again: on each frozen branch, or on one branch, a commit drops the constraint."""
         await call(lambda: self.repository.unfreeze(branch=branch))
 
-    async def verify(self, progress: Wanted = None, *, repair: bool = False, sources: bool = False) -> Report:
+    async def verify(
+        self, progress: Wanted = None, *, repair: bool = False, sources: bool = False, decode: bool = False
+    ) -> Report:
         """Check every checksum and every reachable reference. Returns a report; `.faults` is empty if all is well.
 
         Parameters
@@ -1060,8 +1062,11 @@ class AsyncRepository:
         sources : bool
             Also check, without reading them, that the outside files with values of the newest commit have not changed.
             A fault in such a file has the `part` "source".
+        decode : bool
+            Also decode every chunk of the newest commit of each branch. A chunk that can't be decoded, since a checksum
+            inside of it is wrong, or because its codecs may not run, is a fault with the `part` "chunk".
         """
-        return await call(lambda: self.repository.verify(progress, repair=repair, sources=sources))
+        return await call(lambda: self.repository.verify(progress, repair=repair, sources=sources, decode=decode))
 
     async def backup(
         self,

@@ -36,6 +36,7 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair damaged files where possible. Nothing is deleted: see quarantine/.")
     ] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode the chunks of the newest commits, too.")] = False,
     storage_options: StorageOption = None,
     source: SourceOption = None,
     as_json: JsonOption = False,
@@ -64,6 +65,10 @@ def verify(
         report = repairing.verify_and_repair(storage, progress) if repair else verify_commits(commits, progress)
     if source:
         report.faults += check_sources(storage, Sources(allowed(sources_of(source))))
+    if decode:
+        from txstore.maintenance.check_chunks import check_chunks  # late: it needs zarr
+
+        report.faults += check_chunks(storage)
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
@@ -78,7 +83,7 @@ def _print(report: Report, repair: bool) -> None:
     for fault in report.faults:
         left = (
             " It can't be repaired: restore the file from a backup."
-            if repair and fault.part not in ("source", "lost")
+            if repair and fault.part not in ("source", "lost", "chunk")
             else ""
         )
         tell(f"FAULT {fault}{left}")

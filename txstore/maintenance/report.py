@@ -24,8 +24,8 @@ class Fault:
     nowhere; a file is "missing", "unreadable", of the wrong "type" (a link, a FIFO, a directory), or an "orphan", which
     is not in the history; a "link" between commits does not hold; a "stop" says that no process may commit until a
     repair has found which commits follow one another, and a commit that it leaves out is "lost"; a "source" is an
-    outside file that holds values and has changed; an "erasure" was interrupted. `commits` are the ids of the first of
-    the `commit_count` commits that the fault touches, the oldest first.
+    outside file that holds values and has changed; an "erasure" was interrupted; a "chunk" can't be decoded. `commits`
+    are the ids of the first of the `commit_count` commits that the fault touches, the oldest first.
     """
 
     path: str
