@@ -32,6 +32,7 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--compressor": (set(), "NAME:LEVEL"),
     "--concat": (set(), "DIMENSION"),
     "--create-tag": (set(), None),
+    "--decode": (set(), None),
     "--directory": (set(), "PATH"),
     "--dry-run": (set(), None),
     "--erase": (set(), None),
