@@ -42,11 +42,11 @@ def bounded_codecs(metadata: Any) -> list[Codec]:
     assert isinstance(metadata, ArrayV2Metadata)
     chunk = _DecodedSize.of(metadata.chunks, metadata.dtype)
     filters = None if metadata.filters is None else tuple([_numcodec(each, chunk) for each in metadata.filters])
-    return [V2Codec(filters=filters, compressor=_numcodec(metadata.compressor, chunk))]  # type: ignore[arg-type]
+    return [V2Codec(filters=filters, compressor=_numcodec(metadata.compressor, chunk))]
 
 
 def _bounded(codecs: Iterable[Codec]) -> list[Codec]:
-    found = []
+    found: list[Any] = []
     for codec in codecs:
         if isinstance(codec, ShardingCodec):
             inner, index = _bounded(codec.codecs), _bounded(codec.index_codecs)
@@ -70,7 +70,7 @@ def _numcodec(codec: Any, chunk: _DecodedSize) -> Any:
 
 
 def _as(kind: type, codec: Any) -> Any:
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(codec.__dict__)
     return made
 
@@ -91,10 +91,10 @@ class _DecodedSize:
 
 
 @cache
-def _measuring(kind: type) -> type:
+def _measuring(kind: Any) -> type:
     """Return a class of zarr's codecs that measures before it decodes."""
 
-    class Measuring(kind):  # type: ignore[misc, valid-type]
+    class Measuring(kind):  # type: ignore[misc]
         def _decode_sync(self, chunk_bytes: Any, chunk_spec: ArraySpec) -> Any:
             _measure(_name(self), chunk_bytes.as_numpy_array(), _DecodedSize.of(chunk_spec.shape, chunk_spec.dtype))
             return super()._decode_sync(chunk_bytes, chunk_spec)
@@ -109,10 +109,10 @@ def _measuring(kind: type) -> type:
 
 
 @cache
-def _measuring_numcodec(kind: type) -> type:
+def _measuring_numcodec(kind: Any) -> type:
     """Return a class of numcodecs' codecs that measures before it decodes."""
 
-    class MeasuringNumcodec(kind):  # type: ignore[misc, valid-type]
+    class MeasuringNumcodec(kind):  # type: ignore[misc]
         _chunk: _DecodedSize
 
         def decode(self, buf: Any, out: Any = None) -> Any:
