@@ -45,14 +45,14 @@ def bounded_codecs(metadata: Any) -> list[Codec]:
     return [V2Codec(filters=filters, compressor=_numcodec(metadata.compressor, chunk))]
 
 
-def _bounded(codecs: Iterable[Codec]) -> list[Codec]:
+def _bounded(codecs: Iterable[Any]) -> list[Codec]:
     found: list[Any] = []
     for codec in codecs:
         if isinstance(codec, ShardingCodec):
             inner, index = _bounded(codec.codecs), _bounded(codec.index_codecs)
             found.append(dataclasses.replace(codec, codecs=inner, index_codecs=index))  # type: ignore[arg-type]
         else:
-            found.append(_as(_measuring(type(codec)), codec) if _name(codec) in _MEASURES else codec)
+            found.append(_as(_measuring(codec.__class__), codec) if _name(codec) in _MEASURES else codec)
     return found
 
 
@@ -64,7 +64,7 @@ def _name(codec: Any) -> str:
 def _numcodec(codec: Any, chunk: _DecodedSize) -> Any:
     if codec is None or codec.codec_id not in _MEASURES:
         return codec
-    found = _as(_measuring_numcodec(type(codec)), codec)
+    found = _as(_measuring_numcodec(codec.__class__), codec)
     found._chunk = chunk  # an underscore: it is no part of its configuration
     return found
 
