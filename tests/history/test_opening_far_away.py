@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -30,6 +31,17 @@ def url() -> str:
         if thread.name == "txstore head cache":
             thread.join(TIMEOUT)
     return url
+
+
+def test_nobody_reads_or_writes_an_older_state_where_the_newest_commit_is_gone(url: str) -> None:
+    files = fsspec.filesystem("memory")
+    files.rm(f"{url}/{names.commit_path('main', 0)}")
+    for use in (txstore.Repository.head, lambda repo: repo.begin()):
+        with pytest.raises(txstore.CorruptionError, match="was durable in this version and is not there"):
+            use(txstore.Repository(url))
+    assert [fault.part for fault in txstore.Repository(url).verify().faults] == ["missing"]
+    assert len(txstore.Repository(url).verify(repair=True).faults) == 1
+    assert txstore.Repository(url).head() is None
 
 
 def test_the_head_cache_is_asked_for_beside_what_the_repository_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

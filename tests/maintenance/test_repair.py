@@ -327,6 +327,7 @@ def test_what_does_not_belong_here(written, path):
     put(txstore.Repository(path), "orphan")
     shutil.copy(commit_file(path, LAST + 1), path / "orphan")
     commit_file(path, LAST + 1).unlink()
+    (path / names.head_cache_path(MAIN)).unlink()  # it tells of the loss
     put(Fresh(path), "true")
     overwrite(path / "orphan", 0, b"")
     os.rename(path / "orphan", commit_file(path, LAST + 3))
@@ -460,6 +461,52 @@ def test_a_pack_that_another_commit_has_brought(written, path):
     assert report.ok
     assert file.read_bytes() == before
     assert PackName(pack.name.id) == pack.name
+
+
+@pytest.mark.parametrize("left", [2, 1, 0], ids=["the newest", "two", "all"])
+def test_nobody_reads_or_writes_an_older_state_where_the_newest_commit_is_gone(tmp_path, left):
+    """Until a repair goes on from the newest one that is left. The loss stays on record."""
+    path = tmp_path / "data.tx"
+    for key in ("a", "b", "c"):
+        put(Fresh(path), key)
+    head = Fresh(path).head()
+    for version in range(left, 3):
+        commit_file(path, version).unlink()
+    before = tree(path)
+    for use in (
+        txstore.Repository.head,
+        txstore.Repository.log,
+        txstore.Repository.mapping,
+        lambda repo: put(repo, "d"),
+    ):
+        with pytest.raises(txstore.CorruptionError, match=f"{head.id} was durable in this version and is not there"):
+            use(Fresh(path))
+    assert tree(path) == before
+    assert [fault.part for fault in Fresh(path).verify().faults] == ["missing"]
+    assert [head.id in fault.reason for fault in repaired(path).faults] == [True]
+    assert sorted(Fresh(path).mapping()) == ["a", "b", "c"][:left]
+    put(Fresh(path), "more")
+    assert Fresh(path).verify().ok
+    (repair,) = [each for each in Fresh(path).log(operations=True) if each.operation == "repair"]
+    assert head.id in str(repair.result["lost"])
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("has_head_cache", [True, False])
+def test_a_file_of_another_version_is_no_commit(written, path, has_header, has_head_cache):
+    """No header is made for it: the state that it says would be one that never was."""
+    head = txstore.Repository(path).head()
+    shutil.copy(commit_file(path, 2), commit_file(path, LAST))
+    if not has_header:
+        footer = stored_in(path, 2).footer
+        overwrite(commit_file(path, LAST), footer.header_offset, bytes(footer.header_length))
+    if not has_head_cache:
+        (path / names.head_cache_path(MAIN)).unlink()
+    content = commit_file(path, LAST).read_bytes()
+    report = repaired(path)
+    assert [head.id in fault.reason for fault in report.faults] == [True] * has_head_cache
+    assert contents_of(path) == written[1][:LAST]
+    assert quarantined(path)[f"commits/main/{LAST:010d}"] == content
 
 
 def test_verify_reads_a_repository_that_only_others_may_write(path):

@@ -9,6 +9,7 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import decided
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names
+from txstore.format.records import HeadCache
 from txstore.history.branch_names import BranchNames
 from txstore.history.commit_files import CommitFiles
 from txstore.history.durable_versions import DurableVersions
@@ -69,6 +70,14 @@ class KnownHeads:
             # I4: a commit that existed is lost, not merely missing.
             reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
             raise CorruptionError(names.commits_directory(branch), reason=reason)
+
+
+def check_not_lost(branches: BranchNames, oldest_kept: OldestKept, branch: str, head_cache: HeadCache) -> None:
+    """Raise `CorruptionError` for a commit that a head cache names and that is gone, unless it has expired (I4)."""
+    if not oldest_kept.is_above(branch, head_cache.version):
+        branches.check_living(branch)
+        reason = f"commit {head_cache.commit_id.hex()} was durable in this version and is not there"
+        raise CorruptionError(names.commit_path(branch, head_cache.version), reason=reason)
 
 
 class FileHeads:
@@ -143,11 +152,11 @@ class FileHeads:
             is_durable = is_here and head_cache.durable
             is_of_boot = is_here and head_cache.boot == self._storage.boot() != 0
             (self._durable.copied.discard if head_cache.place in (0, place) else self._durable.copied.add)(branch)
-            if (
-                found is None
-                or found.header.id != head_cache.commit_id
-                or not (is_durable or is_of_boot or self._is_whole(found, newest))
-            ):
+            if found is None or found.header.id != head_cache.commit_id:
+                if is_durable or is_of_boot:
+                    self._check_not_lost(branch, head_cache)
+                return None
+            if not (is_durable or is_of_boot or self._is_whole(found, newest)):
                 return None
         if (
             is_durable
@@ -157,6 +166,15 @@ class FileHeads:
         ):
             self._durable.reach(branch, head_cache.version)
         return found
+
+    def _check_not_lost(self, branch: str, head_cache: HeadCache) -> None:
+        """Raise `CorruptionError` if a commit that was safe here is gone, unless a vacuum has expired it (I4)."""
+        # On a network, the client asks the server for a list: it may still believe that there is no such file.
+        if head_cache.version in self._files.versions(branch):
+            found = self._files.read(branch, head_cache.version)
+            if found is None or found.header.id == head_cache.commit_id:
+                return
+        check_not_lost(self._branches, self._oldest_kept, branch, head_cache)
 
     def _search(self, branch: str, newest: Stored | None) -> Stored | None:
         """Find a commit near the head without a head cache: the highest one with an unbroken chain of parents."""

@@ -127,19 +127,19 @@ class ObjectHeadCaches:
             expected = None  # its error has this frame in the traceback, and so all callers with their pins
         return HeadCache.decode(content[:HEAD_CACHE_SIZE]), content[HEAD_CACHE_SIZE:]
 
-    def commit(self, branch: str, files: CommitFiles) -> Stored | None:
-        """Return the commit that the head cache holds."""
+    def commit(self, branch: str, files: CommitFiles) -> tuple[HeadCache | None, Stored | None]:
+        """Return the head cache, if there is one, and the commit that it holds."""
         try:
             head_cache, tail = self.read_with_end(branch)
         except (OSError, encoding.MalformedError):
-            return None
+            return None, None
         with contextlib.suppress(CorruptionError):
             stored = files.decode(
                 names.commit_path(branch, head_cache.version), branch, head_cache.version, tail, head_cache.file_length
             )
             if stored.header.id == head_cache.commit_id:
-                return stored
-        return None  # it is only a cache
+                return head_cache, stored
+        return head_cache, None  # it is only a cache
 
 
 _writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()

@@ -10,6 +10,7 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import BEHIND, Look
 from txstore.commit_queue.tickets import End, Seen
 from txstore.format import names
+from txstore.format.records import HeadCache
 from txstore.history import object_head_caches
 from txstore.history.branch_names import BranchNames
 from txstore.history.carried_commits import CarriedCommits
@@ -17,7 +18,7 @@ from txstore.history.commit_files import CommitFiles
 from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits
-from txstore.history.heads import KnownHeads
+from txstore.history.heads import KnownHeads, check_not_lost
 from txstore.history.listings import Listings, Looks
 from txstore.history.object_head_caches import ObjectHeadCaches
 from txstore.history.oldest_kept import OldestKept
@@ -82,11 +83,9 @@ class ObjectHeads:
     def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
         newest = self._known.of(branch)
         look = Look.now() if seen is None else seen.look
-        known = (
-            newest
-            if newest is not None and newest.header.branch == branch
-            else self._head_caches.commit(branch, self._files)
-        )
+        known, head_cache = newest, None
+        if newest is None or newest.header.branch != branch:
+            head_cache, known = self._head_caches.commit(branch, self._files)
         found = self._look_above(branch, known, seen) if known is not None else None
         if found is None:
             found = self._search(branch) or self._files.fork_point(branch)
@@ -94,6 +93,8 @@ class ObjectHeads:
             self._branches.check_living(branch)
             raise self._proof.taken_away(newest)
         self._known.check(branch, newest, found)
+        if head_cache is not None and self._head_caches.is_durable(head_cache) and _is_before(found, head_cache):
+            check_not_lost(self._branches, self._oldest_kept, branch, head_cache)
         if found is not None:
             self._known.note_newer(branch, found)
         self._looks.note(branch, look)
@@ -204,6 +205,13 @@ class ObjectHeads:
             return self.find(branch)
         self._known.note(branch, found)
         return found
+
+
+def _is_before(found: Stored | None, head_cache: HeadCache) -> bool:
+    """Tell whether the newest commit shows that the one is gone that a head cache names."""
+    if found is None or found.header.version < head_cache.version:
+        return True
+    return found.header.version == head_cache.version and found.header.id != head_cache.commit_id
 
 
 def _has_taken_place_of(known: Stored, found: Stored) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
@@ -456,6 +456,27 @@ def _decoded(encoded: bytes) -> Header | None:
         return Header.decode(encoded)
     except encoding.MalformedError:
         return None
+
+
+def is_of_another(commits: Commits, branch: str, version: int, size: int, others: Collection[Stored]) -> bool:
+    """Tell whether the file in a version is that of another version's commit: with its header, or by its id.
+
+    `others`: the readable commits of the branch. A header is never made anew for it: no commit had that state.
+    """
+    path = names.commit_path(branch, version)
+    with contextlib.suppress(encoding.MalformedError):
+        footer = Footer.decode(commits.storage.read_tail(path, commitfile.FOOTER_SIZE)[0])
+        encoded = commits.storage.read_range(path, footer.header_offset, footer.header_length)
+        if footer.file_length == size and crc32c(encoded) == footer.header_checksum:
+            return True
+    expected: bytes | None = None
+    with contextlib.suppress(OSError, encoding.MalformedError):
+        head_cache = commits.head_caches.read(branch)
+        expected = head_cache.commit_id if head_cache.version == version else None
+    with contextlib.suppress(encoding.MalformedError):
+        commit_id = packfile.decode_head(commits.storage.read_range(path, 0, packfile.HEAD_SIZE))[0]
+        return expected not in (None, commit_id) or any(commit_id == other.header.id for other in others)
+    return False
 
 
 def new_end(

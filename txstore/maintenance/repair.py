@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from txstore.commit import MAIN, Stored
@@ -62,6 +62,7 @@ def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Rep
         report = verify(open_commits(storage), progress)
         report.faults += repairer.lost
         result.update({"faults": len(before.faults), "repairs": len(moved + repairs), "left": len(report.faults)})
+        result.update({"lost": list(map(str, repairer.lost))} if repairer.lost else {})
     left = {(fault.path, fault.part, fault.offset, fault.key) for fault in report.faults}
     report.repairs = moved + repairs
     report.repaired = [f for f in before.faults if (f.path, f.part, f.offset, f.key) not in left]
@@ -103,6 +104,7 @@ class _Repairer:
         commits = open_commits(self.storage)
         for branch in _living(commits):
             self._repair_ends(commits, branch)
+            self._give_up_lost(branch)
             self.lost += make_one_line(self.storage, self._files, branch)
         commits = open_commits(self.storage)
         self._repair_packs(commits)
@@ -184,21 +186,27 @@ class _Repairer:
             parent, child = readable.get(version - 1), readable.get(version + 1)
             if version > oldest_kept and parent is None:
                 continue
-            stored = self._repair_end(commits, branch, version, parent, child)
+            stored = self._repair_end(commits, branch, version, parent, child, readable.values())
             if stored is not None:
                 readable[version] = stored
             elif _is_torn_from(version, versions, readable):
-                self._drop_from(branch, version, versions, "its end is damaged")
+                self._drop_from(branch, version, versions, "its end is damaged, or another commit's")
                 return
 
     def _repair_end(
-        self, commits: Commits, branch: str, version: int, parent: Stored | None, child: Stored | None
+        self,
+        commits: Commits,
+        branch: str,
+        version: int,
+        parent: Stored | None,
+        child: Stored | None,
+        others: Collection[Stored],
     ) -> Stored | None:
         path = names.commit_path(branch, version)
         try:
             size = self.storage.read_tail(path, 0)[1]
             found, action = rebuild.whole_end(commits, path, version, size, parent, child), "header or footer restored"
-            if found is None and child is None:
+            if found is None and child is None and not rebuild.is_of_another(commits, branch, version, size, others):
                 found, action = (
                     rebuild.new_end(commits, branch, version, size, parent),
                     "header made anew: its frames and its run are whole; time, author, message are lost, and "
@@ -213,23 +221,31 @@ class _Repairer:
 
     def _drop_from(self, branch: str, first: int, versions: Iterable[int], reason: str) -> None:
         """Move the newest commits away, newest first, so that the rest is a valid history at any time."""
-        commits = open_commits(self.storage)
-        with contextlib.suppress(OSError, encoding.MalformedError):
-            head_cache = commits.head_caches.read(branch)
-            if head_cache.version >= first and commits.head_caches.is_durable(head_cache):
-                lost = head_cache.commit_id.hex()
-                told = f"commit {lost} was durable here; what is left of it lies in {names.QUARANTINE}/"
-                self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
         for version in sorted(versions, reverse=True):
             if version >= first:
                 self._files.move_away(
                     names.commit_path(branch, version), f"{reason}: the head is version {first - 1} again"
                 )
-        with contextlib.suppress(CorruptionError):  # else a repair failed, or more are needed
-            head = commits.head(branch)
-            has_own = head is not None and head.header.branch == branch
-            content = commits.head_caches.of(head, durable=False).encode() if head is not None and has_own else b""
-            self._files.write_small(names.head_cache_path(branch), content, "names the head again")
+        self._give_up_lost(branch)
+
+    def _give_up_lost(self, branch: str) -> None:
+        """Let a branch go on from its newest whole commit, if the one is gone that its head cache names.
+
+        The head cache goes to the quarantine: the search without it finds that commit, and it says what was lost.
+        """
+        commits = open_commits(self.storage)
+        try:
+            head_cache = commits.head_caches.read(branch)
+            there = commits.files.read(branch, head_cache.version)
+        except (OSError, TxStoreError, encoding.MalformedError):
+            return  # there is no head cache, or the commit is there and damaged
+        lost = head_cache.commit_id
+        if (there is not None and there.header.id == lost) or commits.oldest_kept.is_above(branch, head_cache.version):
+            return
+        if commits.head_caches.is_durable(head_cache):
+            told = f"commit {lost.hex()} was durable here and is lost: a rest of it may be in {names.QUARANTINE}/"
+            self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
+        self._files.move_away(names.head_cache_path(branch), f"moved away: it names commit {lost.hex()}, which is lost")
 
     # --- packs
 

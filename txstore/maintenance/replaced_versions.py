@@ -183,12 +183,11 @@ class _Line:
                 raise
 
     def _write_head_cache(self) -> None:
+        self.storage.delete(names.head_cache_path(self._branch))  # it may name a commit that has lost its place
         commits = open_commits(self.storage)
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
             commits.head_caches.write_of_copy(head)
-        else:
-            self.storage.delete(names.head_cache_path(self._branch))
 
     # --- lost commits
 

@@ -111,7 +111,7 @@ class Faults:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._told: set[Fault] = set()
+        self._told: set[tuple[str, str, int | None, str | None]] = set()
 
     def add_error(self, error: TxStoreError | OSError, path: str, *, part: str | None = None) -> None:
         """Add what an error says about a file. Raises an error that says nothing about it."""
@@ -127,8 +127,9 @@ class Faults:
             self.add(Fault(str(getattr(error, "path", path)), str(error), part=part or "header"))
 
     def add(self, fault: Fault) -> None:
-        if fault not in self._told:  # a damaged head is met twice
-            self._told.add(fault)
+        told = fault.path, fault.reason, fault.offset, fault.key
+        if told not in self._told:  # a damaged head is met twice, and a lost one, too
+            self._told.add(told)
             self._report.faults.append(fault)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from txstore.commit import MAIN, Stored
-from txstore.errors import TxStoreError
+from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
 from txstore.history.commits import Commits
+from txstore.history.heads import check_not_lost
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
 from txstore.storage.read_ahead import FileReader
@@ -58,8 +59,12 @@ class HistoryCheck:
         oldest_kept, top = min(there, default=0), max(there, default=-1)
         fork = self._commits.branches.fork(branch)
         first = 0 if fork is None else fork.version + 1
+        checked = self._commits.files.begin(self._check_head_cache, branch)
         try:
-            head = self._commits.head(branch)
+            try:
+                head = self._commits.head(branch)
+            finally:
+                checked()  # first: it says of a lost commit that it is missing
             if self.oldest_kept_versions is not None:
                 self.oldest_kept_versions[branch] = -1 if head is None else head.header.oldest_kept
             has_own = head is not None and head.header.branch == branch
@@ -78,7 +83,6 @@ class HistoryCheck:
                 self._faults.add(
                     Fault(path, "this commit does not follow the one in the version before it", part="orphan")
                 )
-        checked = self._commits.files.begin(partial(self._check_head_cache, branch), oldest_kept)
         child: Stored | None = None
         versions = self._versions_down(branch, there, top, oldest_kept)
         for version, stored, end, refused in self._commits.files.each(partial(self._read_or_error, branch), versions):
@@ -102,7 +106,6 @@ class HistoryCheck:
                         Fault(path, f"this is not the parent that version {version + 1} names", part="link")
                     )
             child = stored
-        checked()
         if fork is not None and child is not None and child.header.version == first == oldest_kept:
             named = (child.header.parent_id, child.header.parent_hash)
             if (child.header.fork, *named) != (fork.branch, fork.id, fork.hash):
@@ -163,8 +166,8 @@ class HistoryCheck:
         except (TxStoreError, OSError):
             return None
 
-    def _check_head_cache(self, branch: str, oldest_kept: int) -> None:
-        """Report a damaged head cache, and lost newest commits: those up to a durable one that it names."""
+    def _check_head_cache(self, branch: str) -> None:
+        """Report a damaged head cache, and a lost newest commit: a durable one that it names."""
         path = names.head_cache_path(branch)
         try:
             head_cache = self._commits.head_caches.read(branch)
@@ -178,12 +181,15 @@ class HistoryCheck:
             if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._faults.add(Fault(path, error.reason, part="head cache"))
             return
-        if not self._commits.head_caches.is_durable(head_cache) or head_cache.version < oldest_kept:
-            return  # a power loss can leave an older head cache than that of the last vacuum
+        if not self._commits.head_caches.is_durable(head_cache):
+            return
         try:
             stored = self._commits.files.read(branch, head_cache.version)
+            if stored is not None and stored.header.id == head_cache.commit_id:
+                return
         except (OSError, TxStoreError):
             return  # it is only a cache; a damaged commit is reported where its version is read
-        if stored is None or stored.header.id != head_cache.commit_id:
-            reason = f"commit {head_cache.commit_id.hex()} was durable in this version and is not there"
-            self._faults.add(Fault(names.commit_path(branch, head_cache.version), reason, part="missing"))
+        try:
+            check_not_lost(self._commits.branches, self._commits.oldest_kept, branch, head_cache)
+        except CorruptionError as error:
+            self._faults.add_error(error, path, part="missing")
