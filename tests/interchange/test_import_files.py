@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -354,3 +355,103 @@ def test_blocks_cover_an_array_once_and_end_where_chunks_do() -> None:
         assert region[0].start % 8 == 0 or region[0].start == 13
     assert (seen[13:] == 1).all()
     assert not seen[:13].any()
+
+
+# --- files of strangers, which lead to other files
+
+
+KEY = b"-----BEGIN PRIVATE KEY-----" + b"x" * 37
+
+
+def external(group: Any, name: str, *files: str) -> None:
+    shape = (len(KEY) * len(files),)
+    group.create_dataset(name, shape, "u1", external=[(file, 0, len(KEY)) for file in files])
+
+
+def virtual(group: Any, name: str, file: str, source: str = "key") -> None:
+    layout = h5py.VirtualLayout((len(KEY),), "u1")
+    layout[:] = h5py.VirtualSource(file, source, (len(KEY),), "u1")
+    group.create_virtual_dataset(name, layout)
+
+
+def of_a_pattern(group: Any, file: str) -> None:
+    space = h5py.h5s.create_simple((len(KEY),), (h5py.h5s.UNLIMITED,))
+    space.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (len(KEY),), (len(KEY),))
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_virtual(space, file.encode(), b"key", h5py.h5s.create_simple((len(KEY),)))
+    whole = h5py.h5s.create_simple((len(KEY),), (h5py.h5s.UNLIMITED,))
+    h5py.h5d.create(group.id, b"a", h5py.h5t.STD_U8LE, whole, created)
+
+
+def linked(group: Any, name: str, file: str, below: str = "/key") -> None:
+    group[name] = h5py.ExternalLink(file, below)
+
+
+def hard(file: Any, name: str, target: str) -> None:
+    file[name] = file[target]
+
+
+def numbers(file: Any) -> None:
+    file["whole"] = np.arange(4)
+
+
+#: By name: what makes such a file, with the paths of a key and of an HDF5 file that has it, and what is excluded.
+WAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "its values": (lambda f, key, h5: external(f, "a", key), ()),
+    "its values, by a relative path": (lambda f, key, h5: external(f, "a", Path(key).name), ()),
+    "its values, in two files": (lambda f, key, h5: external(f, "a", "own.bin", key), ()),
+    "its values, below the prefix of the environment": (lambda f, key, h5: external(f, "a", "key"), ()),
+    "its values, in a group": (lambda f, key, h5: external(f.create_group("g/h"), "a", key), ()),
+    "its values, by a soft link": (lambda f, key, h5: (external(f, "x", key), f.update(a=h5py.SoftLink("/x"))), ("x",)),
+    "its values, by a second name": (lambda f, key, h5: (external(f, "x", key), hard(f, "a", "x")), ("x",)),
+    "its values, in an excluded group": (
+        lambda f, key, h5: (external(f.create_group("x"), "y", key), f.update(a=h5py.SoftLink("/x/y"))),
+        ("x",),
+    ),
+    "virtual": (lambda f, key, h5: virtual(f, "a", h5), ()),
+    "virtual, by a relative path": (lambda f, key, h5: virtual(f, "a", Path(h5).name), ()),
+    "virtual, of a pattern": (lambda f, key, h5: of_a_pattern(f, h5.replace("key.h5", "%b.h5")), ()),
+    "virtual, of a virtual one": (lambda f, key, h5: (virtual(f, "x", h5), virtual(f, "a", ".", "x")), ("x",)),
+    "virtual, of the file itself": (lambda f, key, h5: (external(f, "x", key), virtual(f, "a", ".", "x")), ("x",)),
+    "a link to an array": (lambda f, key, h5: linked(f, "a", h5), ()),
+    "a link to a group": (lambda f, key, h5: linked(f, "a", h5, "/"), ()),
+    "a link by a relative path": (lambda f, key, h5: linked(f, "a", Path(h5).name), ()),
+    "a link below a group": (lambda f, key, h5: linked(f.create_group("g/h"), "a", h5), ()),
+    "a link to a link": (lambda f, key, h5: (linked(f, "x", h5), f.update(a=h5py.SoftLink("/x"))), ("x",)),
+    "a link by way of another": (
+        lambda f, key, h5: (linked(f, "x", h5, "/"), f.update(a=h5py.SoftLink("/x/key"))),
+        ("x",),
+    ),
+    "a reference to a region": (
+        lambda f, key, h5: (external(f, "x", key), f.update(a=np.zeros(1)), f["a"].attrs.update(r=f["x"].regionref[:])),
+        ("x",),
+    ),
+    "references": (
+        lambda f, key, h5: (external(f, "x", key), f.create_dataset("a", data=[f["x"].ref], dtype=h5py.ref_dtype)),
+        ("x",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["stranger.h5", "stranger.nc", "memory://stranger.nc"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_other_file_of_the_user_is_imported(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HDF5_EXTFILE_PREFIX", str(tmp_path))
+    (tmp_path / "key").write_bytes(KEY)
+    with h5py.File(tmp_path / "key.h5", "w") as file:
+        file["key"] = np.frombuffer(KEY, "u1")
+    for secret in ("key", "key.h5"):
+        (tmp_path / secret).chmod(0o600)
+    make, exclude = WAYS[way]
+    with h5py.File(tmp_path / "made", "w") as file:
+        numbers(file)
+        make(file, str(tmp_path / "key"), str(tmp_path / "key.h5"))
+    source = fsspec.open(name if "://" in name else str(tmp_path / name), "wb")
+    with source as target:
+        target.write((tmp_path / "made").read_bytes())
+    with pytest.raises(txstore.SourceError, match="can't be imported"):
+        repo.import_from(name, exclude=exclude)
+    assert repo.head() is None

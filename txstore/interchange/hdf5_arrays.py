@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,16 +16,15 @@ from txstore.interchange.places import Place
 #: HDF5 attributes that attach scales to dimensions; in Zarr the dimensions have names instead.
 _OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}
 
+#: What a user can do about values that lie elsewhere.
+_WHOLE = "Write a file that has them itself, with h5py or xarray"
+
 
 class Hdf5Arrays:
     """An open HDF5 file."""
 
     def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
-        try:
-            import h5py
-        except ImportError:
-            raise ModuleNotFoundError("HDF5 files are read by h5py: pip install 'txstore[import]'") from None
-        self._h5py = h5py
+        self._h5py = h5py = _h5py()
         self._url = place.url
         self._exclude = exclude
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
@@ -53,13 +53,10 @@ class Hdf5Arrays:
             below = f"{path}/{name}" if path else name
             if is_excluded(below, self._exclude):
                 continue
-            link = group.get(name, getlink=True)
-            if isinstance(link, self._h5py.ExternalLink):
-                raise self._refused(below, f"it is a link to another file, {link.filename!r}")
             try:
-                node = group[name]
-            except KeyError:
-                raise self._refused(below, "it is a link to nothing") from None
+                node = inside(group, name)
+            except ValueError as error:
+                raise self._refused(below, str(error)) from None
             if isinstance(node, self._h5py.Group):
                 yield from self._walk(node, below, (*above, group.id))
             elif self._is_array(node):
@@ -150,6 +147,68 @@ class Hdf5Arrays:
                 )
             except (TypeError, ValueError) as error:
                 raise self._refused(path, str(error)) from error
+
+
+def inside(group: Any, name: str) -> Any:
+    """Return what a group has under a name. Raises `ValueError` unless all of it lies in the file itself.
+
+    A file may name any other file of this machine, and HDF5 would read that one in its place.
+    """
+    import h5py
+
+    kind = group.id.links.get_info(name.encode(errors="surrogateescape")).type
+    if kind == h5py.h5l.TYPE_EXTERNAL:
+        raise ValueError(f"it is a link to another file, {group.get(name, getlink=True).filename!r}")
+    if kind not in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT):
+        raise ValueError("it is a link of a program's own kind")
+    try:
+        node = group[name]
+    except KeyError:
+        raise ValueError("it is a link to nothing") from None
+    if h5py.h5o.get_info(node.id).fileno != h5py.h5o.get_info(group.id).fileno:
+        raise ValueError("it is a link by way of one to another file")
+    if isinstance(node, h5py.Dataset):
+        created = node.id.get_create_plist()
+        if created.get_layout() == h5py.h5d.VIRTUAL:
+            raise ValueError(f"it is a virtual data set, whose values lie elsewhere. {_WHOLE}")
+        if created.get_external_count():
+            raise ValueError(
+                f"its values lie in other files, such as {os.fsdecode(created.get_external(0)[0])!r}. {_WHOLE}"
+            )
+    return node
+
+
+def check_inside(url: str, content: Any) -> None:
+    """Raise `SourceError` unless all of an HDF5 file that another library reads lies in the file itself.
+
+    `content`: its path, or an open file.
+    """
+    h5py = _h5py()
+    try:
+        opened = h5py.File(content, "r")
+    except OSError as error:
+        raise SourceError(url, f"h5py can't read it: {error}") from error
+    with opened as file:
+        groups, seen = [file["/"]], set()
+        while groups:
+            group = groups.pop()
+            for name in group:
+                try:
+                    node = inside(group, name)
+                except ValueError as error:
+                    where = f"{group.name}/{name}".strip("/")
+                    raise SourceError(url, f"{where!r} can't be imported: {error}") from None
+                if isinstance(node, h5py.Group) and node.id not in seen:
+                    seen.add(node.id)
+                    groups.append(node)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise ModuleNotFoundError("HDF5 files are read by h5py: pip install 'txstore[import]'") from None
+    return h5py
 
 
 def _fill_value(node: Any, array: ForeignArray) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 
 from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
+from txstore.interchange.hdf5_arrays import check_inside
 from txstore.interchange.places import Place
 
 #: Given one by one: some versions of open_groups silently ignore `decode_cf=False` and decode.
@@ -33,7 +34,12 @@ class NetcdfArrays:
         self._datasets: list[Any] = []  # opened by xarray: only closing these closes the file
         self._groups: dict[str, Any] = {}
         try:
-            opened = xarray.open_groups(place.root if self._opened is None else self._opened, **_AS_IT_IS)
+            content = place.root if self._opened is None else self._opened
+            if not place.is_netcdf_3():
+                check_inside(place.url, content)
+                if self._opened is not None:
+                    self._opened.seek(0)
+            opened = xarray.open_groups(content, **_AS_IT_IS)
             self._datasets += opened.values()
             for path, dataset in opened.items():
                 group = path.strip("/")

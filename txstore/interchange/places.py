@@ -120,9 +120,16 @@ class Place:
             raise SourceError(self.url, "this directory is no Zarr hierarchy: it has no zarr.json, .zgroup or .zarray")
         return self._format_of_file()
 
-    def _format_of_file(self) -> str:
+    def _head(self) -> bytes:
         with self.fs.open(self.root, "rb") as file:
-            head = file.read(_USER_BLOCKS[-1] + len(_HDF5))
+            return bytes(file.read(_USER_BLOCKS[-1] + len(_HDF5)))
+
+    def is_netcdf_3(self) -> bool:
+        """Tell whether this is a NetCDF file of the old kind, which can't lead to another file."""
+        return self._head().startswith(_NETCDF_3)
+
+    def _format_of_file(self) -> str:
+        head = self._head()
         if head.startswith(_NETCDF_3):
             return NETCDF
         if any(head[at : at + len(_HDF5)] == _HDF5 for at in _USER_BLOCKS):
