@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.cli.test_cli import run
 from tests.interchange.copies import check_copy
 from tests.interchange.test_export import files
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
@@ -129,6 +130,39 @@ def test_a_pipe_is_not_waited_for(filled: txstore.Repository, tmp_path: Path) ->
     os.mkfifo(copy / "x/c/0")
     filled.publish(copy, full=True)
     check_copy(copy, filled)
+
+
+PLANTED: dict[str, Callable[[Path, Path], None]] = {
+    "a link": lambda path, outside: path.symlink_to(outside / "file"),
+    "a link to nothing": lambda path, outside: path.symlink_to(outside / "new"),
+    "a second name": lambda path, outside: path.hardlink_to(outside / "file"),
+    "a pipe": lambda path, outside: os.mkfifo(path),
+}
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_the_page_replaces_what_is_in_its_place(
+    filled: txstore.Repository, tmp_path: Path, outside: Path, planted: str, beside: bool
+) -> None:
+    place = Path(filled.url) if beside else tmp_path / "page"
+    (place / "page").mkdir(parents=True)
+    for name in ("index.html", "page/main.js"):
+        PLANTED[planted](place / name, outside)
+    assert run("page", filled.url, *([] if beside else ["--to", place])).exit_code == 0
+    assert b"<html" in (place / "index.html").read_bytes()
+    assert [(place / name).lstat().st_nlink for name in ("index.html", "page/main.js")] == [1, 1]
+    assert not (place / "index.html").is_symlink()
+    assert not (place / ".txstore-publishing").exists()
+    assert_untouched(outside)
+
+
+def test_the_page_goes_through_no_link(filled: txstore.Repository, outside: Path) -> None:
+    Path(filled.url, "page").symlink_to(outside)
+    told = run("page", filled.url)
+    assert told.exit_code == 1
+    assert "'page' is a link" in told.stderr
+    assert_untouched(outside)
 
 
 def test_export_follows_no_link(filled: txstore.Repository, tmp_path: Path, outside: Path) -> None:

@@ -180,7 +180,7 @@ def check_picture(path: Path) -> None:
     """Check before the scenes are played that the picture can be drawn after them.
 
     Raises ModuleNotFoundError without matplotlib, FileNotFoundError without the directory, and ValueError if the suffix
-    names no format that matplotlib can draw.
+    names no format that matplotlib can draw, or the path is a link.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("matplotlib is not installed: pip install 'txstore[demo]'", name="matplotlib")
@@ -188,6 +188,8 @@ def check_picture(path: Path) -> None:
 
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the directory for the picture does not exist: {path.parent}")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is a link, or no file, and the picture would change something else: delete it")
     formats = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
         raise ValueError(f"can't draw {path.name}: give it the suffix of one of {', '.join(sorted(formats))}")

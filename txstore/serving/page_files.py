@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from txstore.interchange.concealing import concealed
+from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.places import Place
 
 _PAGE = Path(__file__).with_name("page")
@@ -39,17 +42,37 @@ def put_page(url: str | os.PathLike[str], *, options: Mapping[str, Any] | None =
         Options for its fsspec file system.
     repository : str
         Where the repository is: a URL, or relative to the page.
+
+    Raises
+    ------
+    PublishError
+        A directory of it is a link. A link in the place of a file is replaced.
     """
-    place = Place(url, {name: value for name, value in (options or {}).items() if not name.startswith("txstore_")})
-    files = dict(_files(repository))
-    kind_of = _told_kinds(place)
-    if kind_of is None:
-        for directory in {posixpath.dirname(name) for name in files}:
-            place.fs.makedirs(place.path(directory), exist_ok=True)
-    for name, content in files.items():
-        told = {} if kind_of is None else kind_of(_KINDS[posixpath.splitext(name)[1]])
-        place.fs.pipe_file(place.path(name), content, **told)
+    return concealed(lambda: _put_page(url, dict(options or {}), dict(_files(repository))), [url], options or {})
+
+
+def _put_page(url: str | os.PathLike[str], options: dict[str, Any], files: dict[str, bytes]) -> str:
+    place = Place(url, {name: value for name, value in options.items() if not name.startswith("txstore_")})
+    if place.is_local:
+        _put_on_disk(place.root, files)
+    else:
+        kind_of = _told_kinds(place)
+        if kind_of is None:
+            for directory in {posixpath.dirname(name) for name in files}:
+                place.fs.makedirs(place.path(directory), exist_ok=True)
+        for name, content in files.items():
+            told = {} if kind_of is None else kind_of(_KINDS[posixpath.splitext(name)[1]])
+            place.fs.pipe_file(place.path(name), content, **told)
     return f"{place.url.rstrip('/')}/index.html"
+
+
+def _put_on_disk(root: str, files: dict[str, bytes]) -> None:
+    """Write files below a root where another user may have put links, of which none is followed."""
+    at_most = stat.S_IMODE(os.stat(root).st_mode) | 0o700 if os.path.isdir(root) else 0o777
+    target = LocalDestination(root, durable=False, at_most=at_most)
+    with target.alone():
+        for name, content in files.items():
+            target.write(name, content)
 
 
 def _files(repository: str) -> Iterator[tuple[str, bytes]]:
