@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import zarr
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
 from txstore.cli.main import app
+from txstore.format import commitfile, encoding
 from txstore.views import Reduce
 
 #: Every option: what else it is called, and what it takes; None: nothing.
@@ -365,6 +368,42 @@ def test_names_are_completed(filled: txstore.Repository) -> None:
     assert completed("views", "drop", "--branch", "dev", url, "") == []
     with filled.transaction(name="job") as store:
         store.rollback()
+
+
+BASH = """
+eval "$(_TXSTORE_COMPLETE=source_bash {txstore})"
+COMP_WORDS=({txstore} views run {url} ''); COMP_CWORD=4
+_txstore_completion {txstore}
+eval "echo ${{COMPREPLY[*]}}"
+"""
+
+
+def renamed_view(repo: txstore.Repository, url: Path, name: str) -> None:
+    """Copy a repository, and give a view of its newest commit another name, as somebody else's program can."""
+    shutil.copytree(repo.url, url)
+    file = max((url / "commits/main").iterdir())
+    content = file.read_bytes()
+    footer = commitfile.Footer.decode(content[-commitfile.FOOTER_SIZE :])
+    header = commitfile.Header.decode(content[footer.header_offset :][: footer.header_length])
+    (view,) = header.declared.views.values()
+    encoded = replace(header, declared=header.declared._replace(views={name: view})).encode()
+    length = footer.header_offset + len(encoded) + commitfile.FOOTER_SIZE
+    footer = replace(footer, header_length=len(encoded), file_length=length, header_checksum=encoding.crc32c(encoded))
+    file.write_bytes(content[: footer.header_offset] + encoded + footer.encode())
+
+
+def test_a_name_of_a_strangers_header_never_comes_to_a_command_line(filled: txstore.Repository, tmp_path: Path) -> None:
+    filled.views["sum"] = Reduce("a0", "x", "max", "sum")
+    for number, name in enumerate(("", "-x", "*", "'", "a\nb", "$(touch touched)", "sum;touch${IFS}touched")):
+        url = tmp_path / f"{number}.tx"
+        renamed_view(filled, url, name)
+        for use in (txstore.Repository.head, txstore.Repository.log, txstore.Repository.snapshot):
+            with pytest.raises(txstore.CorruptionError, match="name that none can have"):
+                use(txstore.Repository(url))
+    script = BASH.format(txstore=Path(sys.executable).with_name("txstore"), url=url)
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ran.stdout == "\n"
+    assert not (tmp_path / "touched").exists()
 
 
 def test_whatever_is_wrong_nothing_is_completed(filled: txstore.Repository, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from txstore.errors import TxStoreError
+from txstore.errors import KeyFormatError, TxStoreError
+from txstore.format.keys import check_name
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
@@ -58,5 +59,14 @@ def _names(context: typer.Context, incomplete: str, asked: Callable[[Repository]
             warnings.simplefilter("ignore")
             from txstore.repository import Repository
 
-            return [name for name in asked(Repository(path, create=False)) if name.startswith(incomplete)]
+            found = asked(Repository(path, create=False))
+            return [name for name in found if name.startswith(incomplete) and _is_word(name)]
     return []
+
+
+def _is_word(name: str) -> bool:
+    """Tell whether a name is the same in every shell, quoted or not. No other one may come to a command line."""
+    try:
+        return check_name("name", name) == name
+    except KeyFormatError:
+        return False

@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from txstore._native import header as native
+from txstore.errors import KeyFormatError
+from txstore.format.cursors import check_cursor_name
 from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.encoding import (
     MAX_COUNT,
@@ -28,6 +30,7 @@ from txstore.format.encoding import (
     remembered,
     with_checksum,
 )
+from txstore.format.keys import check_name
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
 
 HEADER_COMMIT = 1
@@ -301,7 +304,15 @@ class Header:
 
 
 def _decode_declared(fields: Iterable[bytes | None]) -> Declarations:
-    return Declarations(*[{} if each is None else json_object(each) for each in fields])
+    found = Declarations(*[{} if each is None else json_object(each) for each in fields])
+    try:
+        for name in (*found.constraints, *found.views):
+            check_name("name", name)
+        for name in found.cursors:
+            check_cursor_name(name)
+    except KeyFormatError as error:  # programs show these names, and shells complete them
+        raise MalformedError("a constraint, a view or a feed has a name that none can have") from error
+    return found
 
 
 def check_features(required: int) -> None:
