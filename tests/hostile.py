@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from txstore.format import keys
+from txstore.format import commitfile, encoding, keys
 from txstore.history import snapshot
 from txstore.segments import runs
 from txstore.transactions import conflicts, reads, transaction
@@ -31,3 +34,16 @@ def unchecked_keys() -> Iterator[None]:
                 if hasattr(module, name):
                     patches.enter_context(patch.object(module, name, function))
         yield
+
+
+def declare_unchecked(url: Path, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Change what the newest commit of a repository says of views, as if another program had written it."""
+    file = max((url / "commits/main").iterdir())
+    content = file.read_bytes()
+    footer = commitfile.Footer.decode(content[-commitfile.FOOTER_SIZE :])
+    header = commitfile.Header.decode(content[footer.header_offset :][: footer.header_length])
+    declared = header.declared._replace(views=change(header.declared.views))
+    encoded = replace(header, declared=declared).encode()
+    length = footer.header_offset + len(encoded) + commitfile.FOOTER_SIZE
+    footer = replace(footer, header_length=len(encoded), file_length=length, header_checksum=encoding.crc32c(encoded))
+    file.write_bytes(content[: footer.header_offset] + encoded + footer.encode())

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import zarr
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
+from tests.hostile import declare_unchecked
 from txstore.cli.main import app
-from txstore.format import commitfile, encoding
 from txstore.views import Reduce
 
 #: Every option: what else it is called, and what it takes; None: nothing.
@@ -378,25 +377,12 @@ eval "echo ${{COMPREPLY[*]}}"
 """
 
 
-def renamed_view(repo: txstore.Repository, url: Path, name: str) -> None:
-    """Copy a repository, and give a view of its newest commit another name, as somebody else's program can."""
-    shutil.copytree(repo.url, url)
-    file = max((url / "commits/main").iterdir())
-    content = file.read_bytes()
-    footer = commitfile.Footer.decode(content[-commitfile.FOOTER_SIZE :])
-    header = commitfile.Header.decode(content[footer.header_offset :][: footer.header_length])
-    (view,) = header.declared.views.values()
-    encoded = replace(header, declared=header.declared._replace(views={name: view})).encode()
-    length = footer.header_offset + len(encoded) + commitfile.FOOTER_SIZE
-    footer = replace(footer, header_length=len(encoded), file_length=length, header_checksum=encoding.crc32c(encoded))
-    file.write_bytes(content[: footer.header_offset] + encoded + footer.encode())
-
-
 def test_a_name_of_a_strangers_header_never_comes_to_a_command_line(filled: txstore.Repository, tmp_path: Path) -> None:
     filled.views["sum"] = Reduce("a0", "x", "max", "sum")
     for number, name in enumerate(("", "-x", "*", "'", "a\nb", "$(touch touched)", "sum;touch${IFS}touched")):
         url = tmp_path / f"{number}.tx"
-        renamed_view(filled, url, name)
+        shutil.copytree(filled.url, url)
+        declare_unchecked(url, lambda views, name=name: {name: views["sum"]})
         for use in (txstore.Repository.head, txstore.Repository.log, txstore.Repository.snapshot):
             with pytest.raises(txstore.CorruptionError, match="name that none can have"):
                 use(txstore.Repository(url))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import shutil
 import signal
 import sys
 import threading
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.hostile import declare_unchecked
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from tests.views.workers import die_while_deriving, write_part
@@ -189,3 +192,66 @@ def test_no_function_of_a_repository_is_imported(repo: txstore.Repository) -> No
     with pytest.raises(ViewError):
         repo.views["v"] = Apply("antigravity:fly", ["image/0"], "v")
     assert "antigravity" not in sys.modules
+
+
+# --- headers of strangers
+
+
+def strange(repo: txstore.Repository, path: Path, change: Any) -> txstore.Repository:
+    """A copy whose view says something else."""
+    shutil.copytree(repo.url, path)
+    declare_unchecked(path, change)
+    return txstore.Repository(path)
+
+
+@pytest.mark.parametrize("rows", [2, 30])
+def test_views_derived_from_each_other_are_looked_at_once(repo: txstore.Repository, tmp_path: Path, rows: int) -> None:
+    """Each of two is derived from both above it, and, at last, the first ones from the last ones."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="a", shape=(4,), dtype="u1")
+        zarr.create_array(store, name="b", shape=(4,), dtype="u1")
+        store.views["v"] = Apply("m:f", ["a", "b"], "c", when="follow")
+
+    def change(views: Any) -> Any:
+        found = {}
+        for row in range(rows):
+            inputs = [f"{(row - 1) % rows}.{side}" for side in (0, 1)]
+            for side in (0, 1):
+                found[f"v{row}.{side}"] = views["v"] | {"when": "commit", "inputs": inputs, "to": f"{row}.{side}"}
+        return found
+
+    stranger = strange(repo, tmp_path / "stranger.tx", change)
+    assert stranger.views["v0.0"].is_current()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        Coarsen("long", to="out/{level}", factors=(2,)),
+        Reduce("time", "time", "mean", by="day", to="days"),
+        Reduce("long", "x", "mean", to="mean"),
+    ],
+    ids=["an output", "labels", "what one element depends on"],
+)
+def test_what_a_stranger_declares_costs_no_commit_to_elsewhere(
+    repo: txstore.Repository, tmp_path: Path, view: Any
+) -> None:
+    """And a commit to the array itself ends in a moment, be it refused."""
+    with repo.transaction() as store:
+        for name, length in (("small", 4), ("out/1", 4), ("days", 1), ("day", 1)):
+            zarr.create_array(store, name=name, shape=(length,), chunks=(1,), dtype="f8", dimension_names=["x"])
+        zarr.create_array(store, name="mean", shape=(), dtype="f8")
+        long = {"shape": (10**15,), "chunks": (1,), "dtype": "f8"}
+        zarr.create_array(store, name="long", **long, dimension_names=["x"])
+        units = {"units": "days since 2000-01-01"}
+        zarr.create_array(store, name="time", **long, dimension_names=["time"], attributes=units)
+        store.views["v"] = Coarsen("small", to="out/{level}", factors=(2,))
+    written = {"kind": view.kind, **view.as_dict()}
+    stranger = strange(repo, tmp_path / "stranger.tx", lambda _: {"v": written})
+    with stranger.transaction() as store:
+        zarr.open_array(store, path="small")[:] = 1
+    assert [commit.version for commit in stranger.log()] == [1, 0]
+    is_refused = isinstance(view, Reduce)
+    with pytest.raises(ViewError, match="at once") if is_refused else nullcontext(), stranger.transaction() as store:
+        zarr.open_array(store, path=view.sources[0])[0] = 1
+        zarr.open_array(store, path=view.sources[0]).resize((10**15 + 1,))

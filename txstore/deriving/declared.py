@@ -114,11 +114,12 @@ def distrust(views: Views, commit: DerivableCommit, updated: Collection[str], he
     return {
         name: encode(view, anew)
         for name, view in views.items()
-        if view.when == "follow" and name not in updated and any(_changes(commit, output) for output in view.outputs)
+        if view.when == "follow" and name not in updated and any(changes(commit, output) for output in view.outputs)
     }
 
 
-def _changes(commit: DerivableCommit, path: str) -> bool:
+def changes(commit: DerivableCommit, path: str) -> bool:
+    """Tell whether a commit changes an array."""
     return commit.clears_below(path) or commit.rewrites(path) or any(True for _ in commit.changed_below(path))
 
 

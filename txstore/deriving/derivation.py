@@ -25,7 +25,7 @@ from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.attributes import followed
 from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
 from txstore.deriving.commits import DerivableCommit, Value
-from txstore.deriving.declared import Reached, Views, ordered
+from txstore.deriving.declared import Reached, Views, changes, ordered
 from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
@@ -46,6 +46,9 @@ Affected = tuple[Chunk, Box]
 
 #: Chunks that are computed at once.
 _THREADS = min(8, os.cpu_count() or 1)
+#: Chunks that one commit makes of one output, and that one chunk of an output depends on, at most; and the bytes of
+#: those. An array says of itself how large it is: without a bound, one that is empty would keep a commit busy for ever.
+_MOST_CHUNKS, _MOST_BYTES = 1 << 20, 8 << 30
 #: Bytes of decoded chunks to keep: outputs whose chunks do not fit those of their inputs need one several times.
 _KEPT_BYTES = 64 << 20
 
@@ -56,9 +59,13 @@ def derive(views: Views, new: Collection[str], commit: DerivableCommit) -> None:
     Raises `ViewError`.
     """
     for name in ordered(views):
+        view = views[name]
+        # By induction the others hold, whatever their arrays say that they are: this commit reads nothing of them.
+        if name not in new and not any(changes(commit, path) for path in (*view.sources, *view.outputs)):
+            continue
         derivation = Derivation(commit, is_new=name in new)
         with _telling(name):
-            for stage in views[name].stages(derivation):
+            for stage in view.stages(derivation):
                 derivation.run(stage)
 
 
@@ -169,7 +176,7 @@ class Derivation:
         document = json.dumps({**output.document, "shape": list(stage.shape)}, indent=2)
         self._commit.put(output.key, document.encode())
         output, new = self._array(stage.output)
-        for chunk in grid.outside(stage.shape):
+        for chunk in _bounded(grid.outside(stage.shape), stage.output):
             if any(place >= axis.count for place, axis in zip(chunk, new.axes, strict=True)):
                 (key,) = grid.keys([chunk])
                 if key in self._commit:
@@ -208,7 +215,7 @@ class Derivation:
             or self._is_made_anew(stage.output)
             or any(map(self._is_made_anew, stage.inputs))
         ):
-            for chunk in grid.everything():
+            for chunk in _bounded(grid.everything(), stage.output):
                 yield chunk, _box_of(grid, chunk)
             return
         found: dict[Chunk, Box] = {}
@@ -216,7 +223,7 @@ class Derivation:
             inside = common(box, whole(grid.shape))
             if is_empty(inside):
                 continue
-            for chunk in grid.touched(slices(inside)):
+            for chunk in _bounded(grid.touched(slices(inside)), stage.output):
                 part = common(inside, _box_of(grid, chunk))
                 found[chunk] = around([found[chunk], part]) if chunk in found else part
         yield from sorted(found.items())
@@ -289,7 +296,9 @@ class _Region:
 
     def __init__(self, array: Described, grid: Grid, box: Box) -> None:
         self._array, self._grid, self._box = array, grid, box
-        self._chunks = [] if is_empty(box) else list(grid.touched(slices(box)))
+        if math.prod(shape_of(box)) * _dtype(array, grid).itemsize > _MOST_BYTES:
+            raise ValueError(f"it needs more than {_MOST_BYTES >> 30} GiB of {array.path!r} at once")
+        self._chunks = [] if is_empty(box) else list(_bounded(grid.touched(slices(box)), array.path))
         self.keys = list(grid.keys(self._chunks))
 
     def assembled(self, decoded: _DecodedChunks, values: Sequence[Value]) -> Array:
@@ -335,6 +344,14 @@ class _DecodedChunks:
     def _drop(self, key: str) -> None:
         if key in self._held:
             self._bytes -= self._held.pop(key).nbytes
+
+
+def _bounded(chunks: Iterable[Chunk], path: str) -> Iterator[Chunk]:
+    """Yield chunks of an array. Raises `ValueError` if there are more than a commit can work on."""
+    for number, chunk in enumerate(chunks):
+        if number == _MOST_CHUNKS:
+            raise ValueError(f"more than {_MOST_CHUNKS:,} chunks of {path!r} at once: drop the view, or let it follow")
+        yield chunk
 
 
 def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:

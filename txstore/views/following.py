@@ -127,8 +127,8 @@ def is_current(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapsho
     """Tell what `DeclaredView.is_current` does. `find` opens a commit; it may raise `CommitNotFoundError`."""
     views = declared.decode(snapshot.url, snapshot.declared.views)
     makers = {output: each for each, view in views.items() for output in view.outputs}
-    names = [name]
-    for each in names:  # those that make its sources, too, and so on
+    names, met = [name], {name}
+    for each in names:  # those that make its sources, too, and so on, each once
         if each not in views:
             return False
         view = views[each]
@@ -136,7 +136,9 @@ def is_current(name: str, snapshot: Snapshot, find: Callable[[CommitAt], Snapsho
             old = _derived_from(each, snapshot, find)
             if old is None or _have_changed(view, old, snapshot):
                 return False
-        names += [makers[path] for path in view.sources if path in makers]
+        above = dict.fromkeys(makers[path] for path in view.sources if path in makers)
+        names += [other for other in above if other not in met]
+        met.update(above)
     return True
 
 
