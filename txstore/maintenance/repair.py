@@ -104,8 +104,8 @@ class _Repairer:
         commits = open_commits(self.storage)
         for branch in _living(commits):
             self._repair_ends(commits, branch)
-            self._give_up_lost(branch)
             self.lost += make_one_line(self.storage, self._files, branch)
+            self._give_up_lost(branch)
         commits = open_commits(self.storage)
         self._repair_packs(commits)
         self._drop_torn_commits()

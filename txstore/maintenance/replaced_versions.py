@@ -16,6 +16,7 @@ from typing import NamedTuple
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
+from txstore.format.records import HeadCache
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
 from txstore.maintenance.reachable import living_branches
@@ -56,6 +57,7 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
     storage.check_creation(waits=True)
     line.restore()
     line.tell_of_dropped()
+    line.tell_of_named()
     for version, commit_id in stops:
         line.tell_of(commit_id, version, "a process has found that it may have lost its place")
     line.drop_tags()
@@ -77,6 +79,7 @@ class _Line:
         self._oldest_kept = self._commits.oldest_kept.of(branch)
         self._told: set[bytes] = set()
         self._dropped: list[Stored] = []
+        self._named: HeadCache | None = None  # what the head cache named
 
     def has_doubles(self) -> bool:
         """Tell whether any version held several commits."""
@@ -183,8 +186,10 @@ class _Line:
                 raise
 
     def _write_head_cache(self) -> None:
-        self.storage.delete(names.head_cache_path(self._branch))  # it may name a commit that has lost its place
         commits = open_commits(self.storage)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            self._named = commits.head_caches.read(self._branch)
+        self.storage.delete(names.head_cache_path(self._branch))  # it may name a commit that has lost its place
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
             commits.head_caches.write_of_copy(head)
@@ -208,6 +213,11 @@ class _Line:
             header = stored.header
             if header.parent_id != encoding.NO_ID and header.fork is None:
                 self.tell_of(header.parent_id, header.version - 1, "all that is known is that another one followed it")
+
+    def tell_of_named(self) -> None:
+        """Report the commit that the head cache named, if it is not in the history: nothing else may know of it."""
+        if self._named is not None:
+            self.tell_of(self._named.commit_id, self._named.version, "the head cache named it")
 
     def drop_tags(self) -> None:
         """Move away the tags of commits that are lost."""

@@ -159,6 +159,10 @@ def test_a_commit_is_not_acknowledged_that_may_have_taken_anothers_place(place, 
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError, match=rf"into version 1.*{CAUSE}.*verify\(repair=True\)") as told:
         late.commit()
+    place.write_head_caches()
+    with pytest.raises(txstore.CorruptionError, match=f"{taken.id} was durable in this version and is not there"):
+        place.messages()
+    place.delete_head_cache()
     assert place.messages() == ["begin", "late"]
     for repo in (second, third):
         with pytest.raises(OSError, match=STOPPED):
@@ -239,11 +243,12 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     place.create_exclusively()
     with pytest.raises(txstore.CorruptionError, match="another one has its place"):
         commit(first, "refused")
+    place.write_head_caches()
     report = place.open().verify(repair=True)
     assert any("only the present files were looked at" in each.action for each in report.repairs)
     assert place.messages() == ["begin", "late"]
     assert place.open().verify().faults == []
-    assert lost_of(report) == set(), "nobody has told of it since the server was asked again"
+    assert lost_of(report) == {taken.id}, "the head cache named it"
     assert taken.id not in {each.id for each in place.open().log()}
 
 
@@ -519,7 +524,11 @@ def test_what_was_made_on_top_of_a_dead_committers_is_kept(place, trusting):
     first = place.open()
     commit(first, "begin")
     taken = replaced_by_the_dead(place, first)
+    place.write_head_caches()
     third = place.open()
+    with pytest.raises(txstore.CorruptionError, match=f"{taken.id} was durable in this version and is not there"):
+        commit(third, "refused")
+    place.delete_head_cache()
     commit(third, "more")
     commit(third, "and more")
     assert lost_of(place.open().verify(repair=True)) == {taken.id}
