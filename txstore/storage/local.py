@@ -27,7 +27,7 @@ from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache, PieceMemory
-from txstore.storage.permissions import Sharing
+from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
 from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.tree import Tree, real_path
 
@@ -215,7 +215,7 @@ class LocalStorage:
 
     def create(self, path: str, *, at_most: int = 0o777) -> StagedFile:
         while True:
-            descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most)
+            descriptor = self._tree.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666 & at_most & ~OTHERS_MAY_WRITE)
             try:
                 number = descriptor.fileno()
                 self._sharing.share_file(number, at_most)

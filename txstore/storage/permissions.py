@@ -2,7 +2,7 @@
 
 New files and directories take the permission bits of the root, whatever the umask of the creating process. A root of
 mode 2775 gives directories of mode 2775 and files of mode 664; the bit 2000 gives them the group of the root. If only
-the owner may write the root, the umask decides, as everywhere else.
+the owner may write the root, nobody else may write what is below it, and the umask decides the rest.
 
 A user who may open a file may lock it, and make all writers wait. So users who may not write the root have no
 permission for files that are locked: lock files, and all files below `.staging/`. The exception is `locks/pins`:
@@ -20,7 +20,8 @@ import time
 from txstore.format import names
 from txstore.storage.tree import Tree
 
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: Nothing is created with these bits, whatever the umask: `Sharing` gives them, where the root has them.
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 #: How many times, and how long in seconds, a process waits until another user's new directory has its bits. That is
 #: quick, but on a busy machine any process may stop for seconds.
 _LOOKS, _PAUSE = 1000, 0.01
@@ -46,7 +47,7 @@ class Sharing:
             except FileNotFoundError:
                 return 0  # it is yet to be created
             # Not the sticky bit: others move orphans aside, and delete what dead processes had staged.
-            self._known = mode & (stat.S_ISGID | 0o777) if mode & _OTHERS_MAY_WRITE else 0
+            self._known = mode & (stat.S_ISGID | 0o777) if mode & OTHERS_MAY_WRITE else 0
         return self._known
 
     @property
@@ -66,7 +67,7 @@ class Sharing:
             at_most &= self.writers
         bits = self._bits() & (stat.S_ISGID | at_most)
         if not bits:
-            self._tree.make_directory(path, at_most)
+            self._tree.make_directory(path, at_most & ~OTHERS_MAY_WRITE)
         elif path == names.STAGING:
             self._make_staging(bits)
         elif self._is_there(path):
@@ -110,7 +111,7 @@ class Sharing:
                 if status.st_uid == os.geteuid():  # a process of ours died before it had shared it, or is about to
                     self._share(names.STAGING, bits)
                     break
-                if not missing & _OTHERS_MAY_WRITE:  # the others are never given, for example by some file systems
+                if not missing & OTHERS_MAY_WRITE:  # the others are never given, for example by some file systems
                     break
                 time.sleep(_PAUSE)
             raise

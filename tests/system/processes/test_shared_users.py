@@ -128,14 +128,18 @@ def test_what_is_created_takes_the_bits_of_a_shared_root(folder, mode, umask):
     assert stat.S_IMODE(root.stat().st_mode) == mode
 
 
-@pytest.mark.parametrize(("umask", "files", "directories"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700)])
+@pytest.mark.parametrize(
+    ("umask", "files", "directories"),
+    [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o002, 0o644, 0o755), (0o007, 0o640, 0o750), (0o000, 0o644, 0o755)],
+)
 @pytest.mark.parametrize("mode", [0o755, 0o700, 0o2755])
-def test_under_any_other_root_the_umask_decides(folder, mode, umask, files, directories):
+def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, files, directories):
+    """But nobody who may not write the root may write below it."""
     root = make_root(folder, mode)
 
     def write() -> None:
-        with txstore.Repository(root).begin() as transaction:
-            transaction["a"] = b"1"
+        with txstore.Repository(root).transaction() as store, store.lock("a"):
+            store["a"] = b"1"
 
     run_as(ALICE, write, umask=umask)
     setgid = mode & 0o2000  # which the system passes on
