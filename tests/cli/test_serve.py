@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import txstore
+from tests.waiting import wait_until
 from txstore.cli.main import app
 from txstore.serving.server import Server
 
@@ -63,3 +68,18 @@ def test_no_command_line_has_the_token(url: str, monkeypatch: pytest.MonkeyPatch
     assert told["token"] not in opened
     assert f"url={told['url']}" in content
     assert not Path(urlsplit(opened).path).exists()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_signal_leaves_the_file_of_the_browser(url: str, tmp_path: Path, ending: signal.Signals) -> None:
+    browser, temporary, opened = (tmp_path / name for name in ("browser", "temporary", "opened"))
+    temporary.mkdir()
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new && mv {opened}.new {opened}\n')
+    browser.chmod(0o755)
+    environment = {**os.environ, "BROWSER": f"{browser} %s", "TMPDIR": str(temporary)}
+    command = [sys.executable, "-m", "txstore", "serve", url, "--port", "0", "--open"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        wait_until(opened.exists)
+        assert [f"file://{path}" for path in temporary.glob("*.html")] == opened.read_text().split()
+        process.send_signal(ending)
+    assert list(temporary.glob("*.html")) == []

@@ -19,6 +19,7 @@ from tests.cli.test_hostile import KEY, SECRET, WITH_SECRETS, no_secret_in, quic
 from txstore.errors import SourceError
 from txstore.interchange.concealing import concealed
 from txstore.interchange.manifests import is_manifest
+from txstore.serving.page_files import put_page
 from txstore.storage.foreign_values import canonical
 from txstore.storage.objects.errors import Secrets
 
@@ -78,6 +79,8 @@ def bridges(repo: txstore.Repository, url: str, **options: Any) -> dict[str, Cal
         "a template": lambda: repo.import_references(template, "new"),
         "look whether it is a manifest": lambda: is_manifest(url, options.get("storage_options")),
         "export": lambda: repo.export(url, **options),
+        "page": lambda: put_page(url, options=options.get("storage_options")),
+        "sources": lambda: txstore.Repository(repo.url, sources=[url]).import_references(manifest, "new"),
         "publish": lambda: repo.publish(url, **options),
         "follow": lambda: repo.publish(url, follow=True, timeout=0, **options),
         "references as JSON": lambda: repo.references(url + ".json", tag="v1", **options),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +121,21 @@ def redirecting_to(address: str) -> Iterator[Path]:
 
     All users see the browser's command line, so the token must not be part of it.
     """
-    with tempfile.NamedTemporaryFile("w", prefix="txstore-", suffix=".html", encoding="ascii") as file:
+    with (
+        _ended_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP),
+        tempfile.NamedTemporaryFile("w", prefix="txstore-", suffix=".html", encoding="ascii") as file,
+    ):
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
         file.flush()
         yield Path(file.name)
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
+    """Let signals raise `KeyboardInterrupt` while the block runs, so that what it has made is deleted."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -155,7 +155,7 @@ def _decoded(address: str, quoted: str) -> str:
 
 def _has_user(scheme: str, host: str, path: str) -> bool:
     if "@" not in host:  # unless the password has a slash
-        return "@" in path and re.search(r":(?!\d*$)", host.rpartition("]")[2]) is not None
+        return "@" in path and (not host or re.search(r":(?!\d*$)", host.rpartition("]")[2]) is not None)
     # Before the account of Azure there may be a container.
     return ":" in host.rpartition("@")[0] or scheme not in ("abfs", "abfss", "az")
 
@@ -165,7 +165,7 @@ def _shown(address: str) -> str:
     plain = address[: 2 * _SHOWN_MOST]
     for _ in range(_DECODED_AT_MOST):
         plain = unquote(plain)
-    shown = public(_CONTROL.sub("", plain))
+    shown = re.sub("://.*@", "://", public(_CONTROL.sub("", plain)))  # wherever its user ends
     return shown if len(shown) <= _SHOWN_MOST else shown[:_SHOWN_MOST] + "..."
 
 

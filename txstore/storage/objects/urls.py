@@ -186,7 +186,8 @@ def _without_user(url: str) -> str:
     host, slash, path = rest.partition("/")
     if "@" in host:
         host = host.rpartition("@")[2]
-    elif re.search(r":(?!\d*$)", host) and "@" in path:  # no port, so a password, with a slash in it
+    elif "@" in path and scheme not in LOCAL and (not host or re.search(r":(?!\d*$)", host)):
+        # No port, so a password, with a slash in it; or there is a slash too many.
         host, slash, path = path.rpartition("@")[2].partition("/")
     return f"{scheme}://{host}{slash}{path}"
 
