@@ -435,6 +435,17 @@ def test_readers_and_transactions_are_waited_for(repo: txstore.Repository) -> No
     assert leaks(repo.url, *study.rows) == []
 
 
+@pytest.mark.parametrize("chunks", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_rows_of_many_chunks(repo: txstore.Repository, chunks: int) -> None:
+    """All new values of a pack are written by one call, which passes on more parts than the system takes at once."""
+    data = secret(2 * chunks).reshape(2, chunks)
+    with repo.transaction() as store:
+        array_of(store, "v", data, ["patient", "x"], (2, 1))
+    assert repo.erase("v", {"patient": 1}, positions=True).values == chunks
+    found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]
+    assert np.array_equal(found, [data[0], np.zeros(chunks)])
+
+
 def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:
     Study(repo)
     with repo.transaction("frozen") as store:

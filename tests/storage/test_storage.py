@@ -251,6 +251,14 @@ def test_a_write_that_the_system_cuts_short_goes_on(storage, monkeypatch):
     file.close()
 
 
+def test_more_parts_than_the_system_takes_at_once(storage):
+    parts = [number.to_bytes(2, "little") for number in range(10_000)]
+    file = storage.create(".staging/x")
+    file.write(1, parts)
+    assert file.read(1, 20_000) == b"".join(parts)
+    file.close()
+
+
 def test_a_device_that_takes_nothing_more(storage, monkeypatch):
     monkeypatch.setattr(os, "pwritev", lambda *_: 0)
     monkeypatch.setattr(os, "pwrite", lambda *_: 0)

@@ -401,6 +401,8 @@ _BLANKED = 1 << 20
 _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 #: How often, and how long in seconds, a file with two names is looked at until it is not taken for one in the making.
 _LOOKS, _PAUSE = 10, 0.001
+#: How many parts a vectored write takes; the standard promises 16.
+_MOST_PARTS = max(os.sysconf("SC_IOV_MAX"), 16)
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
@@ -544,13 +546,14 @@ def _read_fully(descriptor: int, offset: int, length: int) -> bytes:
 
 
 def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
-    total = sum(memoryview(part).nbytes for part in parts)
-    written = os.pwritev(descriptor, parts, offset)
-    if written == total:
-        return
-    rest = memoryview(b"".join(parts))[written:]
-    while rest:
-        written = os.pwrite(descriptor, rest, offset + total - len(rest))
-        if not written:
-            raise OSError(errno.EIO, "nothing could be written")
-        rest = rest[written:]
+    for first in range(0, len(parts), _MOST_PARTS):
+        some = parts[first : first + _MOST_PARTS]
+        end = offset + sum(memoryview(part).nbytes for part in some)
+        offset += os.pwritev(descriptor, some, offset)
+        rest = memoryview(b"".join(some))[offset - end :] if offset < end else memoryview(b"")
+        while rest:
+            written = os.pwrite(descriptor, rest, offset)
+            if not written:
+                raise OSError(errno.EIO, "nothing could be written")
+            offset += written
+            rest = rest[written:]
