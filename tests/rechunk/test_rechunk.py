@@ -501,3 +501,55 @@ def test_any_path(repo):
         zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
     repo.rechunk(path, chunks=7)
     assert zarr.open_array(repo.snapshot(), path=path, mode="r").chunks == (7,)
+
+
+@pytest.mark.parametrize("has_commits", [False, True])
+def test_a_branch_of_the_user_with_that_name(repo, has_commits):
+    data = written(repo, np.arange(20), chunks=(5,))
+    repo.branches["rechunk-x"] = repo.head()
+    if has_commits:
+        with repo.transaction("of the user", branch="rechunk-x") as store:
+            zarr.open_array(store, path="x")[0] = 100
+    mine = repo.branches["rechunk-x"]
+    with pytest.raises(txstore.TransactionStateError, match="another name=") as caught:
+        repo.rechunk("x", chunks=(7,))
+    assert not any("To drop it" in note for note in caught.value.__notes__)
+    assert repo.branches["rechunk-x"] == mine
+    assert repo.rechunk("x", chunks=(7,), name="mine") is not None
+    assert repo.branches["rechunk-x"] == mine
+    assert is_equal(read(repo)[:], data)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda repo: repo.freeze("published", branch="rechunk-x"),
+        lambda repo: repo.optimize(branch="rechunk-x"),
+        lambda repo: repo.transaction("of another array", branch="rechunk-x"),
+    ],
+)
+def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
+    data = written(repo, np.arange(100), chunks=(3,))
+    with pytest.raises(InterruptedError_):
+        repo.rechunk("x", chunks=(7,), progress=lambda done, total: interrupt_at(0)(1, 1) if done > part * total else 0)
+    newest = repo.branches["rechunk-x"]
+    made = what(repo)
+    if isinstance(made, txstore.TxStore):
+        with made as store:
+            zarr.create_array(store, name="y", data=data)
+    assert repo.branches["rechunk-x"] != newest
+    assert repo.rechunk("x", chunks=(7,)) is not None
+    assert is_equal(read(repo)[:], data)
+    assert list(repo.branches) == ["main"]
+
+
+def test_another_commit_has_changed_the_copy(repo):
+    written(repo, np.arange(100), chunks=(3,))
+    with pytest.raises(InterruptedError_):
+        repo.rechunk("x", chunks=(7,), progress=interrupt_at(1))
+    with repo.transaction("by mistake", branch="rechunk-x") as store:
+        zarr.open_array(store, path="x")[0] = 100
+    with pytest.raises(txstore.TransactionStateError, match="delete the branch 'rechunk-x'"):
+        repo.rechunk("x", chunks=(7,))
+    assert read(repo).chunks == (3,)

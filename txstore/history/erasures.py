@@ -7,10 +7,13 @@ from datetime import datetime, timedelta
 
 from txstore.commit import EPOCH
 from txstore.format.display import html_head
-from txstore.format.keys import directory_prefix
+from txstore.format.keys import directory_prefix, is_related
 from txstore.format.records import ErasureRecord
 from txstore.segments.replaced import read_records
 from txstore.storage.interface import Storage
+
+#: The property of the commits in which a rechunk keeps its copy of an array, and how far it is. It names the path.
+RECHUNK = "rechunk"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,6 +66,19 @@ class Erasure:
 def read_erasures(storage: Storage) -> list[Erasure]:
     """Return all erasures, also interrupted ones, oldest first. Raises `CorruptionError`."""
     return [as_erasure(record) for record in read_records(storage)]
+
+
+def last_met(storage: Storage, branch: str, path: str) -> int | None:
+    """Return the last version of a branch, by its id, that an erasure at, above or below a path was about.
+
+    None: while the branch was there, there was no such erasure.
+    """
+    found = [
+        record.until[branch]
+        for record in read_records(storage)
+        if branch in record.until and any(is_related(path, each) for each in record.paths)
+    ]
+    return max(found, default=None)
 
 
 def as_erasure(record: ErasureRecord) -> Erasure:

@@ -119,6 +119,7 @@ class Verifier:
         deque(self._storage.dispatch.each(operator.call, checks), maxlen=0)
         for branch in branches:
             history.check_chain(branch)
+            history.check_kept_aside(branch)
         for place in history.named - history.ids.keys():
             if (stored := history.read_quietly(place)) is not None:
                 history.ids[place] = stored.header.id  # a vacuum has kept it; damage is reported with its name

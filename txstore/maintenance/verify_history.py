@@ -9,6 +9,7 @@ from txstore.commit import MAIN, Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
 from txstore.history.commits import Commits
+from txstore.history.erasures import RECHUNK, last_met
 from txstore.history.heads import check_not_lost
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
@@ -113,6 +114,25 @@ class HistoryCheck:
                 self._faults.add(
                     Fault(path, "it does not follow the commit that its branch begins behind", part="link")
                 )
+
+    def check_kept_aside(self, branch: str) -> None:
+        """Report a rechunk that has gone on after an erasure of its array: its copy may be of values from before."""
+        try:
+            head = self._commits.head(branch)
+            told = None if head is None else head.header.properties.get(RECHUNK)
+            path = told.get("path") if isinstance(told, dict) and "pieces" in told else None
+            if head is None or not isinstance(path, str):
+                return
+            last = last_met(self._commits.storage, branch, path)
+        except (TxStoreError, OSError):
+            return  # reported at its own place
+        if last is not None and head.header.branch == branch and head.header.version > last:
+            name = self._commits.branches.name_of(branch)
+            reason = (
+                f"the branch {name!r} has a copy of {path!r} that a rechunk makes, perhaps with values that were erased "
+                "meanwhile: repeat the rechunk, which begins anew, or delete the branch; then vacuum"
+            )
+            self._faults.add(Fault(head.path, reason, part="erasure"))
 
     def _check_merged(self, stored: Stored) -> None:
         """Report a merge whose other parent is missing, although no vacuum expired it."""

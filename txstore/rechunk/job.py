@@ -3,6 +3,10 @@
 The copy is made from the commit at which the branch starts, so a vacuum keeps both. Each commit of the branch says how
 far the copy is: the same call continues it. Then the elements that others have changed since are copied again, on the
 branch as long as they are many; the rest in the commit that puts the copy, by reference, in the place of the array.
+
+All that is copied lies below the path of the array, on a branch, where an erasure of the array, or of rows of it, finds
+it (I12). A step keeps the commit that it copies pinned until it has committed, so an erasure waits for it. After an
+erasure the job begins anew: nothing that was read before it is committed any more.
 """
 
 from __future__ import annotations
@@ -20,10 +24,18 @@ import zarr
 
 from txstore.commit import MAIN, Commit
 from txstore.engine import Position
-from txstore.errors import ConflictError, NodeNotFoundError, SnapshotExpiredError, TransactionStateError
+from txstore.errors import (
+    ConflictError,
+    NodeNotFoundError,
+    SnapshotExpiredError,
+    TransactionStateError,
+    TxStoreError,
+)
 from txstore.format import names
 from txstore.format.constraints import Complete, Fixed, Frozen
 from txstore.format.keys import document_key
+from txstore.history.changes import changed
+from txstore.history.erasures import RECHUNK, last_met
 from txstore.history.snapshot import Snapshot
 from txstore.labels.grids import chunk_prefix, documents
 from txstore.progress import Progress
@@ -36,16 +48,20 @@ from txstore.store import TxStore
 
 _log = logging.getLogger(__name__)
 
-#: Key of the job's state in the properties of its commits.
-PROPERTY = "rechunk"
-#: The array of the grid between, on the branch of the job.
+#: The array of the grid between, on the branch of the job: below the path of the array, where an erasure reaches it.
 _BETWEEN = "rechunk.between"
+#: Behind the name of the job's branch until its first commit says whose branch it is.
+_NEW = ".new"
 #: Parts of `max_memory`: the elements of all pieces that are copied at once, since encoded chunks need memory, too; and
 #: those after which a commit says how far the copy is, since files stay mapped until then.
 _SHARE, _COMMITTED = 3, 2
 #: What others have changed is copied on the branch first, until it is less than this: bytes of elements.
 _FEW = 16 << 20
 _WORKERS = 2
+
+
+class _ErasedError(TxStoreError):
+    """An erasure has met the job, which begins anew. Internal."""
 
 
 class _OtherGridError(Exception):
@@ -71,7 +87,7 @@ class _JobState:
 
     @classmethod
     def of(cls, commit: Commit) -> _JobState:
-        told = commit.properties[PROPERTY]
+        told = commit.properties[RECHUNK]
         version, commit_id = told["since"]
         return cls(**{**told, "since": (version, commit_id)})
 
@@ -95,7 +111,7 @@ def rechunk(
     path = path.strip("/")
     if max_memory < 1 or (workers is not None and workers < 1):
         raise ValueError(f"max_memory={max_memory!r}, workers={workers!r}: give 1 or more")
-    work = f"rechunk-{name or re.sub(r'[^A-Za-z0-9_-]+', '-', path)[:90]}".rstrip("-")
+    work = f"rechunk-{name or re.sub(r'[^A-Za-z0-9_-]+', '-', path)[:88]}".rstrip("-")
     job = RechunkJob(repo, path, work, branch, max_memory, workers or _WORKERS, progress)
     try:
         return job.run(chunks, shards, compressors, message, timeout)
@@ -124,15 +140,20 @@ class RechunkJob:
         self._repo = repo
         self._engine = repo.engine
         self._path = path
+        self._between = f"{path}/{_BETWEEN}".strip("/")
         self._work = work
+        self._on = work  # the name that the branch of the job has now
         self._branch = branch
         self._room = max(1, max_memory // _SHARE // workers)
         self._committed = max_memory // _COMMITTED
         self._workers = workers
         self._progress = progress
         self.has_begun = False  # whether the branch of the job exists
+        self._branch_id: str
+        self._start: Commit  # that is copied
         self._keeps_empty = False  # whether every chunk has to be stored
         self._newest: Commit  # of the branch, as far as this process knows
+        self._told: Commit  # that says how far the job is: this one, or one below
         self._state: _JobState
         self._target: ArrayForm
 
@@ -144,7 +165,24 @@ class RechunkJob:
         message: str | None,
         timeout: float,
     ) -> Commit | None:
-        start = self._start()
+        while True:
+            try:
+                return self._run(chunks, shards, compressors, message, timeout)
+            except TxStoreError:
+                if not self._has_met_erasure():
+                    raise
+            _log.info("%s: the rechunk of %r begins anew, after an erasure", self._engine.url, self._path)
+            self._drop()
+
+    def _run(
+        self,
+        chunks: int | Sequence[int] | None,
+        shards: int | Sequence[int] | None,
+        compressors: Any,
+        message: str | None,
+        timeout: float,
+    ) -> Commit | None:
+        self._start = start = self._copied()
         with reading(self._engine, start) as snapshot:
             array_at(snapshot, self._path)
             array = open_array(TxStore.at(self._engine, snapshot), self._path)
@@ -156,24 +194,34 @@ class RechunkJob:
             del array
         if documents(self._target.metadata(metadata)) == documents(metadata):
             return None
-        self._begin_or_continue(start, metadata)
+        if self.has_begun:
+            self._check_form()
+        else:
+            self._begin(metadata)
         made = self._made()
         if made is None:
-            self._copy(start, metadata)
-            made = self._finish(start, message or f"rechunk {self._path} to {_shown(self._target)}", timeout)
-        with suppress(KeyError):  # another process that did the same has deleted it
-            del self._repo.branches[self._work]
-        self.has_begun = False
+            self._copy(metadata)
+            made = self._finish(message or f"rechunk {self._path} to {_shown(self._target)}", timeout)
+        self._drop()
         return made
+
+    def _drop(self) -> None:
+        with suppress(KeyError):  # another process that did the same has deleted it
+            del self._repo.branches[self._on]
+        self.has_begun = False
 
     # --- beginning
 
-    def _start(self) -> Commit:
+    def _copied(self) -> Commit:
         """Return the commit that is copied: where the branch of the job starts, or the head if there is none yet."""
+        with suppress(KeyError):  # it is left if a process was killed while it began: that one has copied nothing
+            del self._repo.branches[self._work + _NEW]
         if self._work in self._repo.branches:
-            self.has_begun = True
+            self._on = self._work
+            self._branch_id = self._engine.branch(self._work)
+            self._newest, self._told = self._look()
             commits = self._engine.commits
-            fork = commits.branches.fork(self._engine.branch(self._work))
+            fork = commits.branches.fork(self._branch_id)
             stored = None if fork is None else commits.files.at(fork.branch, fork.version)
             assert stored is not None  # a vacuum keeps the commit at which a branch starts
             return stored.commit
@@ -182,17 +230,13 @@ class RechunkJob:
             raise NodeNotFoundError(self._path, "array", "absent")
         return head
 
-    def _begin_or_continue(self, start: Commit, metadata: Any) -> None:
+    def _begin(self, metadata: Any) -> None:
+        """Make the branch of the job. It has its name from when a commit on it says that it is the job's."""
         planned = plan(read_axes(metadata), self._target.written, element_size(metadata), self._room)
-        if not self.has_begun:
-            self._repo.branches[self._work] = start
-            self.has_begun = True
-        newest = self._repo.branches[self._work]
-        self._newest = newest
-        if newest.branch == self._work:
-            self._continue(newest)
-            return
-        self._state = _JobState(
+        start, self._on = self._start, self._work + _NEW
+        self._repo.branches[self._on] = self._newest = start
+        self._branch_id = self._engine.branch(self._on)
+        state = _JobState(
             id=os.urandom(16).hex(),
             path=self._path,
             branch=self._branch,
@@ -203,15 +247,46 @@ class RechunkJob:
         if planned.between is not None:
             _log.info("%s: %r is rechunked in two passes, with %s between", self._engine.url, self._path, planned)
         try:
-            self._set_up(metadata, planned)
-        except BaseException:
-            if self._repo.branches[self._work].branch != self._work:  # nothing was copied that could be continued
-                del self._repo.branches[self._work]
-                self.has_begun = False
+            self._set_up(metadata, planned, state)
+            self._repo.branches.rename(self._on, self._work)
+        except BaseException:  # nothing was copied that could be continued
+            self._drop()
             raise
+        self._on = self._work
+        self.has_begun = True
 
-    def _continue(self, newest: Commit) -> None:
-        self._state = _JobState.of(newest)
+    def _look(self) -> tuple[Commit, Commit]:
+        """Return the newest commit of the branch, and the newest one that says how far the job is.
+
+        Those above that one have done something else: an `optimize` of all branches, or a freeze.
+        """
+        newest, told = self._repo.branches[self._on], None
+        for commit in self._repo.log(self._on):
+            if commit.branch != self._on:
+                break
+            if RECHUNK in commit.properties:
+                told = commit
+                break
+        if told is None:
+            raise TransactionStateError(
+                f"the branch {self._on!r} does not say that it is of a rechunk: give this call another name=, or rename "
+                "or delete that branch",
+                state="open",
+            )
+        if not self.has_begun:
+            self._state = _JobState.of(told)
+            self.has_begun = True
+        if told.id != newest.id:
+            with reading(self._engine, told) as before, reading(self._engine, newest) as after:
+                if next(changed(before, after, self._path), None) is not None:
+                    raise TransactionStateError(
+                        f"{newest} has changed what was copied of {self._path!r}. If that is an erasure, wait for its "
+                        f"end, then repeat this call. Otherwise delete the branch {self._on!r}, and begin again",
+                        state="open",
+                    )
+        return newest, told
+
+    def _check_form(self) -> None:
         wanted = self._path, self._branch, self._target.as_dict()
         if (self._state.path, self._state.branch, self._state.form) != wanted:
             raise TransactionStateError(
@@ -220,9 +295,23 @@ class RechunkJob:
                 state="open",
             )
 
-    def _set_up(self, metadata: Any, planned: CopyPlan) -> None:
+    # --- erasures
+
+    def _has_met_erasure(self) -> bool:
+        return (
+            self.has_begun
+            and self._state.path == self._path
+            and last_met(self._engine.storage, self._branch_id, self._path) is not None
+        )
+
+    def _check_erasures(self) -> None:
+        """Look before each commit: what was read before an erasure must not be committed after it."""
+        if self._has_met_erasure():
+            raise _ErasedError(f"an erasure has met the rechunk of {self._path!r}")
+
+    def _set_up(self, metadata: Any, planned: CopyPlan, state: _JobState) -> None:
         """Make the new array on the branch, without any chunk."""
-        with self._step("begin", self._state) as store:
+        with self._step("begin", state) as store:
             # These look at what no commit of the branch changes, or at what only the last one is to keep.
             for name, constraint in dict(store.constraints).items():
                 if not isinstance(constraint, Fixed | Frozen):
@@ -230,7 +319,7 @@ class RechunkJob:
             store.delete_dir_sync(self._below(chunk_prefix(metadata)))
             _set_documents(store, self._path, self._target.metadata(metadata))
             if planned.between is not None:
-                _set_documents(store, _BETWEEN, between(metadata, planned.between, self._target).metadata(metadata))
+                _set_documents(store, self._between, between(metadata, planned.between, self._target).metadata(metadata))
 
     def _below(self, name: str) -> str:
         return f"{self._path}/{name}".strip("/")
@@ -240,27 +329,31 @@ class RechunkJob:
     @contextmanager
     def _step(self, what: str, state: _JobState) -> Iterator[TxStore]:
         """Commit what the block does to the branch; from then on, `state` is the state."""
-        message, properties = f"rechunk {self._path}: {what}", {PROPERTY: asdict(state)}
-        if self._work not in self._repo.branches:
+        message, properties = f"rechunk {self._path}: {what}", {RECHUNK: asdict(state)}
+        if self._on not in self._repo.branches:
             self.has_begun = False
             raise TransactionStateError(
                 f"the branch {self._work!r} is gone: another process has done this rechunk, or dropped what was copied",
                 state="ended",
             )
-        with self._repo.transaction(message, branch=self._work, properties=properties) as store:
+        with (
+            reading(self._engine, self._start),  # an erasure waits until what was read is committed, and finds it there
+            self._repo.transaction(message, branch=self._on, properties=properties) as store,
+        ):
             base = store.base
-            if base is None or base.id != self._newest.id:
+            if base is None or (base.id != self._newest.id and self._look()[1].id != self._told.id):
                 raise TransactionStateError(
                     f"another process rechunks {self._path!r}, and has committed to the branch {self._work!r}: let it, "
                     "or give this call another name=",
                     state="open",
                 )
             yield store
+            self._check_erasures()
             made = store.commit()
         assert made is not None  # it has a message
-        self._newest, self._state = made, state
+        self._newest, self._told, self._state = made, made, state
 
-    def _copy(self, start: Commit, metadata: Any) -> None:
+    def _copy(self, metadata: Any) -> None:
         planned = CopyPlan.from_dict(self._state.plan)
         size, last = element_size(metadata), len(planned.pieces) - 1
         nbytes = math.prod(metadata.shape) * size
@@ -273,9 +366,9 @@ class RechunkJob:
                 at += len(group)
                 # The grid between is complete, and in each later commit. The first of these may be expired by now.
                 source = (
-                    CopySource(self._engine, self._newest, _BETWEEN)
+                    CopySource(self._engine, self._newest, self._between)
                     if number
-                    else CopySource(self._engine, start, self._path)
+                    else CopySource(self._engine, self._start, self._path)
                 )
                 state = replace(self._state, pieces=at)
                 if at == len(boxes):
@@ -283,7 +376,7 @@ class RechunkJob:
                 with self._step(f"{at} of {len(boxes)} pieces of pass {number + 1}", state) as store:
                     self._drop_constraints(store)
                     target = open_array(
-                        store, self._path if number == last else _BETWEEN, keeps_empty=self._keeps_empty
+                        store, self._path if number == last else self._between, keeps_empty=self._keeps_empty
                     )
 
                     def tell(copied: Sequence[Box]) -> None:
@@ -293,7 +386,7 @@ class RechunkJob:
 
                     copy_pieces(source, target, group, workers=self._workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
-                        store.delete_dir_sync(_BETWEEN)
+                        store.delete_dir_sync(self._between)
 
     def _tell(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -306,13 +399,13 @@ class RechunkJob:
 
     # --- the end
 
-    def _finish(self, start: Commit, message: str, timeout: float) -> Commit:
+    def _finish(self, message: str, timeout: float) -> Commit:
         """Bring the copy up to date, and put it in the place of the array. The branch of the job is left."""
         before = math.inf
         while True:
             head = self._repo.head(self._branch)
             assert head is not None  # the job began with one
-            with self._changed(start, head) as (array, regions):
+            with self._changed(head) as (array, regions):
                 left = bytes_of(regions, element_size(array.metadata))
                 if left <= _FEW or left > before / 2:  # if it gets no less, others change as fast as this copies
                     break
@@ -325,12 +418,13 @@ class RechunkJob:
 
         def swap(store: TxStore) -> None:
             assert store.base is not None  # the array is there
-            with self._changed(start, store.base) as (array, regions), reading(self._engine, self._newest) as copied:
+            with self._changed(store.base) as (array, regions), reading(self._engine, self._newest) as copied:
                 below = self._below(chunk_prefix(array.metadata))
                 if store.mapping.has_keys_below(below) or copied.has_keys_below(below):
                     store.restore(below, at=self._newest)
                 _set_documents(store, self._path, open_array(TxStore.at(self._engine, copied), self._path).metadata)
                 self._bring_up(store, array, regions)
+            self._check_erasures()
 
         def swap_once(store: TxStore) -> None:
             try:
@@ -338,7 +432,7 @@ class RechunkJob:
             except ConflictError as conflict:  # the array has another grid: `run` would try again, and find the same
                 raise _OtherGridError(conflict) from None
 
-        properties = {PROPERTY: {"id": self._state.id, "path": self._path, **self._target.as_dict()}}
+        properties = {RECHUNK: {"id": self._state.id, "path": self._path, **self._target.as_dict()}}
         try:
             with self._turn():
                 self._repo.run(swap_once, timeout=timeout, message=message, branch=self._branch, properties=properties)
@@ -349,13 +443,13 @@ class RechunkJob:
         return made
 
     @contextmanager
-    def _changed(self, start: Commit, commit: Commit) -> Iterator[tuple[zarr.Array[Any], list[Box]]]:
+    def _changed(self, commit: Commit) -> Iterator[tuple[zarr.Array[Any], list[Box]]]:
         """Yield the array as a commit has it, and the regions in which the copy may differ from it."""
-        is_first = self._state.since[1] == start.id
+        is_first = self._state.since[1] == self._start.id
         with reading(self._engine, commit) as now:
             regions = None if is_first else self._regions_since(now)
             if regions is None:
-                with reading(self._engine, start) as first:
+                with reading(self._engine, self._start) as first:
                     regions = changed_regions(self._path, first, now, self._target.written)
                 if not is_first:  # nobody knows any more what has changed since then
                     regions = [tuple(slice(0, length) for length in array_at(now, self._path).node.shape)]
@@ -387,7 +481,7 @@ class RechunkJob:
     def _made(self) -> Commit | None:
         """Return the commit that has put the copy in its place, if the job has made it."""
         for commit in self._repo.log(self._branch):
-            told = commit.properties.get(PROPERTY)
+            told = commit.properties.get(RECHUNK)
             if isinstance(told, dict) and told.get("id") == self._state.id:
                 return commit
             if commit.id == self._state.since[1]:
