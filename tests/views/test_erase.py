@@ -25,3 +25,21 @@ def test_sources_of_views_are_not_erased_before_the_view_is_dropped(repo: txstor
     repo.erase("group/x1")
     assert zarr.open_array(repo.snapshot(), path="group/x", mode="r")[:].tolist() == [0, 1, 2, 0, 4, 5, 6, 7]
     assert not repo.verify().faults
+
+
+@pytest.mark.parametrize("when", ["commit", "follow"])
+def test_outputs_of_views_are_not_erased_before_the_view_is_dropped(repo: txstore.Repository, when: str) -> None:
+    """The next commit, or update, would derive them again."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.arange(8.0), chunks=(2,), dimension_names=["t"])
+        store.views["half"] = Coarsen("x", "x{level}", (2,), when=when)
+    if when == "follow":
+        repo.views["half"].update()
+    head = repo.head()
+    for rows in ({}, {"t": 1}):
+        with pytest.raises(txstore.ErasureError, match="'half' derives it from 'x'"):
+            repo.erase("x1", rows, positions=True, timeout=1) if rows else repo.erase("x1", timeout=1)
+    assert repo.head() == head
+    del repo.views["half"]
+    repo.erase("x1", {"t": 1}, positions=True)
+    assert zarr.open_array(repo.snapshot(), path="x1", mode="r")[:].tolist() == [0.5, 0, 4.5, 6.5]

@@ -208,7 +208,7 @@ class _Erasing:
             )
 
     def _check_views(self) -> None:
-        """Refuse sources of views: what was derived from them tells of them."""
+        """Refuse sources of views: what was derived from them tells of them. Refuse outputs: they are derived again."""
         for branch in living_branches(self._commits):
             head = self._commits.head(branch)
             views = {} if head is None else decode(self._storage.url, head.header.declared.views)
@@ -218,6 +218,12 @@ class _Erasing:
                         self._paths,
                         f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
                         "outputs, too, or delete them and let a vacuum expire these commits",
+                    )
+                if any(is_related(output, path) for output in view.outputs for path in self._paths):
+                    raise ErasureError(
+                        self._paths,
+                        f"the view {name!r} derives it from {_shown(view.sources)}, and would derive it again: drop "
+                        "the view, and erase its sources, too",
                     )
 
     def _check_met(self, found: Survey) -> None:
