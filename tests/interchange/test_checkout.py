@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import txstore
@@ -19,6 +20,7 @@ from txstore.format.consolidated import plain_document
 from txstore.interchange import checkout, checkout_state
 from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.zarr_arrays import in_parallel
+from txstore.views import Coarsen
 
 
 @pytest.fixture
@@ -157,6 +159,58 @@ def test_a_checkout_goes_to_other_commits_but_not_over_changes(filled: txstore.R
         filled.checkout(out)
     assert filled.commit_directory(out) == filled.head()
     assert (read(filled.snapshot(), "a/x")[0], read(filled.snapshot(), "y")[1]) == (5, 8)
+
+
+def test_names_of_debris_are_data_if_the_checkout_wrote_them(filled: txstore.Repository, tmp_path: Path) -> None:
+    names = [".DS_Store/zarr.json", "a/.DS_Store", f"a/x.{'0' * 32}.partial", ".txstore-publishing/x/c/0"]
+    with filled.transaction("odd names") as store:
+        for name in names:
+            store[name] = b"{}"
+    directory = tmp_path / "out"
+    filled.checkout(directory)
+    left = [directory / "y/.DS_Store", directory / f"y.{'0' * 32}.partial"]
+    for path in left:
+        path.write_bytes(b"of a program that was killed")
+    assert filled.commit_directory(directory) is None
+    (directory / names[1]).write_bytes(b"[]")
+    (directory / names[3]).unlink()
+    assert filled.commit_directory(directory) is not None
+    found = filled.mapping()
+    assert [found.get(name) for name in names] == [b"{}", b"[]", b"{}", None]
+    assert not any(str(path.relative_to(directory)) in found for path in left)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_output_of_a_view_is_brought_back(filled: txstore.Repository, tmp_path: Path, is_deleted: bool) -> None:
+    with filled.transaction("a view") as store:
+        zarr.create_array(store, name="x", data=np.arange(4.0), chunks=(4,), dimension_names=["t"])
+        store.views["half"] = Coarsen("x", "x{level}", (2,))
+    directory = tmp_path / "out"
+    filled.checkout(directory)
+    (chunk,) = (directory / "x1/c").iterdir()
+    if is_deleted:
+        chunk.unlink()
+    else:
+        zarr.open_array(directory, path="x1")[:] = 7
+    assert filled.commit_directory(directory) is not None
+    assert has(directory, filled)
+    assert filled.commit_directory(directory) is None
+
+
+def test_a_chunk_that_was_moved_meanwhile_is_brought_to_the_commit(filled: txstore.Repository, tmp_path: Path) -> None:
+    """Rows like the old ones are prepended: where the edit was made, the commit has what it had before."""
+    with filled.transaction("rows") as store:
+        zarr.create_array(store, name="t", data=np.arange(4), chunks=(2,), dimension_names=["t"])
+        zarr.create_array(store, name="x", data=np.ones(4), chunks=(2,), dimension_names=["t"])
+    directory = tmp_path / "out"
+    filled.checkout(directory)
+    with filled.transaction("two more") as store:
+        txstore.prepend(xr.Dataset({"x": ("t", np.ones(2))}, {"t": [-2, -1]}), store, dim="t")
+    zarr.open_array(directory, path="x")[:2] = 5
+    assert filled.commit_directory(directory) is not None
+    assert zarr.open_array(filled.snapshot(), path="x", mode="r")[:].tolist() == [1, 1, 5, 5, 1, 1]
+    assert has(directory, filled)
+    assert filled.commit_directory(directory) is None
 
 
 def test_a_part(filled: txstore.Repository, tmp_path: Path) -> None:

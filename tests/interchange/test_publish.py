@@ -400,3 +400,12 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         done = subprocess.run(command, env=told, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 150
+
+
+def test_a_key_in_the_directory_for_what_is_being_written_is_refused(repo: txstore.Repository, tmp_path: Path) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name=".txstore-publishing/x", data=np.arange(3))
+    with pytest.raises(txstore.PublishError, match=r"put together in \.txstore-publishing/"):
+        repo.publish(tmp_path / "out")
+    with pytest.raises(txstore.ExportError, match=r"put together in \.txstore-publishing/"):
+        repo.export(tmp_path / "exported")

@@ -75,7 +75,7 @@ def checkout(
     path = directory_prefix(path).rstrip("/")
     work = _Work(repo, directory)
     with work.target.alone():
-        state, statuses = checkout_state.read(work.target.url), work.statuses()
+        state, statuses = work.read_state(), work.statuses()
         if state is None or not statuses:
             if statuses:
                 key = next(iter(statuses))
@@ -106,7 +106,7 @@ def commit_directory(
 ) -> Commit | None:
     """See `Repository.commit_directory`."""
     work = _Work(repo, directory)
-    if not os.path.isdir(work.target.url) or (state := checkout_state.read(work.target.url)) is None:
+    if not os.path.isdir(work.target.url) or (state := work.read_state()) is None:
         raise work.refused("nothing was checked out here: checkout() does that; import_from() takes what is new")
     with work.target.alone():
         work.check_same(state, state.path)
@@ -121,7 +121,8 @@ def commit_directory(
             raise work.refused("it is empty: delete in a transaction what is to be deleted, or run checkout() again")
         state.branch = state.branch if branch is None else branch
         made = work.commit(state, changes, message, properties)
-        work.update(state, made, statuses, consolidated=changes.consolidated, progress=progress)
+        meant = [*changes.set, *changes.deleted]
+        work.update(state, made, statuses, meant, consolidated=changes.consolidated, progress=progress)
         return made.commit
 
 
@@ -150,9 +151,16 @@ class _Work:
             raise ValueError(f"{public(os.fspath(directory))!r} is no local directory: export() writes to URLs")
         self._repo = repo
         at_most = bits_of_copies(repo.engine.storage)
-        self.target = LocalDestination(path, durable=False, at_most=at_most, refused=CheckoutError)
+        self.target = LocalDestination(path, durable=False, at_most=at_most, refused=CheckoutError, has_temporary=False)
         self.refused = partial(CheckoutError, self.target.url)
+        self._written: Mapping[str, Status | None] = {}
         check_outside(self.target, repo.url)
+
+    def read_state(self) -> CheckoutState | None:
+        state = checkout_state.read(self.target.url)
+        if state is not None:
+            self._written = state.files
+        return state
 
     def check_same(self, state: CheckoutState, path: str) -> None:
         if state.repository != self._repo.id:
@@ -174,7 +182,9 @@ class _Work:
         return found
 
     def _statuses(self) -> dict[str, Status]:
-        return {key: status_of(each) for key, each in self.target.statuses() if not DEBRIS.fullmatch(key)}
+        """Return them without what programs leave behind, unless a checkout has written a file of that name."""
+        found = self.target.statuses()
+        return {key: status_of(each) for key, each in found if key in self._written or not DEBRIS.fullmatch(key)}
 
     def changes(self, state: CheckoutState, statuses: dict[str, Status]) -> _Changes:
         """Return what was changed in the directory since its commit. Reads only files whose status differs."""
@@ -249,15 +259,16 @@ class _Work:
 
     def finish(self, state: CheckoutState, statuses: dict[str, Status]) -> Commit | None:
         """Finish what an interrupted call has begun; return the commit that it has made, if any."""
-        made = None
+        made, meant = None, dict[str, Status | None]()
         for commit in list(state.pending):
             if (made := self._repo.resolve(commit)) is not None:
+                meant = state.pending[commit]
                 state.take(commit)
                 state.to = made.id
                 break
         if state.to is not None:
             known = {key: status for key, status in statuses.items() if state.is_unchanged(key, status)}
-            self.update(state, self._snapshot(state.to), known)
+            self.update(state, self._snapshot(state.to), known, meant)
             statuses.clear()
             statuses.update(self.statuses())
         return made
@@ -269,19 +280,22 @@ class _Work:
         state: CheckoutState,
         new: Snapshot,
         known: Mapping[str, Status],
+        meant: Iterable[str] = (),
         *,
         consolidated: Iterable[str] = (),
         progress: Progress | None = None,
     ) -> Checkout:
         """Bring the files to a new commit. A file that was changed since its status was `known` stays as it is.
 
-        Files with consolidated metadata become plain documents, or are deleted.
+        `meant` are the files that the new commit was to take: it may have other values for them than the directory,
+        such as outputs of views. Files with consolidated metadata become plain documents, or are deleted.
         """
         assert new.commit is not None
         state.to = new.commit.id
         checkout_state.write(self.target.url, state)
         old, prefix = self._snapshot(state.commit), directory_prefix(state.path)
         lengths = dict(self._differences(old, new, state.path))
+        lengths |= {key: new.size_of(prefix + key) for key in meant if key not in lengths and not is_consolidated(key)}
         lengths |= {key: None if is_consolidated(key) else 0 for key in consolidated if key not in lengths}
         gone = dict.fromkeys((key for key, length in lengths.items() if length is None), 0)
         there = {key: length for key, length in lengths.items() if length is not None}
@@ -300,6 +314,7 @@ class _Work:
                 if progress is not None:
                     progress(done, total)
         state.commit, state.to = new.commit.id, None
+        state.pending.clear()
         checkout_state.write(self.target.url, state)
         held = sum(status[0] for status in state.files.values() if status is not None)
         return Checkout(new.commit, len(state.files), held, written)

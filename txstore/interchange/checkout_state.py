@@ -61,7 +61,6 @@ class CheckoutState:
                 self.files.pop(key, None)
             else:
                 self.files[key] = status
-        self.pending.clear()
 
 
 def _tick(status: Status) -> int:

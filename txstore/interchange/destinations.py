@@ -164,9 +164,17 @@ class LocalDestination:
     writers = 4
 
     def __init__(
-        self, path: str | os.PathLike[str], *, durable: bool, at_most: int = 0o777, refused: Refused = PublishError
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durable: bool,
+        at_most: int = 0o777,
+        refused: Refused = PublishError,
+        has_temporary: bool = True,
     ) -> None:
+        """`has_temporary`: the directory `TEMPORARY` is for what is being written. Else it is one like others."""
         self.at_most = at_most
+        self._temporary = TEMPORARY if has_temporary else None
         self.url = os.path.realpath(os.path.expanduser(path))
         self.refused = refused
         self._durable = durable
@@ -177,6 +185,8 @@ class LocalDestination:
     def check_key(self, key: str) -> None:
         if not {"", ".", ".."}.isdisjoint(key.split("/")) or "\0" in key:
             raise self.refused(self.url, f"key {key!r} can't be the name of a file")
+        if key.partition("/")[0] == self._temporary:
+            raise self.refused(self.url, f"key {key!r} can't be written here: files are put together in {TEMPORARY}/")
 
     @contextlib.contextmanager
     def directory(self, path: str, *, create: bool = False) -> Iterator[int]:
@@ -269,7 +279,7 @@ class LocalDestination:
                 key = f"{directory}/{name}" if directory else name
                 if not stat.S_ISDIR(status.st_mode):
                     yield key, status
-                elif key != TEMPORARY:
+                elif key != self._temporary:
                     directories.append(key)
 
     # --- writing
@@ -393,6 +403,8 @@ class LocalDestination:
             os.close(descriptor)
 
     def _drop_temporary(self, descriptor: int) -> None:
+        if self._temporary is None:
+            return
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(TEMPORARY, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 shutil.rmtree(TEMPORARY, dir_fd=descriptor)
