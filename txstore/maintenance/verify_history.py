@@ -129,8 +129,8 @@ class HistoryCheck:
         if last is not None and head.header.branch == branch and head.header.version > last:
             name = self._commits.branches.name_of(branch)
             reason = (
-                f"the branch {name!r} has a copy of {path!r} that a rechunk makes, perhaps with values that were erased "
-                "meanwhile: repeat the rechunk, which begins anew, or delete the branch; then vacuum"
+                f"the branch {name!r} has a copy of {path!r} that a rechunk makes, perhaps with values that were "
+                "erased meanwhile: repeat the rechunk, which begins anew, or delete the branch; then vacuum"
             )
             self._faults.add(Fault(head.path, reason, part="erasure"))
 

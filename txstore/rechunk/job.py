@@ -269,8 +269,8 @@ class RechunkJob:
                 break
         if told is None:
             raise TransactionStateError(
-                f"the branch {self._on!r} does not say that it is of a rechunk: give this call another name=, or rename "
-                "or delete that branch",
+                f"the branch {self._on!r} does not say that it is of a rechunk: give this call another name=, or "
+                "rename or delete that branch",
                 state="open",
             )
         if not self.has_begun:
@@ -319,7 +319,8 @@ class RechunkJob:
             store.delete_dir_sync(self._below(chunk_prefix(metadata)))
             _set_documents(store, self._path, self._target.metadata(metadata))
             if planned.between is not None:
-                _set_documents(store, self._between, between(metadata, planned.between, self._target).metadata(metadata))
+                form = between(metadata, planned.between, self._target)
+                _set_documents(store, self._between, form.metadata(metadata))
 
     def _below(self, name: str) -> str:
         return f"{self._path}/{name}".strip("/")
