@@ -121,11 +121,12 @@ def test_what_can_not_be_protected(tmp_path):
 
 
 def test_two_repositories_are_never_confused(tmp_path):
-    """Somebody has made a new one where the link was: none of them is moved aside."""
+    """Somebody has moved another one to where the link was: none of them is moved aside."""
     commit(tmp_path / "data.tx", b"1")
     protect(tmp_path / "data.tx")
     os.unlink(tmp_path / "data.tx")
-    commit(tmp_path / "data.tx", b"2")
+    commit(tmp_path / "new.tx", b"2")
+    (tmp_path / "new.tx").rename(tmp_path / "data.tx")
     refused(tmp_path / "data.tx", FileExistsError, r"data\.tx\.d")
 
 
@@ -155,6 +156,17 @@ def test_a_link_that_leads_to_nothing_makes_no_repository(tmp_path):
         with pytest.raises(
             txstore.RepositoryNotFoundError, match=r"a symbolic link to 'data\.tx\.d', which does not exist"
         ):
+            opened(tmp_path / "data.tx")
+    assert tree(tmp_path) == before
+
+
+def test_nor_does_a_path_whose_link_is_gone(tmp_path):
+    commit(tmp_path / "data.tx", b"1")
+    protect(tmp_path / "data.tx")
+    os.unlink(tmp_path / "data.tx")
+    before = tree(tmp_path)
+    for opened in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(txstore.RepositoryNotFoundError, match=r"is in '.*/data\.tx\.d'.*`txstore protect "):
             opened(tmp_path / "data.tx")
     assert tree(tmp_path) == before
 

@@ -430,6 +430,21 @@ def test_killed_while_it_moves(filled: txstore.Repository, commits: int) -> None
     assert read(filled, "after") == list(range(1, 9))
 
 
+def test_the_groups_above_what_is_restored_are_there_again(repo: txstore.Repository) -> None:
+    with repo.transaction("there") as store:
+        root = zarr.open_group(store, attributes={"title": "all"})
+        root.create_group("g", attributes={"title": "some"}).create_array("x", data=np.arange(3))
+        root.create_array("g/y", data=np.arange(4))
+    with repo.transaction("gone") as store:
+        store.delete_dir_sync("")
+    with repo.transaction("back") as store:
+        store.restore("g/x", at=0)
+    root = zarr.open_group(repo.snapshot(), mode="r")
+    assert root.attrs["title"] == "all"
+    assert root["g"].attrs["title"] == "some"
+    assert [path for path, _ in root.members(max_depth=None)] == ["g", "g/x"]
+
+
 def test_a_tagged_commit_below_the_oldest_kept_is_restored_from(filled: txstore.Repository) -> None:
     filled.tags["v1"] = 0
     with filled.transaction() as store:

@@ -42,6 +42,8 @@ TOP = frozenset(
 )
 
 NEW = ".new"
+#: Behind the path of a repository that `protect` has moved beside it.
+BESIDE = ".d"
 #: The suffix of a lease's name (`leases`): the lease lies beside the object that it protects.
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"

@@ -133,6 +133,12 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
             f"this is a symbolic link to {os.readlink(root)!r}, which does not exist: restore that, or delete the link"
         )
         raise RepositoryNotFoundError(root, reason=reason)
+    if not os.path.lexists(root) and is_repository(root + names.BESIDE):
+        reason = (
+            f"the repository is in {root + names.BESIDE!r}, and the link to it that `protect` made is gone: "
+            f"`txstore protect {root}` makes it again"
+        )
+        raise RepositoryNotFoundError(root, reason=reason)
     if not os.path.lexists(root):  # the user means an array inside a repository, not a new repository in another
         for above in map(str, Path(root).parents):
             if is_repository(above):

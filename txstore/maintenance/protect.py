@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from fsspec.core import split_protocol
 
 from txstore.errors import RepositoryNotFoundError
+from txstore.format import names
 from txstore.history.opening import is_repository, open_commits, open_storage
 from txstore.storage.objects.urls import public
-
-#: Suffix of the directory of a protected repository.
-_BESIDE = ".d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,9 @@ def protect(path: str | os.PathLike[str]) -> Protected:
         shown = public(os.fspath(path))
         raise ValueError(f"{shown}: only a repository on a disk can be protected; let the bucket keep old versions")
     link = os.path.abspath(os.path.expanduser(place))
-    directory = link + _BESIDE
+    directory = link + names.BESIDE
     is_there, is_beside = is_repository(link), is_repository(directory)
-    above = link.removesuffix(_BESIDE)
+    above = link.removesuffix(names.BESIDE)
     if is_there and above != link and os.path.islink(above) and os.path.samefile(above, link):
         return Protected(above, link)
     if is_there and os.path.islink(link):

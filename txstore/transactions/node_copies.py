@@ -9,7 +9,7 @@ from txstore.errors import NodeNotFoundError, TransactionStateError
 from txstore.format import packfile
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.documents import kind_of_node
-from txstore.format.keys import after_prefix, directory_prefix, encode_key
+from txstore.format.keys import DOCUMENT_NAMES, after_prefix, ancestors, directory_prefix, document_key, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.records import SERIALIZABLE
 from txstore.history.snapshot import Snapshot, Snapshots
@@ -58,7 +58,8 @@ class NodeCopies:
     def restore(self, path: str, at: Snapshot) -> None:
         """Restore everything below a path from a snapshot, by reference. If it did not exist there, delete it.
 
-        The path may be the root. Raises `NodeNotFoundError` if the path exists neither here nor in the snapshot, and
+        The path may be the root. The groups that were above it are restored, too, without what else is below them,
+        where they are gone. Raises `NodeNotFoundError` if the path exists neither here nor in the snapshot, and
         the errors of `move`.
         """
         prefix = directory_prefix(path)
@@ -69,6 +70,18 @@ class NodeCopies:
         self._reflink(
             prefix, prefix, at if was_there else None, drops=prefix if is_here else None, only_drops=not was_there
         )
+        if was_there:
+            self._restore_groups_above(path.strip("/"), at)
+
+    def _restore_groups_above(self, path: str, at: Snapshot) -> None:
+        """Restore the documents of the groups that a node had above it, where there is none any more."""
+        gone = [
+            group
+            for group in ancestors(path)
+            if kind_of_node(self._view, group) == "absent" and kind_of_node(at, group) == "group"
+        ]
+        keys = [document_key(group, name) for group in gone for name in DOCUMENT_NAMES]
+        self.take({key: key for key in keys if key in at}, at)
 
     def take(self, keys: Mapping[str, str], source: Snapshot) -> None:
         """Set keys by reference: each key gets the value that the named key has in a snapshot."""
