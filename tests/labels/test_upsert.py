@@ -350,10 +350,30 @@ def test_the_first_rows_change_nothing_that_is_there(repo: txstore.Repository) -
 
 def test_text_is_not_cut_off(repo: txstore.Repository) -> None:
     repo.upsert(numbered([1]).assign_coords(time=["ab"]).assign(s=("time", ["x"])))
-    with pytest.raises(ValueError, match="abc can't be stored exactly"):
+    with pytest.raises(ValueError, match=r"abc can't be stored exactly: .* 2 characters .* longer dtype"):
         repo.upsert(numbered([2]).assign_coords(time=["abc"]).assign(s=("time", ["x"])))
     with pytest.raises(ValueError, match="'s': xy can't be stored exactly"):
         repo.upsert(numbered([2]).assign_coords(time=["ac"]).assign(s=("time", ["xy"])))
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (pd.period_range("2000-01", periods=2, freq="M"), r"PeriodIndex: .*\.to_timestamp\(\)"),
+        (pd.CategoricalIndex(["a", "b"]), r"Categorical: .*\.astype\(object\)"),
+        (pd.interval_range(0, 2), r"IntervalIndex: .*\.left"),
+        (pd.MultiIndex.from_product([[1], ["a", "b"]], names=["n", "l"]), r"MultiIndex: .*\.reset_index\(\)"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_labels_of_pandas_alone(repo: txstore.Repository, index: pd.Index, told: str, is_first: bool) -> None:
+    coordinates: Any = {"time": index}
+    if isinstance(index, pd.MultiIndex):
+        coordinates = xr.Coordinates.from_pandas_multiindex(index, "time")
+    if not is_first:
+        repo.upsert(numbered([1]))
+    with pytest.raises(TypeError, match=told):
+        repo.upsert(xr.Dataset({"v": ("time", [1.0, 2.0])}).assign_coords(coordinates), dim="time")
 
 
 def test_variables_that_do_not_fit(repo: txstore.Repository) -> None:
@@ -522,3 +542,19 @@ def test_lazy_data_of_the_same_arrays(repo: txstore.Repository, way: str, missin
     with repo.transaction() as store:
         assert not txstore.upsert(opened(repo.snapshot(at=0)), store, dim="x", group="g", missing=missing)
         assert txstore.upsert(opened(store).load() + 5, store, dim="x", group="g", missing=missing).updated == 3
+
+
+@pytest.mark.parametrize("calendar", ["standard", "360_day", "noleap"])
+def test_nothing_to_do_and_nothing_there(repo: txstore.Repository, calendar: str) -> None:
+    """A dataset without rows changes nothing; an archive that has dropped all of its rows takes new ones."""
+    dates = xr.date_range("2000-01-01", periods=4, calendar=calendar, use_cftime=calendar != "standard")
+    ds = xr.Dataset({"v": ("time", np.arange(4.0)), "seen": ("time", dates)}, {"time": dates})
+    repo.upsert(ds[{"time": [0, 1]}], missing="insert")
+    for missing in ("insert", "raise"):
+        assert repo.upsert(ds[{"time": []}], missing=missing) == Upserted(0, 0)
+    with repo.transaction("all are dropped") as store:
+        txstore.prepend(ds[{"time": []}], store, dim="time")
+        assert txstore.roll(store, "time", keep=0) == 2
+    assert repo.upsert(ds[{"time": []}], missing="insert") == Upserted(0, 0)
+    assert repo.upsert(ds[{"time": [2, 3]}], missing="insert") == Upserted(0, 2)
+    assert stored(repo).equals(ds[{"time": [2, 3]}])

@@ -233,8 +233,9 @@ class AsyncTransaction(TransactionBlock):
     async def restore(self, path: str, at: At) -> None:
         """Restore an array or group, and everything below it, to its state at a commit. If it did not exist, delete it.
 
-        This reads and copies no value. The root, `""`, is the whole repository. Raises `NodeNotFoundError` if the node
-        exists neither at the commit nor now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
+        This reads and copies no value. Groups above it that are gone are made as they were, without their other nodes.
+        The root, `""`, is the whole repository. Raises `NodeNotFoundError` if the node exists neither at the commit nor
+        now, `CommitNotFoundError`, and `TransactionStateError` as `move` does.
         """
         await call(lambda: self.store.restore(path, at))
 

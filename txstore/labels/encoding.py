@@ -42,6 +42,8 @@ def encode_labels(name: str, labels: xr.Variable, stored: xr.Variable) -> npt.ND
     check_no_zone(name, labels)
     values = in_nanoseconds(np.asarray(labels.values))
     check_present(name, values)
+    if not values.size:  # of objects, nobody knows whether they would be dates
+        return np.empty(values.shape, stored.dtype)
     if values.dtype.kind in TEXT and not is_date(values):
         encoded = encode_texts(name, values, stored.dtype)
     elif stored.dtype.kind in "mM":
@@ -122,7 +124,13 @@ def encode_texts(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> n
     found = values.astype(object)
     if dtype.kind in "US":
         found = values.astype(str).astype(dtype)
-        _check_exact(name, values, found.astype(str) == values.astype(str))
+        cut = np.flatnonzero(found.astype(str) != values.astype(str))
+        if len(cut):
+            length = dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize
+            raise ValueError(
+                f"{name!r}: {values[cut[0]]} can't be stored exactly: the array holds {length} characters of each "
+                "text. Write the array anew with a longer dtype, or as text of any length"
+            )
     return found
 
 

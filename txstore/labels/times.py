@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 #: Whole seconds before and after 1970 that nanoseconds reach in 64 bits, less one.
 _REACH = np.iinfo(np.int64).max // 10**9 - 1
 
+#: By the name of a dtype of pandas: what it is, and what can be stored instead.
+_OF_PANDAS = {
+    "PeriodDtype": "a PeriodIndex: convert it to dates, as by .to_timestamp() of pandas",
+    "CategoricalDtype": "a Categorical: convert it to its values, as by .astype(object) of pandas",
+    "IntervalDtype": "an IntervalIndex: convert it to its ends, as by .left of pandas",
+}
+
 #: How units begin that dates of numpy may be too coarse for.
 _FINE = ("nano", "micro", "milli", "ns", "us", "ms")
 
@@ -40,7 +47,15 @@ def is_time(variable: xr.Variable) -> bool:
 
 
 def check_no_zone(name: str, variable: xr.Variable) -> None:
-    """Raise `TypeError` for dates with a time zone: xarray would drop it, or take them for text."""
+    """Raise `TypeError` for dates with a time zone: xarray would drop it, or take them for text.
+
+    Also for what pandas alone has, which no array of Zarr holds.
+    """
+    of_pandas = _OF_PANDAS.get(type(variable.dtype).__name__)
+    if variable.dtype.kind == "O" and any(isinstance(each, tuple) for each in first_of(variable)):
+        of_pandas = "a MultiIndex: make variables of its levels, as by .reset_index() of the dataset"
+    if of_pandas is not None:
+        raise TypeError(f"{name!r} is {of_pandas}")
     zoned = getattr(variable.dtype, "tz", None) is not None
     if not zoned and variable.dtype.kind == "O":
         zoned = any(getattr(each, "tzinfo", None) is not None for each in first_of(variable))
