@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from txstore.commit import Commit
@@ -10,6 +10,7 @@ from txstore.engine import Engine
 from txstore.history.find import At
 
 if TYPE_CHECKING:
+    from txstore.history.branches import Branches
     from txstore.history.log import Log
     from txstore.store import TxStore
 
@@ -22,7 +23,7 @@ class RechunkRepository(Protocol):
     engine: Engine
 
     @property
-    def branches(self) -> MutableMapping[str, Commit]: ...
+    def branches(self) -> Branches: ...
 
     def head(self, branch: str = ...) -> Commit | None: ...
 
