@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import logging
 import multiprocessing
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from typer.testing import CliRunner
 
 import txstore
 from tests.maintenance.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
+from txstore.format.records import OperationRecord
 from txstore.history import operations
 from txstore.maintenance import retention
 from txstore.maintenance import vacuum as vacuuming
@@ -67,7 +72,7 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     assert by_name["optimize"].result == {"commit": made.id}
     assert by_name["vacuum"].arguments == {"branch": "main", "keep": 1}
     assert by_name["vacuum"].result == report.as_dict()
-    assert by_name["erase"].arguments == {"paths": ["b"]}
+    assert by_name["erase"].arguments == {"paths": 1}  # how many: the record would outlive them
     assert erased.commit is not None
     assert by_name["erase"].result == {
         "values": erased.values, "bytes": erased.bytes, "files": erased.files, "commit": erased.commit.id,
@@ -101,15 +106,15 @@ def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeyp
     put(repo, {"a": b"0"})
 
     def fail(*_: object) -> None:
-        raise OSError("the disk has gone")
+        raise OSError(errno.EIO, "the disk has gone", "secret/c/0")
 
     monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
     with pytest.raises(OSError, match="gone"):
         repo.vacuum()
     [failed] = repo.log(operations=True)
-    assert failed.error == "the disk has gone"
+    assert failed.error == "OSError (EIO)"
     assert failed.finished is not None
-    assert failed.outcome == "failed: the disk has gone"
+    assert failed.outcome == "failed: OSError (EIO)"
 
 
 def test_what_json_can_not_say(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,13 +124,60 @@ def test_what_json_can_not_say(repo: txstore.Repository, monkeypatch: pytest.Mon
     repo.vacuum(keep=np.int64(1))  # type: ignore[arg-type]
     assert repo.log(operations=True)[0].arguments["keep"] in (1, "1")
 
-    def fail(*_: object) -> None:
-        raise OSError("half of a character: \ud800" + 5000 * "x")
 
-    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
-    with pytest.raises(OSError, match="half"):
-        repo.vacuum()
-    assert str(repo.log(operations=True)[0].error).startswith("half of a character: ?")
+SECRETS = b"Ann Lee", b"Bob Ray", b"ward-7"
+
+
+def recorded(url: str | Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(Path(url, "operations").iterdir()))
+
+
+def test_no_record_says_what_an_erasure_would_have_to_remove(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Labels, values and paths of data: neither in what was done, nor in what failed."""
+    with repo.transaction("first") as store:
+        who = zarr.create_array(store, name="ward-7/who", shape=2, dtype=str, dimension_names=["who"], compressors=None)
+        who[:] = np.array(["Ann Lee", "Bob Ray"], object)
+        zarr.create_array(store, name="ward-7/v", data=np.arange(1, 3), chunks=(1,), dimension_names=["who"])
+    del store, who
+    gc.collect()
+    copy = tmp_path / "copy.tx"
+    repo.tags["v1"] = 0
+    repo.branches["dev"] = 0
+    repo.branches.rename("dev", "newer")
+    repo.backup(copy)
+    with pytest.raises(txstore.ErasureError, match="Carl"):
+        repo.erase("ward-7", {"who": "Carl"})
+    with pytest.raises(txstore.NodeNotFoundError):
+        repo.erase("ward-7/Ann Lee")
+    repo.erase("ward-7", {"who": "Bob Ray"}, labels=True)
+    reader = repo.snapshot(at=0)
+    with pytest.raises(txstore.ErasureTimeoutError, match="ward-7"):
+        repo.erase("ward-7/v", timeout=0)
+    del reader
+    repo.optimize()
+    repo.erase("ward-7")
+    repo.backup(copy, erase=True)
+    del repo.tags["v1"], repo.branches["newer"]
+    repo.vacuum(keep=1)
+    assert not any(each in recorded(url) for each in (*SECRETS, b"Carl") for url in (repo.url, copy))
+
+
+def test_what_an_older_record_says_goes_with_the_next_erasure(repo: txstore.Repository, tmp_path: Path) -> None:
+    put(repo, {"ward-7/c/0": b"0", "k": b"1"})
+    with pytest.raises(txstore.NodeNotFoundError):
+        repo.erase("nothing")
+    [operation] = [names.operation_path(each.id) for each in repo.log(operations=True)]
+    told = {"arguments": {"paths": ["ward-7"], "dimensions": ["who"]}, "error": "no commit has such rows ('Ann Lee')"}
+    path = Path(repo.url, operation)
+    path.write_bytes(replace(OperationRecord.decode(path.read_bytes()), **told).encode())
+    repo.backup(tmp_path / "copy.tx")
+    Path(tmp_path, "copy.tx", operation).write_bytes(path.read_bytes())
+    repo.erase("ward-7")
+    repo.backup(tmp_path / "copy.tx", erase=True)
+    for url in (repo.url, tmp_path / "copy.tx"):
+        assert not any(each in recorded(url) for each in SECRETS)
+        about = txstore.Repository(url).log(operations=True)[-1]
+        assert (about.arguments, about.error) == ({"paths": 1, "dimensions": 1}, "TxStoreError")
 
 
 def test_a_record_that_fails_is_no_reason_to_fail(

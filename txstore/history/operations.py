@@ -4,16 +4,21 @@ Each operation has a file of its own, so that no two lose each other's record. T
 begins, and again, with the result, when it has ended: a process that is killed in between leaves a record without an
 end. A record that can't be written is a warning in the log of the process, and never a reason for the operation to
 fail.
+
+A record has no label, no value and no path of an array: it would stay when these are erased. So it has the kind of an
+error, and never its text.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -34,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: How many records a vacuum and a backup keep: the newest ones.
 KEPT = 1000
-#: Characters of an error that a record keeps.
-_MOST_TOLD = 1000
+#: What a record keeps of an error.
+_KIND = re.compile(r"\w+( \(\w+\))?")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,7 +55,7 @@ class LoggedOperation:
         "vacuum", "optimize", "retention", "erase", "repair", "create branch", "rename branch", "delete branch",
         "create tag" or "delete tag".
     arguments : dict
-        What it was called with: the branch, the tag, the paths.
+        What it was called with: the branch, the tag; of an erasure, the number of paths and dimensions.
     by : str
         The user and machine, as `Commit.author`.
     time : datetime
@@ -60,7 +65,7 @@ class LoggedOperation:
     result : dict
         Numbers of files, bytes and commits; the id of a commit.
     error : str or None
-        Why it failed.
+        The class of the error with which it failed.
     """
 
     id: str
@@ -115,12 +120,32 @@ def recorded(
             yield result
     except (TxStoreError, OSError, ValueError) as error:
         if keeps_failed and not isinstance(error, ValueError):  # else the arguments were refused
-            told = _plain({"error": (str(error) or type(error).__name__)[:_MOST_TOLD]})
-            _write(storage, replace(record, finished=time.time_ns() // 1000, **told))
+            _write(storage, replace(record, finished=time.time_ns() // 1000, error=_kind_of(error)))
         else:
             _drop(storage, record)
         raise
     _write(storage, replace(record, finished=time.time_ns() // 1000, result=_plain(result)))
+
+
+def _kind_of(error: Exception) -> str:
+    code = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
+    return type(error).__name__ + (f" ({code})" if code else "")
+
+
+def without_details(record: OperationRecord) -> OperationRecord:
+    """Return a record without the paths and texts that it may have."""
+    told = {name: len(value) if isinstance(value, list) else value for name, value in record.arguments.items()}
+    is_kind = record.error is None or _KIND.fullmatch(record.error)
+    return replace(record, arguments=told, error=record.error if is_kind else "TxStoreError")
+
+
+def forget_details(storage: Storage) -> None:
+    """Remove from all records what no record should have. Raises `CorruptionError`, `OSError`."""
+    for path in paths_in(storage, names.OPERATIONS):
+        with suppress(FileNotFoundError):  # a vacuum has just deleted it
+            record = read_operation(storage, path)
+            if (told := without_details(record)) != record:
+                write_over(storage, path, told.encode())
 
 
 def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
