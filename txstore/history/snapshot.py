@@ -8,6 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from hashlib import blake2b
 from typing import Any, Never
 
 from txstore import observing
@@ -20,14 +21,15 @@ from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
+from txstore.format.records import ErasureRecord
 from txstore.history.commits import Commits
 from txstore.history.declared_constraints import decode as decode_constraints
-from txstore.history.erasures import Erasure, read_erasures
+from txstore.history.erasures import as_erasure
 from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
-from txstore.segments.replaced import ReplacedValues
+from txstore.segments.replaced import ReplacedValues, read_records
 from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
@@ -73,7 +75,7 @@ class Snapshot(Hierarchy):
         sources: Sources = _NO_SOURCES,
         opened: Known = NONE_KNOWN,
         warm: _Warm | None = None,
-        erasures: Callable[[], Sequence[Erasure]] = tuple,
+        erasures: Callable[[], Sequence[ErasureRecord]] = tuple,
         pins: Pins | None = None,
     ) -> None:
         """`opened`: runs of this commit that are open. `pins`: pins the commit for one owner, which may release it."""
@@ -304,8 +306,8 @@ class Snapshot(Hierarchy):
             return error
         for erasure in self._erasures():
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
-            if erasure.covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
-                return ErasedError(key, erasure.by, erasure.time)
+            if as_erasure(erasure).covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
+                return _erased(key, erasure)
         return error
 
     def _is_blank(self, key: str) -> bool:
@@ -319,15 +321,20 @@ class Snapshot(Hierarchy):
     def check_not_erased(self, path: str, since: int = 0) -> None:
         """Raise `ErasedError` if a value of the commit below a path was erased, and is newer than a seq."""
         prefix = directory_prefix(path)
-        for erasure in self._erasures():
-            for each in map(directory_prefix, erasure.paths):
+        for record in self._erasures():
+            # This snapshot may have opened its runs before.
+            until = -1 if self.stored is None else record.until.get(self.stored.header.branch, -1)
+            is_all = record.table is None and self.version <= until
+            for each in map(directory_prefix, record.paths):
                 if each.startswith(prefix) or prefix.startswith(each):
                     low = max(prefix, each)
                     stop = after_prefix(low)
                     for change in self.runs.changes(low.encode(), None if stop is None else stop.encode(), since):
-                        found = self.runs.lookup(change.key) if change.kind == packfile.REF_ERASED else None
-                        if found is not None and found.kind == packfile.REF_ERASED:
-                            raise ErasedError(change.key.decode(), erasure.by, erasure.time)
+                        if change.kind != packfile.REF_ERASED and not (is_all and change.kind in packfile.FRAME_OF_REF):
+                            continue
+                        found = self.runs.lookup(change.key)
+                        if found is not None and found.kind in (packfile.REF_ERASED, change.kind):
+                            raise _erased(change.key.decode(), record)
 
     # zarr 2 reads from a mapping only if it has these methods.
 
@@ -364,6 +371,7 @@ class Snapshots:
         self._last: dict[str, weakref.ref[Snapshot]] = {}  # by branch; weak: a snapshot without readers needs no pin
         self._warm = _Warm()
         self._checks_heads = commits.are_pins_seen
+        self._heeded = b""
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has expired the commit.
@@ -380,7 +388,7 @@ class Snapshots:
         opened = NONE_KNOWN if stored is None else self._opened(stored.header.runs, last, parent)
         snapshot = Snapshot(
             stored, packs, self._commits.storage.url, self._sources, opened, self._warm,
-            partial(read_erasures, self._commits.storage),
+            partial(read_records, self._commits.storage),
         )  # fmt: skip
         # I10: pin, look, read. A vacuum first announces what it will delete, then looks for pins.
         self.pins(branch).hold(snapshot, snapshot.seq)
@@ -410,7 +418,7 @@ class Snapshots:
         pins = self.pins(branch)
         own = Snapshot(
             snapshot.stored, snapshot._packs, snapshot.url, self._sources, snapshot.opened, self._warm,
-            partial(read_erasures, self._commits.storage), pins,
+            partial(read_records, self._commits.storage), pins,
         )  # fmt: skip
         pins.hold(own, own.seq)
         own._shared = snapshot
@@ -494,6 +502,20 @@ class Snapshots:
             self._commits.storage.cache.forget(pack_id)
         self._packs = open_packs(self._commits.storage)
 
+    def heed_erasures(self) -> None:
+        """Forget what was read before something was erased: it must not be written again.
+
+        Who writes values of older commits again, or copies stored ones, calls this first. Where files are mapped, what
+        an erasure replaces becomes zeros in memory, but not in a map of what an earlier erasure had replaced.
+        """
+        records = [(record.id, record.finished) for record in read_records(self._commits.storage)]
+        told = blake2b(repr(records).encode(), digest_size=16).digest()
+        if records and told != self._heeded:
+            if self.is_ranged:
+                self._commits.storage.cache.heed(told)
+            self.forget(())
+            self._heeded = told
+
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""
         if not self._commits.kept.has(stored):
@@ -546,6 +568,11 @@ class _PacksAhead:
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack
+
+
+def _erased(key: str, record: ErasureRecord) -> ErasedError:
+    about = as_erasure(record)
+    return ErasedError(key, about.by, about.time)
 
 
 def _id(stored: Stored | None) -> bytes | None:

@@ -118,6 +118,7 @@ def optimize(
     if stored is None:
         return None
     commits.identity.create(durable=durable)  # a copied repository may lack empty directories
+    snapshots.heed_erasures()
     head = snapshots.of_head(stored)
     uses = uses_of(head)
     for name in _shared(commits, branch, uses):

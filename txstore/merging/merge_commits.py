@@ -204,6 +204,7 @@ def commit(
     answers, engine = Answers(resolve), source.engine
     pause, retries = _FIRST_PAUSE, _RETRIES
     while True:
+        engine.snapshots.heed_erasures()
         head = engine.newest(branch)
         change = None if head.stored is None else source.onto(head.stored)
         if change is None:

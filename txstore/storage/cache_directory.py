@@ -161,6 +161,13 @@ class CacheDirectory:
                 self._tree.delete(_file(pack_id, piece))
         self._forget_listing(pack_id)
 
+    def forget_all(self) -> None:
+        for _, _, path in self._files():
+            with contextlib.suppress(OSError):
+                self._tree.delete(path)
+        with self._lock:
+            self._listings.clear()
+
     def _write(self, path: str, parts: tuple[bytes, Buffer]) -> bool:
         """Write a file; return False if that failed. A full disk or a deleted directory is not an error."""
         try:

@@ -81,6 +81,10 @@ class PieceMemory:
             for offset in list(self._offsets.get(pack_id, ())):
                 self._drop(pack_id, offset)
 
+    def forget_all(self) -> None:
+        with self._lock:
+            self._empty()
+
     def _piece_at(self, pack_id: bytes, begin: int, end: int) -> int | None:
         offsets = self._offsets.get(pack_id, ())
         i = bisect_right(offsets, begin) - 1
@@ -160,6 +164,14 @@ class PackCache:
         self._memory.forget(pack_id)
         if self._directory is not None:
             self._directory.forget(pack_id)
+
+    def heed(self, erasures: bytes) -> None:
+        """Forget what was read before some erasures, unless this was done. `erasures` stands for them: 16 bytes."""
+        parts = [self._memory] if self._directory is None else [self._directory, self._memory]
+        for part in parts:  # what is in memory comes from the directory
+            if part.find(erasures, 0) is None:
+                part.forget_all()
+                part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
 
 
 def open_cache(cache_dir: str | os.PathLike[str] | None = None, cache_size: int = CACHE_SIZE) -> PackCache:

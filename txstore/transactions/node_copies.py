@@ -47,8 +47,9 @@ class NodeCopies:
     def copy(self, source: str, destination: str, at: Snapshot | None = None) -> None:
         """Copy an array or group by reference, from here or from a snapshot. Raises the errors of `move`."""
         start, to = self._places(source, destination, may_be_inside=at is not None)
-        if at is not None:
-            at.check_not_erased(source)
+        self._snapshots.heed_erasures()
+        if at is not None or self._snapshots.is_ranged:  # else an erasure waits for whoever is based on what it erases
+            (at or self._staging.view.base).check_not_erased(source)
         self._check_node(self._view if at is None else at, source)
         if at is None and self._is_serializable:
             for key in self._view.keys_below(source):
@@ -63,6 +64,7 @@ class NodeCopies:
         the errors of `move`.
         """
         prefix = directory_prefix(path)
+        self._snapshots.heed_erasures()
         at.check_not_erased(path)
         is_here, was_there = self._view.has_keys_below(path), at.has_keys_below(path)
         if not is_here and not was_there:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
 import txstore
+from tests.maintenance.erased_rows import array_of
 from tests.maintenance.test_erase import SECRETS, check_all_is_told, fill, leaks
 from tests.maintenance.upkeep import below, put
+from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
 from tests.system.remote.repositories import again, opened
 from tests.system.remote.servers import Server
 
@@ -75,3 +81,52 @@ def test_who_stages_is_waited_for(filled: txstore.Repository) -> None:
     writer.rollback()
     filled.erase("s", timeout=30)
     assert scanned(filled) == []
+
+
+#: Rows of three arrays; the last one is erased as a whole, with its attributes.
+ROWS = np.frombuffer(random.Random(6).randbytes(8 * 24), np.uint64).reshape(3, 8)
+NOTE = "said of nobody else"
+
+
+def write_again(url: str, options: dict[str, Any], has_read: Any, is_erased: Any) -> None:
+    """Read everything; when it is erased, bring back what can be, by every way there is."""
+    repo = txstore.Repository(url, storage_options=options)
+    for path in "vwx":
+        zarr.open_array(repo.snapshot(at=0), path=path, mode="r")[:]
+    has_read.set()
+    assert is_erased.wait(TIMEOUT)
+    repo.optimize()
+    for path in "vwx":
+        for change in ("restore", "copy"):
+            with contextlib.suppress(txstore.ErasedError), repo.transaction(change) as store:
+                store.restore(path, at=0) if change == "restore" else store.copy(path, f"{path}c", at=0)
+    repo.optimize()
+    for version in range(1, 4):
+        with contextlib.suppress(txstore.ErasedError, txstore.ConflictError):
+            repo.revert(version)
+    repo.optimize()
+
+
+def test_a_process_that_had_read_it_writes_none_of_it(s3: Server) -> None:
+    repo = opened(s3)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(8), ["p"], (4,))
+        for path, row in zip("vwx", ROWS, strict=True):
+            array_of(store, path, row, ["p"], (4,), attributes={"note": NOTE} if path == "x" else {})
+    del store
+    has_read, is_erased = SPAWN.Event(), SPAWN.Event()
+    worker = Worker(write_again, repo.url, s3.storage_options, has_read, is_erased)
+    with ended(worker):
+        assert has_read.wait(TIMEOUT)
+        repo.erase("v", {"p": 2})
+        repo.erase("w", {"p": [2, 5]})
+        repo.erase("x")
+        is_erased.set()
+        worker.result()
+    erased = [ROWS[0, 2], *ROWS[1, [2, 5]], *ROWS[2]]
+    found = {path: bytes(repo.engine.storage.objects.get(path)) for path, _ in below(repo.engine.storage.objects)}
+    pieces = [*(each.tobytes() for each in erased), NOTE.encode()]
+    assert [path for path, content in found.items() if any(piece in content for piece in pieces)] == []
+    copy = zarr.open_array(again(repo).snapshot(), path="vc", mode="r")[:]
+    np.testing.assert_array_equal(copy, np.where(np.arange(8) == 2, 0, ROWS[0]))
+    assert again(repo).verify().faults == []
