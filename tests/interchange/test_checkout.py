@@ -27,7 +27,7 @@ from txstore.views import Coarsen
 def filled(repo: txstore.Repository) -> txstore.Repository:
     with repo.transaction("first") as store:
         group = zarr.open_group(store, attributes={"title": "κ"})
-        group.create_array("a/x", data=np.arange(10), chunks=(4,))
+        group.create_array("a/x", data=np.arange(10), chunks=(4,), dimension_names=["row"])
         group.create_array("y", data=np.arange(4), chunks=(2,))
     return repo
 
@@ -451,3 +451,36 @@ def test_an_edit_while_the_directory_is_brought_to_the_commit_is_kept(
     monkeypatch.setattr(checkout._Work, "update", update)
     filled.commit_directory(out)
     assert (out / "y/c/0").read_bytes() == b"edited meanwhile"
+
+
+# --- erasures
+
+
+@pytest.mark.parametrize("changed", [None, "a/x", "y"])
+def test_what_was_erased_since_does_not_come_back(
+    filled: txstore.Repository, tmp_path: Path, changed: str | None
+) -> None:
+    out = tmp_path / "out.zarr"
+    filled.checkout(out)
+    filled.erase("a/x", {"row": 3}, positions=True)
+    if changed is not None:
+        zarr.open_group(out)[changed][0] = 7  # type: ignore[index]
+    head = filled.head()
+    for call in (filled.commit_directory, filled.checkout):
+        with pytest.raises(txstore.CheckoutError, match=r"erased since.*check out to a new place"):
+            call(out)
+    assert filled.head() == head
+    other = tmp_path / "other.zarr"
+    filled.checkout(other)
+    zarr.open_group(other)["y"][0] = 7  # type: ignore[index]
+    assert filled.commit_directory(other) is not None
+    assert read(filled.snapshot(), "a/x") == [0, 1, 2, 0, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_was_erased_elsewhere_is_in_no_checkout(filled: txstore.Repository, tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    filled.checkout(out, path="a")
+    filled.erase("y")
+    zarr.open_group(out)["x"][0] = 7  # type: ignore[index]
+    assert filled.commit_directory(out) is not None
+    assert read(filled.snapshot(), "a/x")[:2] == [7, 1]

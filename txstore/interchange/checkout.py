@@ -29,6 +29,7 @@ from txstore.format.consolidated import (
 )
 from txstore.format.keys import ancestors, directory_prefix, encode_key, is_document, node_of_document
 from txstore.history.changes import common_ancestor, differing
+from txstore.history.erasures import read_erasures
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.interchange import checkout_state
@@ -80,9 +81,10 @@ def checkout(
             if statuses:
                 key = next(iter(statuses))
                 raise work.refused(f"it holds something else ({key!r}): choose an empty or a new place")
-            state, consolidated = CheckoutState(repo.id, branch, path, None), []
+            state, consolidated = CheckoutState(repo.id, branch, path, None, erasures=work.ended_erasures()), []
         else:
             work.check_same(state, path)
+            work.check_erasures(state)
             work.finish(state, statuses)
             changes = work.changes(state, statuses)
             consolidated = changes.consolidated
@@ -110,6 +112,7 @@ def commit_directory(
         raise work.refused("nothing was checked out here: checkout() does that; import_from() takes what is new")
     with work.target.alone():
         work.check_same(state, state.path)
+        work.check_erasures(state)
         statuses = work.statuses()
         done = work.finish(state, statuses)
         if state.commit is None:
@@ -167,6 +170,23 @@ class _Work:
             raise self.refused("it was checked out of another repository: open that one, or choose a new place")
         if state.path != path:
             raise self.refused(f"{state.path or '/'!r} was checked out here, not {path or '/'!r}: choose a new place")
+
+    def ended_erasures(self) -> list[str]:
+        return [each.id for each in read_erasures(self._repo.engine.storage) if each.finished is not None]
+
+    def check_erasures(self, state: CheckoutState) -> None:
+        """Refuse a directory with values that were erased since: a commit would bring them back."""
+        ended, prefix = self.ended_erasures(), directory_prefix(state.path)
+        is_whole = state.commit is not None and state.to is None
+        for erasure in read_erasures(self._repo.engine.storage):
+            if erasure.id not in state.erasures and (
+                not is_whole or any(erasure.covers(prefix + key) for key in state.files)
+            ):
+                raise self.refused(
+                    "values that it has may have been erased since from all commits: check out to a new place, make "
+                    "your changes there, and delete this directory"
+                )
+        state.erasures = ended
 
     def _snapshot(self, commit: str | None) -> Snapshot:
         return self._repo.engine.snapshots.of(None) if commit is None else self._repo.mapping(commit)

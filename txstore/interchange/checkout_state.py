@@ -45,6 +45,8 @@ class CheckoutState:
     """The id of the commit to which the files are being updated."""
     pending: dict[str, dict[str, Status | None]] = field(default_factory=dict)
     """Id of each commit that was begun -> the files that it takes, and those that it deletes (None)."""
+    erasures: list[str] = field(default_factory=list)
+    """The ids of the erasures that had ended before the files were read. Others may have erased what is in them."""
     written: int = 0  # when this was written, by the clock of the file system, in nanoseconds
 
     def is_unchanged(self, key: str, found: Status) -> bool:
