@@ -170,7 +170,7 @@ def test_records_say_no_labels(repo: txstore.Repository) -> None:
     repo.erase("v", {"who": "Bob Ray"}, labels=True)
     assert leaks(repo.url, b"Bob Ray") == []
     [operation] = [each for each in repo.log(operations=True) if each.operation == "erase"]
-    assert operation.arguments == {"paths": ["v", "who"], "dimensions": ["who"]}
+    assert operation.arguments == {"paths": 2, "dimensions": 1}  # how many
 
 
 def days(start: str, count: int) -> xr.Dataset:
@@ -754,3 +754,34 @@ def test_objects_and_caches(tmp_path: Path) -> None:
     assert leaks(tmp_path / "cache", *study.rows) == []
     check(before, contents(repo), study.where(before), lambda _: 0)
     assert repo.verify().faults == []
+
+
+# --- the fill value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "declared", "expected"),
+    [
+        ("u1", 255, 255), ("u1", -1, 7), ("u1", 300, 7), ("i4", 1.5, 7), ("i4", "none", 7), ("i4", "AAAAAAAA+H8=", 7),
+        ("i8", 1 << 70, 7), ("f4", 1e300, 7), ("f4", "AAAAAAAA+H8=", np.nan), ("f8", -1.5, -1.5), ("f8", "NaN", 7),
+        (str, "AAAAAAAA+H8=", ""), (str, 3, ""), (bool, 1, False),
+    ],
+)  # fmt: skip
+def test_a_declared_fill_value_counts_if_the_array_can_hold_it(
+    repo: txstore.Repository, dtype: Any, declared: Any, expected: Any
+) -> None:
+    fill = {str: "", bool: False}.get(dtype, 7)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(3), ["p"], (3,))
+        attributes = {"_FillValue": declared}
+        z = zarr.create_array(
+            store, name="v", shape=3, dtype=dtype, chunks=(3,), dimension_names=["p"], attributes=attributes,
+            fill_value=fill, compressors=None,
+        )  # fmt: skip
+        z[:] = np.array(["a", "b", "c"], object) if dtype is str else np.array([1, 1, 1]).astype(dtype)
+    del store, z
+    gc.collect()
+    repo.erase("v", {"p": 1})
+    found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]
+    np.testing.assert_array_equal(found[1], expected)
+    assert not {found[0], found[2]} & {found[1]}

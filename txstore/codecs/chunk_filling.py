@@ -25,14 +25,15 @@ class ChunkFiller(ChunkDecoder):
     def filled(
         self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, hidden: Sequence[Places] = ()
     ) -> bytes | None:
-        """Return a chunk with the fill value, or another, in some elements. None if it has that already.
+        """Return a chunk with the fill value, or another that fits the data type, in some elements.
 
-        The `hidden` ones get the fill value. All other elements are the same, bit by bit.
+        None if it has that already. The `hidden` ones get the fill value. All other elements are the same, bit by bit.
         """
         chunk = self.decode(encoded)
         new = chunk.copy()
+        fitting = _fitting(value, chunk.dtype)
         for each in places:
-            new[self._index(each)] = self._fill_value if value is None else value
+            new[self._index(each)] = self._fill_value if fitting is None else fitting
         for each in hidden:
             new[self._index(each)] = self._fill_value
         if _equal(chunk, new):
@@ -57,6 +58,25 @@ class ChunkFiller(ChunkDecoder):
         import numpy as np  # late: as in `decode`
 
         return np.ix_(*(np.arange(n) if each is None else each for each, n in zip(places, self.shape, strict=True)))
+
+
+def _fitting(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a number as a data type holds it; None if it can't."""
+    import numpy as np  # late: as in `decode`
+
+    try:
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return int(value) if int(value) == value and limits.min <= value <= limits.max else None
+        if dtype.kind in "mM":
+            return np.array(int(value), np.int64).astype(dtype) if int(value) == value else None
+        if dtype.kind in "fc":
+            with np.errstate(over="ignore"):
+                found = dtype.type(value)
+            return found if np.isinf(found) == np.isinf(float(value)) else None
+    except (TypeError, ValueError, OverflowError):  # no number, not finite, or too large
+        return None
+    return None
 
 
 def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
-from txstore.errors import ErasureError
+from txstore.errors import ErasedError, ErasureError
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, directory_prefix, document_key
 from txstore.history.changes import refs_of
@@ -72,7 +72,7 @@ class ArrayAt:
 
     @property
     def missing(self) -> Any:
-        """What stands for a missing value in the conventions of CF; None: the array's fill value."""
+        """What stands for a missing value in the conventions of CF, if the data type holds it; None: the fill value."""
         return _missing(self.described.attributes.get("_FillValue"))
 
 
@@ -91,7 +91,7 @@ class ArrayRows:
 
         Raises `ErasureError` if its documents or coordinates can't be read.
         """
-        described = describe(snapshot.get_view, path)
+        described = _describe(snapshot, path)
         if described is None or described.kind != "array":
             return None
         names = described.dimensions
@@ -157,12 +157,20 @@ class ArrayRows:
         return self._positions[token]
 
 
+def _describe(snapshot: Snapshot, path: str) -> Described | None:
+    """Return the description of a node; None if there is none, or all of it was erased at this commit."""
+    try:
+        return describe(snapshot.get_view, path)
+    except ErasedError:
+        return None
+
+
 def coordinate_of(snapshot: Snapshot, path: str, dimension: str) -> Described | None:
     """Return the coordinate of a dimension: the array of its name in the group of an array, or in one above."""
     for group in ancestors(path):
         if "/" in dimension:
             return None
-        found = describe(snapshot.get_view, f"{group}/{dimension}" if group else dimension)
+        found = _describe(snapshot, f"{group}/{dimension}" if group else dimension)
         if found is not None and found.kind == "array" and found.dimensions == (dimension,):
             return found
     return None
