@@ -6,8 +6,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
@@ -48,7 +48,7 @@ from txstore.history.operations import LoggedOperation, read_operations, recorde
 from txstore.history.snapshot import Snapshot
 from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
-from txstore.maintenance.erase import ErasureReport, check_paths, erase
+from txstore.maintenance.erase import Erasing, ErasureReport, check_paths, erasing
 from txstore.maintenance.optimize import optimize
 from txstore.maintenance.repair import verify_and_repair
 from txstore.maintenance.report import Report
@@ -104,6 +104,11 @@ def _texts(paths: Sequence[str | Mapping[str, Any]]) -> tuple[str, ...]:
 def _made(commit: Commit | None) -> dict[str, str]:
     """Return what the record of an operation says of the commit that the operation made."""
     return {} if commit is None else {"commit": commit.id}
+
+
+def _counted(report: ErasureReport) -> dict[str, Any]:
+    """Return what the record of an operation says of an erasure: never what was erased."""
+    return {"values": report.values, "bytes": report.bytes, "files": report.files, **_made(report.commit)}
 
 
 class Repository:
@@ -1802,20 +1807,19 @@ class Repository:
             raise ValueError("labels= and positions= are about rows: give {dimension: labels} behind the paths")
         commits, meant = self._existing(), check_paths(_texts(paths))
 
-        def delete(head: Snapshot, branch: str) -> None:
+        def delete(head: Snapshot, branch: str, *, asks: bool) -> None:
             message = f"delete {', '.join(meant)}, to be erased"
             with self.engine.begin(head, branch=branch, message=message) as mapping:
                 for path in meant:
                     mapping.delete_dir(path)
+                if asks:
+                    mapping.check()
+                    mapping.rollback()
 
-        try:
-            with recorded(commits.storage, "erase", {"paths": list(meant)}) as result:
-                report = erase(commits, self.engine.snapshots, meant, delete, timeout=timeout)
-                result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
-                result.update(_made(report.commit))
-            return report
-        finally:
-            self.chunk_cache.clear()  # it may hold what was erased
+        with self._erasing(timeout) as turn, recorded(commits.storage, "erase", {"paths": len(meant)}) as result:
+            report = turn.erase(meant, delete)
+            result.update(_counted(report))
+        return report
 
     def _erase_rows(
         self,
@@ -1831,14 +1835,19 @@ class Repository:
         commits = self._existing()
         if not paths:
             raise ValueError("name the arrays or groups whose rows are to be erased: '' for all")
-        rows = ErasedRows(self.engine, _texts(paths), chosen, labels=labels, positions=positions)
-        about = {"paths": list(rows.paths), "dimensions": list(rows.dimensions)}  # never the labels
-        try:
+        with self._erasing(timeout) as turn:
+            rows = ErasedRows(self.engine, _texts(paths), chosen, labels=labels, positions=positions)
+            about = {"paths": len(rows.paths), "dimensions": len(rows.dimensions)}  # never the labels
             with recorded(commits.storage, "erase", about) as result:
-                report = erase(commits, self.engine.snapshots, rows.paths, rows.overwrite, timeout=timeout, rows=rows)
-                result.update({"values": report.values, "bytes": report.bytes, "files": report.files})
-                result.update(_made(report.commit))
-            return report
+                report = turn.erase(rows.paths, rows.overwrite, rows)
+                result.update(_counted(report))
+        return report
+
+    @contextmanager
+    def _erasing(self, timeout: float | None) -> Iterator[Erasing]:
+        try:
+            with erasing(self.engine.commits, self.engine.snapshots, timeout=timeout) as turn:
+                yield turn
         finally:
             self.chunk_cache.clear()  # it may hold what was erased
 

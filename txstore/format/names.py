@@ -12,6 +12,7 @@ FORMAT = "format.json"
 STAGING = ".staging"
 COMMIT_LOCK = "locks/commit"
 STAGING_LOCK = "locks/staging"
+ERASE_LOCK = "locks/erase"
 LOCKS = "locks"
 PINS = "locks/pins"
 PACKS = "packs"
@@ -243,6 +244,11 @@ def parse_leased_record(name: str) -> bytes | None:
     return bytes.fromhex(name) if _ID.fullmatch(name) else None
 
 
+def lease_path(lock: str) -> str:
+    """What a lease is on that stands for a lock file where there are no locks. No transaction has such an id."""
+    return f"{STAGING}/{lock.encode().hex():0<32.32}"
+
+
 def named_path(name: str) -> str:
     """The file that says which transaction has this name."""
     return f"{STAGING}/{_NAMED}{name}"
@@ -339,7 +345,7 @@ def belongs(path: str) -> bool:
     if top == STAGING:
         return _is_staged(rest)
     if top == LOCKS:
-        return path in (COMMIT_LOCK, STAGING_LOCK, PINS) or _LOCK_FILE.fullmatch(rest) is not None
+        return path in (COMMIT_LOCK, STAGING_LOCK, ERASE_LOCK, PINS) or _LOCK_FILE.fullmatch(rest) is not None
     branch, _, name = rest.partition("/")
     if not is_branch_id(branch) or top not in ("commits", OLDEST_KEPT, "heads"):
         return False

@@ -15,10 +15,12 @@ from txstore.engine import Engine
 from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError
 from txstore.format import packfile
 from txstore.format.keys import directory_prefix
+from txstore.format.records import ErasureRecord
 from txstore.history.snapshot import Snapshot
 from txstore.labels.choosing import Choice
 from txstore.labels.rows_in_history import RowsInHistory, StoredValue
 from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
+from txstore.maintenance.erase import is_below
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacement_packs import ValueAfter
 from txstore.segments.ranged_packs import open_packs
@@ -91,6 +93,9 @@ class ErasedRows:
         # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
         return sum(after.value is not None for after in self._values(found)) > 0
 
+    def covers(self, record: ErasureRecord) -> bool:
+        return record.dimensions == self.dimensions and all(is_below(path, self._prefixes) for path in record.paths)
+
     def are_in(self, snapshot: Snapshot) -> bool:
         return next(self._new_values(snapshot), None) is not None
 
@@ -112,14 +117,17 @@ class ErasedRows:
 
     # --- the heads
 
-    def overwrite(self, head: Snapshot, branch: str) -> None:
-        """Commit fill values for the rows on top of the head of a branch. Raises what a commit raises."""
+    def overwrite(self, head: Snapshot, branch: str, *, asks: bool) -> None:
+        """Commit fill values for the rows on top of the head of a branch, or only ask whether that can be."""
         shown = ", ".join(map(repr, self.paths[:5])) + (", ..." if len(self.paths) > 5 else "")
         along = ", ".join(map(repr, self.dimensions))
         message = f"overwrite rows of {shown} along {along}, to be erased"
         with self._engine.begin(head, branch=branch, message=message) as mapping:
             for key, value in self._new_values(head):
                 mapping[key] = value
+            if asks:
+                mapping.check()
+                mapping.rollback()
 
     def _new_values(self, snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         """Yield the chunks of a commit that have values of the rows, each with fill values in their place."""

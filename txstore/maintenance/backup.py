@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -29,7 +29,7 @@ from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
 from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
-from txstore.history.operations import delete_old, read_operation
+from txstore.history.operations import delete_old, forget_details, read_operation, without_details
 from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import open_run
 from txstore.maintenance.copying import Copier
@@ -278,8 +278,10 @@ class _BackUp:
             raise BackupErasureError(self.target.url, refused, values)
         return found
 
-    def _erase(self, erasures: Iterable[tuple[ErasureRecord, Survey]]) -> None:
+    def _erase(self, erasures: Sequence[tuple[ErasureRecord, Survey]]) -> None:
         """Erase in the copy what was erased since the last backup: existing files are not copied again."""
+        if erasures:
+            forget_details(self.target)
         for record, _ in erasures:
             if record.table is not None:
                 self._copy_replacements(record, record.table)
@@ -429,7 +431,8 @@ class _BackUp:
                 continue
             if record.finished is not None:
                 self._copier.make_directory(names.OPERATIONS)
-                write_over(self.target, path, record.encode(), at_most=self._copier.at_most(path))
+                content = without_details(record).encode()
+                write_over(self.target, path, content, at_most=self._copier.at_most(path))
         delete_old(self.target)
 
     def _write_branches(self, copies: Commits) -> None:

@@ -3,8 +3,11 @@
 Order: first the erasure surveys every file, and waits for the readers and writers of the commits that it has found;
 until then it changes nothing. Then ordinary commits delete the paths from the heads, the erasure waits for all readers
 of older commits, and a record says what is being erased. From then on no process reads these values. The erasure
-replaces one file after the other, until a walk through all of them finds nothing. If it is interrupted, run it again:
-erased values stay erased.
+replaces one file after the other, until a walk through all of them finds nothing.
+
+Erasures of one repository take turns, from the first look to the last file. If one was interrupted after it had begun
+to replace files, its record says all that is needed: the next erasure, of whatever, finishes that one first. Before
+that, nothing was erased, and the call has to be repeated.
 
 Rows of arrays are erased in the same order. In place of the deletion, ordinary commits overwrite the rows with fill
 values. Before any file is replaced, the erasure writes new values for all versions, and the record says where they lie:
@@ -36,9 +39,11 @@ from txstore.errors import (
 from txstore.format import names
 from txstore.format.display import html_head, readable_size
 from txstore.format.keys import directory_prefix, is_related
+from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
 from txstore.history.open_transactions import recorded
+from txstore.history.operations import forget_details
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
@@ -56,8 +61,12 @@ _LOOK_AGAIN = 0.05  # seconds
 #: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
 
-#: Deletes the paths from the head of a branch with a commit, or overwrites the rows. Raises what a commit raises.
-Delete = Callable[[Snapshot, str], object]
+
+class Delete(Protocol):
+    """Deletes the paths from the head of a branch with a commit, or overwrites the rows."""
+
+    def __call__(self, head: Snapshot, branch: str, *, asks: bool) -> object:
+        """`asks`: change nothing. Either way, raise what the commit raises."""
 
 
 class RowsToErase(Protocol):
@@ -71,6 +80,9 @@ class RowsToErase(Protocol):
         Raises `ErasureError` if they can't be erased, or if no commit has such rows, unless the erasure `is_begun`:
         then it may have erased their labels.
         """
+
+    def covers(self, record: ErasureRecord) -> bool:
+        """Tell whether an interrupted erasure may have been one of these rows: records don't say which."""
 
     def are_in(self, snapshot: Snapshot) -> bool:
         """Tell whether a commit has values of the rows that are not fill values."""
@@ -112,65 +124,124 @@ class ErasureReport:
         return html_head("ErasureReport", f"{_shown(self.paths)}: {self}")
 
 
-def erase(
-    commits: Commits,
-    snapshots: Snapshots,
-    paths: Collection[str],
-    delete: Delete,
-    *,
-    timeout: float | None,
-    rows: RowsToErase | None = None,
-) -> ErasureReport:
-    """See `Repository.erase`. `delete` makes a commit that deletes all below the paths, or overwrites the rows."""
-    return _Erasing(commits, snapshots, paths, delete, timeout, rows).run()
+@contextlib.contextmanager
+def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) -> Iterator[Erasing]:
+    """Take a turn among the erasures of a repository, and finish those that were interrupted.
+
+    Raises `ErasureTimeoutError`, and the errors of `Storage.alone`.
+    """
+    with commits.storage.alone(names.ERASE_LOCK) as check_turn:
+        snapshots.heed_erasures()  # new values are made of what is stored, never of what was
+        turn = Erasing(commits, snapshots, timeout, check_turn)
+        turn.finish_interrupted()
+        yield turn
+
+
+class Erasing:
+    """A turn: `erase` is `Repository.erase`."""
+
+    def __init__(
+        self, commits: Commits, snapshots: Snapshots, timeout: float | None, check_turn: Callable[[], object]
+    ) -> None:
+        self._commits = commits
+        self._snapshots = snapshots
+        self._timeout = timeout
+        self._check_turn = check_turn
+        self._finished: list[tuple[ErasureRecord, ErasureReport]] = []  # which others had begun
+
+    def finish_interrupted(self) -> None:
+        for record in self._unfinished():
+            if record.table is None or record.table.run is not None:
+                erasing = self._of(record.paths, None, None)
+                self._finished.append((record, erasing.finish(record)))
+            elif record.table.packs:  # nothing was replaced, and what it wrote may have what is erased next
+                self._check_turn()
+                write_record(self._commits.storage, replace(record, table=ReplacementTable(())))
+                self._commits.storage.delete(*(PackName(pack).path for pack in record.table.packs))
+
+    def erase(self, paths: Collection[str], delete: Delete, rows: RowsToErase | None = None) -> ErasureReport:
+        """Erase all versions below some paths, or some rows of arrays."""
+        erasing = self._of(paths, delete, rows)
+        begun = [record for record in self._unfinished() if rows is not None and rows.covers(record)]
+        same = [
+            report
+            for record, report in self._finished
+            if (record.paths == erasing.paths if rows is None else rows.covers(record))
+        ]
+        report = erasing.run(is_begun=bool(begun or same))
+        for record in self._unfinished():  # their rows are gone, with the rest or as these
+            is_gone = all(is_below(path, erasing.paths) for path in record.paths) if rows is None else record in begun
+            if is_gone:
+                self._check_turn()
+                self._commits.storage.delete(record.path)
+        return same[-1] if same and report.commit is None else report
+
+    def _of(self, paths: Collection[str], delete: Delete | None, rows: RowsToErase | None) -> _Erasing:
+        return _Erasing(self._commits, self._snapshots, paths, delete, self._timeout, rows, self._check_turn)
+
+    def _unfinished(self) -> list[ErasureRecord]:
+        return [record for record in read_records(self._commits.storage) if record.finished is None]
 
 
 class _Erasing:
+    """The erasure of one call, or one that was interrupted."""
+
     def __init__(
         self,
         commits: Commits,
         snapshots: Snapshots,
         paths: Collection[str],
-        delete: Delete,
+        delete: Delete | None,
         timeout: float | None,
         rows: RowsToErase | None,
+        check_turn: Callable[[], object],
     ) -> None:
+        self.paths = tuple(sorted(set(paths)))
         self._rows = rows
         self._commits = commits
         self._storage = commits.storage
         self._snapshots = snapshots
-        self._paths = tuple(sorted(set(paths)))
         self._delete = delete
         self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._check_turn = check_turn
         self._files = 0
-        self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._has_collected = False
+        self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
         #: By branch: the seq from which on all commits that were looked at lack the rows.
         self._clean: dict[str, int] = {}
         # By branch, until the first wait has ended: the result of `_first_without` when it began. Else the erasure
         # would wait for a moment without any reader, which may never come beside processes that keep committing.
         self._began: dict[str, int] | None = {}
+        self._record: ErasureRecord | None = None  # of an interrupted erasure, while it is finished
 
-    def run(self) -> ErasureReport:
+    def finish(self, record: ErasureRecord) -> ErasureReport:
+        """Finish an erasure that was interrupted, by what its record says."""
+        self._record = record
+        self._wait(done="It was interrupted, and has to be finished before anything else is erased")
+        record = self._scrub(record)
+        return self._end(record)
+
+    def run(self, *, is_begun: bool) -> ErasureReport:
+        """`is_begun`: it may be the second call for one that was interrupted."""
         self._check_quarantine()
         self._check_views()
         found = self._survey(None)
-        record = self._begun()
-        if record is None:
+        if not is_begun:
             self._check_met(found)
-        is_there = bool(found.changes) if self._rows is None else self._checked(is_begun=record is not None)
-        if not is_there and record is None:
-            return ErasureReport(self._paths, None, 0, 0, 0)
+        if not (found.changes if self._rows is None else self._checked(is_begun=is_begun)):
+            return ErasureReport(self.paths, None, 0, 0, 0)
         if found.shared:
             raise ErasureError(
-                self._paths,
+                self.paths,
                 "these have some of the same values, which were moved or copied without being written: "
                 f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
                 "vacuum",
             )
         self._wait()
         self._began = None
+        for branch in living_branches(self._commits):  # all of them, before the first is changed
+            self._while_living(branch, self._ask)
         until = self._delete_everywhere()
         while True:
             self._wait(done="The newest commits have it no more, the older ones still have it")
@@ -183,26 +254,27 @@ class _Erasing:
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
         vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
         if self._rows is not None:
-            record = self._replace(self._rows, record, until)
+            record = self._replace(self._rows, until)
         else:
-            record = replace(record or self._new_record(), until=until)
-            write_record(self._storage, record)
+            record = self._new_record(until)
+            self._write(record)
             record = self._scrub(record)
+        return self._end(record)
+
+    def _end(self, record: ErasureRecord) -> ErasureReport:
+        forget_details(self._storage)
         # If another vacuum deleted a file just as this erasure replaced it, the file exists again.
         vacuum(self._commits, self._snapshots, branch=MAIN)
         commit = self._note(record)
-        self._finish(record)
-        for other in self._unfinished() if self._rows is None else ():
-            if all(is_below(path, self._paths) for path in other.paths):  # its rows are gone with the rest
-                self._finish(other)
-        return ErasureReport(self._paths, commit, record.values, record.length, self._files)
+        self._write(replace(record, finished=time.time_ns() // 1000))
+        return ErasureReport(self.paths, commit, record.values, record.length, self._files)
 
     # --- checks before the erasure
 
     def _check_quarantine(self) -> None:
         if self._storage.list(names.QUARANTINE):
             raise ErasureError(
-                self._paths,
+                self.paths,
                 f"a repair has left files in {names.QUARANTINE}/, and they may hold these values: look at them, "
                 "delete them",
             )
@@ -213,9 +285,9 @@ class _Erasing:
             head = self._commits.head(branch)
             views = {} if head is None else decode(self._storage.url, head.header.declared.views)
             for name, view in views.items():
-                if any(is_related(source, path) for source in view.sources for path in self._paths):
+                if any(is_related(source, path) for source in view.sources for path in self.paths):
                     raise ErasureError(
-                        self._paths,
+                        self.paths,
                         f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
                         "outputs, too, or delete them and let a vacuum expire these commits",
                     )
@@ -227,7 +299,7 @@ class _Erasing:
                     )
 
     def _check_met(self, found: Survey) -> None:
-        for path in self._paths:
+        for path in self.paths:
             if path not in found.met:
                 raise NodeNotFoundError(path)
 
@@ -242,22 +314,12 @@ class _Erasing:
                 if self._kept() == kept:
                     raise
 
-    def _begun(self) -> ErasureRecord | None:
-        """Return the record of the same erasure, if one was interrupted. Of rows, it does not say which."""
-        for record in self._unfinished():
-            if record.paths == self._paths and (record.table is None) == (self._rows is None):
-                return record
-        return None
-
-    def _unfinished(self) -> list[ErasureRecord]:
-        return [record for record in read_records(self._storage) if record.finished is None]
-
     # --- processes in the way
 
     def _wait(self, done: str = "Nothing was changed") -> None:
         while holders := list(self._holders()):
             if self._has_collected and self._deadline is not None and time.monotonic() >= self._deadline:
-                raise ErasureTimeoutError(self._paths, holders, done=done)
+                raise ErasureTimeoutError(self.paths, holders, done=done)
             if self._has_collected:
                 time.sleep(_LOOK_AGAIN)
             else:
@@ -285,7 +347,10 @@ class _Erasing:
             return []
         header, found = head.header, list[str]()
         difference = header.seq - header.version  # both grow by one with each commit
-        first = self._first_without(branch, head)
+        if self._record is not None:
+            first = self._record.until.get(branch, -1) + difference
+        else:
+            first = self._first_without(branch, head)
         if self._began is not None:
             first = min(first, self._began.setdefault(branch, first))
         pins = self._snapshots.pins(branch)
@@ -324,7 +389,7 @@ class _Erasing:
                 self._clean.pop(branch, None)
                 first = snapshot.seq + 1
             else:
-                first = max(map(snapshot.last_change, self._paths))
+                first = max(map(snapshot.last_change, self.paths))
                 if self._rows is not None:  # others go on writing to the arrays, and nothing needs to wait for that
                     first = self._clean.setdefault(branch, first)
             self._firsts[branch] = head.header.id, first
@@ -343,14 +408,14 @@ class _Erasing:
     def _is_there(self, snapshot: Snapshot) -> bool:
         if self._rows is not None:
             return self._rows.are_in(snapshot)
-        return any(map(snapshot.has_keys_below, self._paths))
+        return any(map(snapshot.has_keys_below, self.paths))
 
     def _survey(self, until: Mapping[str, int] | None, fates: RowFates | None = None) -> Survey:
         """Survey every file. Files that a vacuum deletes meanwhile need no survey."""
         while True:
             kept = self._kept()
             try:
-                return survey(self._commits, self._paths, until, fates)
+                return survey(self._commits, self.paths, until, fates)
             except (CorruptionError, FileNotFoundError):
                 if self._kept() == kept:
                     raise
@@ -373,36 +438,47 @@ class _Erasing:
 
     def _delete_from(self, branch: str) -> int:
         """Return the version of a commit of the branch that has nothing below the paths."""
+        assert self._delete is not None
         while True:
             head = self._snapshots.newest(branch)
             if not self._is_there(head):
                 return head.version
             try:
                 self._deleted += 1
-                self._delete(head, branch)
+                self._delete(head, branch, asks=False)
             except (ConflictError, SnapshotExpiredError):
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     raise
 
-    def _new_record(self) -> ErasureRecord:
-        return ErasureRecord(os.urandom(16).hex(), self._paths, this_user(), time.time_ns() // 1000, {})
+    def _ask(self, branch: str) -> None:
+        """Raise what the commit that deletes the paths from a branch would raise, before anything is changed."""
+        assert self._delete is not None
+        head = self._snapshots.newest(branch)
+        if self._is_there(head):
+            with contextlib.suppress(ConflictError):  # with a commit since
+                self._delete(head, branch, asks=True)
 
-    def _replace(self, rows: RowsToErase, record: ErasureRecord | None, until: Mapping[str, int]) -> ErasureRecord:
-        """Write new values, then erase the old ones. Go on with an erasure that had written its new values."""
-        if record is not None and record.table is not None and record.table.run is not None:
-            record = self._scrub(record)
-            if not self._checked(is_begun=True):
-                return record
-            self._finish(record)
-            record = None
-        record = replace(record or self._new_record(), until=until, dimensions=rows.dimensions)
+    def _new_record(self, until: Mapping[str, int]) -> ErasureRecord:
+        """Return a record that is newer than all there are: of two tables, the newer one counts."""
+        last = max((record.time for record in read_records(self._storage)), default=0)
+        when = max(time.time_ns() // 1000, last + 1)
+        dimensions = () if self._rows is None else self._rows.dimensions
+        return ErasureRecord(os.urandom(16).hex(), self.paths, this_user(), when, until, dimensions=dimensions)
+
+    def _write(self, record: ErasureRecord) -> None:
+        self._check_turn()
+        write_record(self._storage, record)
+
+    def _replace(self, rows: RowsToErase, until: Mapping[str, int]) -> ErasureRecord:
+        """Write new values, then erase the old ones."""
+        record = self._new_record(until)
         while True:
             kept = self._kept()
 
-            def note(table: ReplacementTable, record: ErasureRecord = record) -> ErasureRecord:
-                record = replace(record, table=table)
-                write_record(self._storage, record)
-                return record
+            def note(table: ReplacementTable) -> ErasureRecord:
+                noted = replace(record, table=table)
+                self._write(noted)
+                return noted
 
             try:
                 note(ReplacementTable(()))
@@ -411,11 +487,9 @@ class _Erasing:
                 if self._kept() == kept:
                     raise
 
-    def _finish(self, record: ErasureRecord) -> None:
-        write_record(self._storage, replace(record, finished=time.time_ns() // 1000))
-
     def _scrub(self, record: ErasureRecord) -> ErasureRecord:
         fates = None if record.table is None else RowFates(self._storage, record)
+        self._check_turn()
         with self._storage.lock(names.COMMIT_LOCK):
             for _ in range(_ROUNDS):
                 found = self._survey(record.until, fates)
@@ -423,18 +497,18 @@ class _Erasing:
                     self._commits.head_caches.forget()
                     return record
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
-                write_record(self._storage, record)
+                self._write(record)
                 self._files += scrub(self._storage, found)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
-        raise ErasureError(self._paths, "other processes keep writing there: try again when they have ended")
+        raise ErasureError(self.paths, "other processes keep writing there: try again when they have ended")
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
         writer = self._commits.staged.new(os.urandom(16), 0)
-        message = f"erased {_shown(self._paths)}"
-        properties: dict[str, Any] = {"erased": list(self._paths), "erasure": record.id}
+        message = f"erased {_shown(self.paths)}"
+        properties: dict[str, Any] = {"erased": list(self.paths), "erasure": record.id}
         if record.dimensions:
-            message = f"erased rows of {_shown(self._paths)} along {_shown(record.dimensions)}"
+            message = f"erased rows of {_shown(self.paths)} along {_shown(record.dimensions)}"
             properties["dimensions"] = list(record.dimensions)
         publisher = Publisher(
             self._commits, writer, branch=MAIN, durable=True, message=message, properties=properties

@@ -147,12 +147,15 @@ class RowFates:
 
     A value that the table does not name was in no kept commit when the table was written: it is erased. The table
     itself may be gone: a vacuum deletes it when no kept commit needs any of the values.
+
+    Values that newer erasures have written are not judged: the table is older than they are.
     """
 
     def __init__(self, storage: Storage, record: ErasureRecord) -> None:
         """`storage` has the table. Raises `CorruptionError` if it is damaged."""
         table = record.table
-        self.packs = frozenset(table.packs if table is not None else ())
+        newer = [each.table for each in read_records(storage) if (each.time, each.id) > (record.time, record.id)]
+        self.packs = frozenset(pack for each in (table, *newer) if each is not None for pack in each.packs)
         run = table.run if table is not None else None
         is_there = run is not None and run.pack is not None and storage.exists(run.pack.path)
         self._runs = open_runs([run], open_packs(storage)) if run is not None and is_there else None
@@ -160,7 +163,7 @@ class RowFates:
     def of(self, pack: PackName, offset: int) -> int | None:
         if self._runs is not None:
             kept, replaced = self._runs.refs([kept_key(pack, offset), replaced_key(pack, offset)])
-            if replaced is not None and replaced.kind == packfile.REF_PACK:
+            if replaced is not None:  # perhaps by a value that a newer erasure has erased: that one names this, too
                 return packfile.REF_PACK
             if kept is not None:
                 return None

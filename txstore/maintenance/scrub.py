@@ -22,10 +22,11 @@ from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import after_prefix, directory_prefix, is_document
 from txstore.format.packfile import Frame, PackName
+from txstore.format.replacements import REPLACED, place_of
 from txstore.history.commits import Commits
 from txstore.maintenance.check_file import Window, frames_end, walk_frames
 from txstore.maintenance.reachable import StagedPacks, data_packs
-from txstore.segments.replaced import read_records
+from txstore.segments.replaced import read_records, run_of
 from txstore.storage.interface import StagedFile, Storage
 
 _COPIED = 1 << 20
@@ -114,6 +115,8 @@ class _Surveyor:
         self._until = until
         # Packs newer than the versions to erase.
         self._young: set[bytes] = set() if fates is None else set(fates.packs)
+        # Values that replace some in those packs: they stay, too.
+        self._young_places: set[tuple[bytes, int]] = set()
         self._ends: dict[bytes, int] = {}  # ends of the valid frames of data packs
         self._compaction_outputs: dict[PackName, RunName] = {}  # each with its run
         self._referred: set[bytes] = set()  # packs that runs lead to
@@ -126,6 +129,7 @@ class _Surveyor:
         staged = StagedPacks(self._storage.list(names.STAGING))
         files = list(self._commit_files())
         with_runs = [*files, *self._files_of_compaction_outputs()]
+        self._find_young_places()
         for file in with_runs:
             for section, run, tables in self._runs_of(file):
                 self._look_through(file, section, run, tables)
@@ -137,10 +141,9 @@ class _Surveyor:
             for _, run, tables in self._runs_of(file):
                 self._look_beside(run, tables)
             self._look_into_group_commit(file)
-        for record in read_records(self._storage):
-            if record.table is not None and (table := record.table.run) is not None:
-                with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it
-                    self._look_into_table(table)
+        for table in self._tables():
+            with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it
+                self._look_into_table(table)
         return self._found
 
     def _commit_files(self) -> Iterator[_File]:
@@ -188,6 +191,24 @@ class _Surveyor:
 
     # --- runs
 
+    def _find_young_places(self) -> None:
+        for name in self._tables() if self._until is not None else ():
+            assert name.pack is not None
+            with contextlib.suppress(FileNotFoundError):  # a vacuum has deleted it
+                for _, run, tables in self._runs_of(self._file_of(name)):
+                    for key, kind, _, number, offset, _, _ in _entries(run, REPLACED, None, name.pack.path):
+                        if kind == packfile.REF_PACK and place_of(key)[0].id in self._young:
+                            self._young_places.add((tables[number].id, offset))
+
+    def _tables(self) -> list[RunName]:
+        return [run for record in read_records(self._storage) if (run := run_of(record)) is not None]
+
+    def _file_of(self, name: RunName) -> _File:
+        """Return the file of a table. Raises `FileNotFoundError`."""
+        assert name.pack is not None
+        section = commitfile.Section(commitfile.SECTION_RUN, name.offset, name.length)
+        return _File(name.pack, self._storage.read_tail(name.pack.path, 0)[1], runs=(section,), seq=name.seq)
+
     def _runs_of(self, file: _File) -> Iterator[tuple[commitfile.Section, index.Run, list[PackName]]]:
         for section in file.runs:
             try:
@@ -223,7 +244,7 @@ class _Surveyor:
 
     def _fate_of(self, key: bytes, pack: PackName, offset: int) -> int | None:
         """Return the kind that refs to a value below the paths have afterwards; None if the value stays."""
-        if pack.id in self._young:
+        if pack.id in self._young or (pack.id, offset) in self._young_places:
             return None
         if self._fates is None:
             return packfile.REF_ERASED
@@ -232,10 +253,9 @@ class _Surveyor:
     def _look_into_table(self, name: RunName) -> None:
         """Find the entries of another erasure's table that lead to values that are erased, for their checksums."""
         assert name.pack is not None
-        path = name.pack.path
-        section = commitfile.Section(commitfile.SECTION_RUN, name.offset, name.length)
-        size = self._storage.read_tail(path, 0)[1]
-        for _, run, tables in self._runs_of(_File(name.pack, size, runs=(section,), seq=name.seq)):
+        path, file = name.pack.path, self._file_of(name)
+        [section], size = file.runs, file.size
+        for _, run, tables in self._runs_of(file):
 
             def kind_after(_: bytes, number: int, offset: int, tables: Sequence[PackName] = tables) -> int | None:
                 pack = tables[number].id

@@ -217,6 +217,12 @@ class Storage(Protocol):
         may join it. None: this storage has no queues. Without `queues`, all committers have left the queue.
         """
 
+    def alone(self, path: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Take turns with all processes, wherever they are. It is a turn with `lock` where that is enough.
+
+        What it yields raises `OSError` if another process may have the turn since: this one was stopped for too long.
+        """
+
     def lock_directory(self) -> str:
         """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""
 

@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -346,6 +346,11 @@ class LocalStorage:
         if turn is not None and turn.owner == processes.this_thread():
             return contextlib.nullcontext()  # the caller has the turn already, and nobody is in the queue
         return _Turn(self, path, prepare, queues)
+
+    @contextlib.contextmanager
+    def alone(self, path: str) -> Iterator[Callable[[], None]]:
+        with self.lock(path):
+            yield lambda: None
 
 
 class _Turn:

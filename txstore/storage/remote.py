@@ -11,6 +11,7 @@ import contextlib
 import operator
 import posixpath
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
+
+_LOOK_AGAIN = 0.2  # seconds
 
 
 class RemoteStorage:
@@ -258,6 +261,24 @@ class RemoteStorage:
             yield
         finally:
             turn.release()
+
+    @contextmanager
+    def alone(self, path: str) -> Iterator[Callable[[], None]]:
+        """Take turns by a lease. That of a process that was killed is over after `leases.TERM`."""
+        wait = Wait(self.url, path, self.lock_timeout, lambda: "a process that may be on another machine")
+        with wait.watched():
+            while True:
+                try:
+                    lease = self.leases.take(names.lease_path(path))
+                    break
+                except BlockingIOError:
+                    if wait.left == 0:
+                        raise wait.over() from None
+                    time.sleep(_LOOK_AGAIN)
+        try:
+            yield lease.check_term
+        finally:
+            lease.close()
 
     def lock_directory(self) -> str:
         reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"

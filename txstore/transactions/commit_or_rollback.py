@@ -142,6 +142,20 @@ class Ending:
             self._commits.compaction_outputs.begin(stored, result.runs_named)
         return result
 
+    def check(self) -> None:
+        """Do all that comes before a commit is published: `Transaction.check`."""
+        staging, lifecycle, attempt = self._staging, self._lifecycle, object()
+        committer: Committer | None = None
+        lifecycle.begin_commit(attempt)
+        try:
+            close_parts(staging.part, staging.view, allow_lost=False)
+            told = staging.record.message or ""
+            committer = Committer(self._commits, self._snapshots, staging, self._locking.locks, told)
+            committer.check()
+        finally:
+            self._go_on(committer)
+            lifecycle.attempt = None
+
     def _go_on(self, committer: Committer | None) -> None:
         """Return to the state before the attempt to commit."""
         try:

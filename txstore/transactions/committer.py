@@ -136,6 +136,12 @@ class Committer:
         except OSError as error:
             raise SyncFailedError(error) from error
 
+    def check(self) -> None:
+        """Do the steps 1 and 2 of `run`: raise the conflicts and broken constraints that are known by now."""
+        self.merges.put_together()
+        self.own_run.append(self.head)
+        self._keep_constraints(self.catch_up())
+
     def _run(self, is_wanted: bool) -> Stored | None:
         # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
         #    values that equal the base.

@@ -407,6 +407,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         with self.part.ending():
             self.ending.roll_back()
 
+    def check(self) -> None:
+        """Raise what `commit` would raise on the present head, `ConflictError` among others; publish nothing."""
+        with self.part.ending():
+            self.ending.check()
+
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         """Publish all staged writes in one step. With `durability="fsync"`, they survive a power loss afterwards.
 

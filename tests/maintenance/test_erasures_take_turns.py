@@ -1,0 +1,259 @@
+"""Erasures of one repository beside and after each other: each finds whole what the others have left."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import txstore
+from tests.maintenance.erased_rows import Contents, array_of, check, contents, leaks
+from tests.system.processes.workers import QUICK, Worker, ended
+from tests.transactions.faults import Hook, watch
+from txstore.format import names
+
+LABELS = np.arange(10, 18)
+#: Of each array a row of values for each label: no other bytes are like these.
+VALUES = {
+    path: np.frombuffer(random.Random(path).randbytes(8 * 8), np.uint64) for path in ("v", "w", "x", "changed", "dev")
+}
+
+
+@pytest.fixture
+def filled(repo: txstore.Repository) -> txstore.Repository:
+    """Two arrays whose rows are in two chunks, in several versions, and on two branches."""
+    with repo.transaction("first") as store:
+        array_of(store, "p", LABELS, ["p"], (4,))
+        for path in ("v", "w"):
+            array_of(store, path, VALUES[path], ["p"], (4,))
+    with repo.transaction("changed") as store:
+        zarr.open_array(store, path="v")[:4] = VALUES["changed"][:4]
+    repo.branches["dev"] = repo.head()  # type: ignore[assignment]
+    with repo.transaction("on dev", branch="dev") as store:
+        zarr.open_array(store, path="v")[:] = VALUES["dev"]
+    del store
+    gc.collect()
+    return repo
+
+
+def erased(**rows: list[int]) -> Callable[[str, int, str], Any]:
+    """Return what says which elements of an array these labels have."""
+    return lambda _branch, _version, path: np.isin(LABELS, rows[path]) if path in rows else None
+
+
+def secrets(path: str, labels: list[int]) -> list[bytes]:
+    sources = ("v", "changed", "dev") if path == "v" else (path,)
+    return [VALUES[source][np.flatnonzero(label == LABELS)[0]].tobytes() for source in sources for label in labels]
+
+
+def check_erased(repo: txstore.Repository, before: Contents, **rows: list[int]) -> None:
+    """These rows are gone from all files, and nothing else is."""
+    again = txstore.Repository(repo.url)
+    check(before, contents(again), erased(**rows), lambda _: 0)
+    pieces = [piece for path, labels in rows.items() for piece in secrets(path, labels)]
+    assert leaks(repo.url, *pieces) == []
+    assert again.verify().faults == []
+    assert all(each.finished is not None for each in again.erasures())
+
+
+def at(path: str, number: int, stop: Callable[[], object]) -> Hook:
+    """Return a hook that stops at the n-th file that takes a place below a path."""
+    left = iter(range(number))
+
+    def hook(_: str, target: str, *__: Any) -> None:
+        if target.startswith(path) and next(left, None) is None:
+            stop()
+
+    return hook
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupt(repo: txstore.Repository, call: str, hook: Hook, erase: Callable[[txstore.Repository], object]) -> None:
+    """Erase, and be killed at a call of the storage."""
+    killed = txstore.Repository(repo.url)
+    watch(killed).before[call] = hook
+    with pytest.raises(KeyboardInterrupt):
+        erase(killed)
+    del killed
+    gc.collect()
+
+
+def erase_rows(url: str, path: str, labels: list[int]) -> None:
+    txstore.Repository(url).erase(path, {"p": labels})
+
+
+# --- at once
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+@pytest.mark.parametrize("labels", [[11, 16], [11, 11]])
+def test_the_second_begins_when_the_first_has_ended(filled: txstore.Repository, labels: list[int], where: str) -> None:
+    before = contents(filled)
+    others: list[Any] = []
+
+    def meet() -> None:
+        """The other one begins here: alone, it would be done in this time."""
+        if where == "process":
+            others.append(Worker(erase_rows, filled.url, "v", [labels[1]], context=QUICK))
+            others[0].answered(2)
+        else:
+            others.append(threading.Thread(target=erase_rows, args=(filled.url, "v", [labels[1]])))
+            others[0].start()
+            others[0].join(2)
+
+    first = txstore.Repository(filled.url)
+    watched = watch(first)
+    watched.before["replace_blanked"] = at("", 0, lambda: others or meet())
+    first.erase("v", {"p": labels[0]})
+    watched.calls.clear()  # they hold commits, and the other one waits for who reads them
+    if where == "process":
+        with ended(others[0]):
+            others[0].result()
+    else:
+        others[0].join()
+    check_erased(filled, before, v=labels)
+
+
+# --- interrupted
+
+
+def stops() -> list[tuple[str, str, int]]:
+    """Return call, path and number of what an erasure of rows is killed at."""
+    records = [("replace", names.ERASED, number) for number in (0, 2, 3, 4)]
+    return records + [("replace_blanked", "", number) for number in (0, 2)]
+
+
+@pytest.mark.parametrize("stop", stops())
+@pytest.mark.parametrize("other", ["other rows", "other arrays", "more arrays", "the same"])
+def test_one_that_was_interrupted_is_finished_by_whichever_comes(
+    filled: txstore.Repository, stop: tuple[str, str, int], other: str
+) -> None:
+    before = contents(filled)
+    call, path, number = stop
+    interrupt(filled, call, at(path, number, interrupted), lambda repo: repo.erase("v", {"p": [11, 16]}))
+    gone: dict[str, list[int]] = {"v": [11, 16]}
+    if other == "other rows":
+        filled.erase("v", {"p": 12})
+        gone["v"] = [11, 12, 16]
+    elif other == "other arrays":
+        filled.erase("w", {"p": [11, 12]})
+        gone["w"] = [11, 12]
+    elif other == "more arrays":
+        filled.erase("", {"p": 13})
+        gone = {"v": [11, 13, 16], "w": [13]}
+    filled.erase("v", {"p": [11, 16]})
+    check_erased(filled, before, **gone)
+
+
+def test_an_array_was_added_since(filled: txstore.Repository) -> None:
+    """The call that `verify` asks for is about one more array then."""
+    interrupt(filled, "replace_blanked", at("", 2, interrupted), lambda repo: repo.erase("", {"p": 11}))
+    with filled.transaction("one more") as store:
+        array_of(store, "x", VALUES["x"], ["p"], (4,))
+    del store
+    gc.collect()
+    before = contents(filled)
+    [fault] = filled.verify().faults
+    assert "erase it again" in fault.reason
+    filled.erase("", {"p": 11})
+    check_erased(filled, before, v=[11], w=[11], x=[11])
+
+
+def test_an_array_that_was_interrupted_is_erased_before_rows_of_another(filled: txstore.Repository) -> None:
+    before = {place: data for place, data in contents(filled).items() if place[2] != "w"}
+    interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w"))
+    filled.erase("v", {"p": 11})
+    check_erased(filled, before, v=[11])
+    assert leaks(filled.url, *secrets("w", LABELS.tolist())) == []
+    assert filled.erase("w").commit is None
+
+
+def test_a_reader_of_what_was_interrupted_is_waited_for(filled: txstore.Repository) -> None:
+    interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w"))
+    reader = filled.snapshot(at=1)
+    reader["v/c/0"]
+    with pytest.raises(txstore.ErasureTimeoutError, match="was interrupted, and has to be finished"):
+        txstore.Repository(filled.url).erase("v", {"p": 11}, timeout=0)
+    del reader
+    filled.erase("v", {"p": 11})
+
+
+# --- copies
+
+
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_a_backup_after_any_number_of_them(filled: txstore.Repository, tmp_path: Path, between: int) -> None:
+    before = contents(filled)
+    copy = tmp_path / "copy.tx"
+    filled.backup(copy)
+    labels = [11, 12, 16, 13]
+    for number, label in enumerate(labels):
+        filled.erase("v", {"p": label})
+        if number == between:
+            filled.backup(copy, erase=True)
+    filled.erase("w")
+    filled.backup(copy, erase=True)
+    before = {place: data for place, data in before.items() if place[2] != "w"}
+    for repo in (filled, txstore.Repository(copy)):
+        check_erased(repo, before, v=labels)
+
+
+def test_a_backup_keeps_a_branch_that_was_deleted_here(filled: txstore.Repository, tmp_path: Path) -> None:
+    """Later erasures know nothing of its commits: what replaced their values before stays."""
+    copy = tmp_path / "copy.tx"
+    filled.erase("v", {"p": 11})
+    filled.backup(copy)
+    before = contents(txstore.Repository(copy))
+    del filled.branches["dev"]
+    gc.collect()
+    filled.vacuum()
+    filled.erase("v", {"p": 12})
+    filled.backup(copy, erase=True)
+    after = contents(txstore.Repository(copy))
+    np.testing.assert_array_equal(after["dev", 2, "v"], before["dev", 2, "v"])
+    assert txstore.Repository(copy).verify().faults == []
+
+
+# --- refused before anything is changed
+
+
+def test_all_branches_are_asked_before_the_first_is_changed(filled: txstore.Repository) -> None:
+    filled.freeze("as it is", branch="dev")
+    heads = {name: filled.head(name) for name in filled.branches}
+    before = contents(filled)
+    for erase in (lambda: filled.erase("v", {"p": 11}), lambda: filled.erase("v")):
+        with pytest.raises(txstore.ConstraintError):
+            erase()
+        assert {name: filled.head(name) for name in filled.branches} == heads
+    check(before, contents(filled), erased(), lambda _: 0)
+    assert filled.erasures() == []
+    filled.unfreeze(branch="dev")
+    filled.erase("v", {"p": 11})
+    check_erased(filled, before, v=[11])
+
+
+# --- after an array was erased as a whole
+
+
+def test_an_array_that_was_erased_and_made_anew(filled: txstore.Repository) -> None:
+    """On another branch, all commits with its path have erased values alone."""
+    filled.erase("v")
+    with filled.transaction("anew") as store:
+        array_of(store, "v", VALUES["v"], ["p"], (4,))
+    del store
+    gc.collect()
+    filled.erase("v", {"p": 11})
+    found = zarr.open_array(filled.snapshot(), path="v", mode="r")[:]
+    np.testing.assert_array_equal(found, np.where(LABELS == 11, 0, VALUES["v"]))
+    with pytest.raises(txstore.ErasedError):
+        filled.mapping(branch="dev", at=2)["v/c/0"]
