@@ -76,7 +76,7 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
 .DEFAULT_GOAL := help
 
 help:
@@ -113,6 +113,7 @@ help:
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
+	@echo 'make erasures    erasures at once, and killed, beside all that copies values: two thousand histories'
 	@echo 'make views       sources of views changed by four processes: two thousand histories, each output against numpy'
 	@echo 'make feeds       a job that is killed at any step keeps a copy by a feed: two thousand histories, each change once'
 	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git, and on a thousand in which rows move'
@@ -445,6 +446,11 @@ read-js: $(TEST)/stamp
 LABEL_HISTORIES ?= 5000
 labels: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.labels --histories $(LABEL_HISTORIES)
+
+# Erasures at once, and killed, beside all that copies values: is anything else changed, and is anything left?
+ERASURE_HISTORIES ?= 2000
+erasures: $(TEST)/stamp
+	$(TEST)/bin/python -m tests.erasures --histories $(ERASURE_HISTORIES)
 
 # Four processes change the sources of views: is each output, at each commit, what numpy makes of them?
 VIEW_HISTORIES ?= 2000

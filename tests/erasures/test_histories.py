@@ -1,0 +1,16 @@
+"""Erasures at once, one after the other, and killed, beside all that copies values. `make erasures` makes more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.erasures.histories import histories
+
+
+@pytest.mark.long
+def test_histories() -> None:
+    counts = histories(int(os.environ.get("TXSTORE_ERASURE_HISTORIES", "12")), 10_000)
+    assert counts["erased"]
+    assert counts["killed"]
