@@ -167,8 +167,8 @@ class PackCache:
 
     def heed(self, erasures: bytes) -> None:
         """Forget what was read before some erasures, unless this was done. `erasures` stands for them: 16 bytes."""
-        parts = [self._memory] if self._directory is None else [self._directory, self._memory]
-        for part in parts:  # what is in memory comes from the directory
+        parts: list[PieceMemory | CacheDirectory] = [] if self._directory is None else [self._directory]
+        for part in (*parts, self._memory):  # what is in memory comes from the directory
             if part.find(erasures, 0) is None:
                 part.forget_all()
                 part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
