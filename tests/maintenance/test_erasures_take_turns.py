@@ -113,7 +113,7 @@ def test_the_second_begins_when_the_first_has_ended(filled: txstore.Repository, 
 
     first = txstore.Repository(filled.url)
     watched = watch(first)
-    watched.before["replace_blanked"] = at("", 0, lambda: others or meet())
+    watched.before["replace"] = at(names.ERASED, 3, lambda: others or meet())  # its table is made by then
     first.erase("v", {"p": labels[0]})
     watched.calls.clear()  # they hold commits, and the other one waits for who reads them
     if where == "process":
