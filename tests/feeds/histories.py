@@ -1,6 +1,6 @@
 """Random histories: two processes write, move, delete, merge and revert; two others keep a copy by a feed alone.
 
-Processes are killed at any step, consumers also between any two of their steps. Each commit that moves the feed must
+Or one other, which keeps it in another repository. Processes are killed at any step, consumers also between any two of their steps. Each commit that moves the feed must
 begin where the one before it ended, and its copy must equal the source where it ends: so each change was done once.
 
     python -m tests.feeds --histories 2000 --seed 1
@@ -31,7 +31,7 @@ from txstore.feeds import Feed
 
 OPERATIONS = 5
 #: How the workers of a history take changes.
-WAYS = ("one by one", "combined", "mixed", "shared")
+WAYS = ("one by one", "combined", "mixed", "shared", "elsewhere")
 #: Of a thousand steps of a consumer, so many kill it; of a thousand moments of 10 ms, so many; of a thousand histories,
 #: in so many a writer is killed. A consumer is killed so many times at most.
 KILLED_STEPS, KILLED_MOMENTS, KILLED_WRITERS, MOST = 40, 8, 100, 3
@@ -174,10 +174,13 @@ def consume(path: Path, seed: str, way: str, attempt: int) -> None:
 
     while True:
         ended = (path.parent / "ended").exists()
-        combine = way in ("combined", "shared") or (way == "mixed" and drawn.random() < 0.5)
+        combine = way in ("combined", "shared", "elsewhere") or (way == "mixed" and drawn.random() < 0.5)
         try:
             if feed.wait(0.0 if ended else 0.05, combine=combine):
-                take(repo, feed, drawn, step, combine=combine, is_shared=way == "shared")
+                if way == "elsewhere":
+                    take_elsewhere(_elsewhere(path), feed, step)
+                else:
+                    take(repo, feed, drawn, step, combine=combine, is_shared=way == "shared")
             elif way == "mixed" and feed.wait(0.0, combine=not combine):
                 continue
             elif ended:
@@ -216,7 +219,41 @@ def take(
         step()
 
 
+def _elsewhere(path: Path) -> txstore.Repository:
+    return txstore.Repository(path.parent / "elsewhere.tx", durability="none")
+
+
+def take_elsewhere(other: txstore.Repository, feed: Feed, step: Callable[[], None]) -> None:
+    for told in feed.changes(combine=True):
+        step()
+        done = {commit.properties.get("token") for commit in other.log()} if other.exists else set()
+        if told.token not in done:
+            with other.transaction(properties={"token": told.token, "version": told.commit.version}) as store:
+                apply(told, store)
+                step()
+        step()
+        feed.advance(to=told)
+        step()
+
+
 # --- what must be true
+
+
+def check_elsewhere(repo: txstore.Repository, other: txstore.Repository) -> Counter[str]:
+    """Go through all commits of the copy: each must be one change, the last one the newest."""
+    commits = [*reversed(list(other.log()))] if other.exists else []
+    if len({commit.properties["token"] for commit in commits}) < len(commits):
+        raise WrongError(f"a change was done twice: {[commit.properties for commit in commits]}")
+    for commit in commits:
+        was, is_now = (
+            content(repo.snapshot(commit.properties["version"]), "src"),
+            content(other.snapshot(commit), "copy"),
+        )
+        if was != is_now:
+            raise WrongError(f"{commit.properties}: the copy is {is_now}, and not {was}")
+    if commits and content(repo.snapshot(), "src") != content(other.snapshot(), "copy"):
+        raise WrongError("the copy has not come to the end")
+    return Counter({"changes elsewhere": len(commits)})
 
 
 def check(repo: txstore.Repository, way: str) -> Counter[str]:
@@ -243,7 +280,7 @@ def check(repo: txstore.Repository, way: str) -> Counter[str]:
         place = now
         counts["moves"] += 1
         was, is_now = content(repo.snapshot(now), "src"), content(snapshot, "copy")
-        if was != is_now:
+        if way != "elsewhere" and was != is_now:
             raise WrongError(f"{commit}: the copy is not what main@{now} has: {is_now}, and not {was}")
     changed = [commit.version for commit in reversed(list(repo.log(path="src")))]
     counts["changes"] += len(changed)
@@ -284,7 +321,9 @@ def history(directory: Path, seed: int) -> Counter[str]:
         return process
 
     writers = [start(write, f"{seed}/{number}") for number in range(2)]
-    consumers = {number: (0, start(consume, f"{seed}/{number}", way, 0)) for number in (2, 3)}
+    consumers = {
+        number: (0, start(consume, f"{seed}/{number}", way, 0)) for number in ((2,) if way == "elsewhere" else (2, 3))
+    }
     if drawn.randrange(1000) < KILLED_WRITERS:
         writers[0].join(drawn.random() * 0.3)
         writers[0].kill()
@@ -307,6 +346,8 @@ def history(directory: Path, seed: int) -> Counter[str]:
             raise WrongError("it did not end")
     if (directory / "failed").exists():
         raise WrongError((directory / "failed").read_text())
+    if way == "elsewhere":
+        counts += check_elsewhere(repo, _elsewhere(path))
     return counts + check(repo, way)
 
 

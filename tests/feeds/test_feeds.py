@@ -12,7 +12,7 @@ import zarr
 
 import txstore
 from tests.feeds.copying import apply, content
-from txstore.feeds import Feed
+from txstore.feeds import Feed, FeedChange
 
 
 @pytest.fixture
@@ -84,8 +84,10 @@ def test_commit_after_commit_and_the_sum(filled: txstore.Repository) -> None:
         (first.version, [("src/x", "changed", [(0, 4)])]),
         (second.version, [("src/x", "changed", [(4, 10)])]),
     ]
-    assert told(feed, combine=True) == [(second.version, [("src/x", "changed", [(0, 10)])])]
     assert feed.status().behind == 4  # with the one that created it
+    (change,) = feed.changes(combine=True)
+    assert (change.commit, [node.regions for node in change]) == (second, [[(slice(0, 10),)]])
+    feed.reset(first.version - 1)  # drops it
     write(filled, 0, 0)
     write(filled, slice(7, 10), 0)
     with filled.transaction() as store:
@@ -379,6 +381,85 @@ def test_reset(filled: txstore.Repository) -> None:
     assert len(told(feed)) == 1
     with pytest.raises(txstore.CommitNotFoundError):
         feed.reset(99)
+
+
+# --- a change of several commits that a job was given
+
+
+def copy_elsewhere(change: FeedChange, other: txstore.Repository) -> None:
+    """Do a change in another repository, unless a killed job has done so."""
+    done = [commit.properties.get("token") for commit in other.log()] if other.exists else []
+    if change.token not in done:
+        with other.transaction(properties={"token": change.token}) as store:
+            apply(change, store)
+
+
+@pytest.mark.parametrize("way", [{"combine": True}, {}])
+def test_a_killed_job_gets_a_change_again_though_its_source_has_gone_back(
+    filled: txstore.Repository, open_repo: Callable[..., txstore.Repository], way: dict[str, bool]
+) -> None:
+    """Else the copy elsewhere keeps for good what the source had only for a while."""
+    other = open_repo("other.tx")
+    feed = filled.feeds.create("f", paths="src", since=-1)
+    for change in feed.changes(combine=True):
+        copy_elsewhere(change, other)
+        feed.advance(to=change)
+    with filled.transaction() as store:
+        zarr.open_array(store, path="src/x")[0] = 1
+        store.move("src/g", "src/h")
+    (given,) = feed.changes(combine=True)
+    copy_elsewhere(given, other)  # and it is killed before it moves the feed
+    with filled.transaction() as store:
+        store.restore("src", at=given.commit.version - 2)
+    feed = filled.feeds["f"]
+    assert feed.status().pending
+    assert feed.wait(0, **way)
+    again = next(feed.changes(**way))
+    assert (again.token, again.commit) == (given.token, given.commit)
+    for change in feed.changes(**way):
+        copy_elsewhere(change, other)
+        feed.advance(to=change)
+    assert content(other.snapshot(), "copy") == content(filled.snapshot(), "src")
+    assert not feed.status().pending
+
+
+def test_the_next_change_comes_when_the_one_before_is_done(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    changes = feed.changes(combine=True)
+    first = next(changes)
+    write(filled, 5)
+    with pytest.raises(StopIteration):
+        next(changes)
+    changes = filled.feeds["f"].changes(combine=True)
+    assert next(changes).token == first.token
+    feed.advance(to=first)
+    assert next(changes).before == first.commit
+    assert next(feed.claim(2)).change.before == first.commit
+
+
+def test_a_shorter_change_gives_way_to_one_that_was_given_to_another_worker(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    (shorter,) = feed
+    write(filled, 5)
+    (longer,) = feed.changes(combine=True)
+    with pytest.raises(txstore.FeedMovedError, match="ends before"):
+        feed.advance(to=shorter)
+    feed.advance(to=longer)
+    assert "handed_out" not in filled.snapshot().cursors["f"]
+
+
+def test_a_token_depends_on_no_commits_that_were_passed_over(filled: txstore.Repository) -> None:
+    feed, before = filled.feeds.create("f", paths="src"), filled.head()
+    write(filled, 0)
+    with filled.transaction() as store:
+        store.restore("src", at=before)
+    assert not feed.wait(0, combine=True)  # passes over both
+    write(filled, 5)
+    (change,) = feed.changes(combine=True)
+    (again,) = filled.feeds["f"].changes(combine=True)
+    assert change.token == again.token
 
 
 def test_waiting(filled: txstore.Repository) -> None:

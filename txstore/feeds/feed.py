@@ -120,7 +120,9 @@ class Feed:
         ----------
         combine : bool
             Yield all that is pending as one change: what the newest commit has, against the last one that is done.
-            Changes that cancel each other are not told.
+            Changes that cancel each other are not told. Before it is yielded, a commit notes where it ends: until
+            `advance` the feed tells the same change, with the same token, whatever is committed meanwhile. The
+            iteration ends if it has to tell the next one and `advance` has not moved the feed.
         timeout : float, optional
             By default it does not wait; None: without limit.
 
@@ -133,10 +135,44 @@ class Feed:
         CommitNotFoundError
             The branch that it follows was deleted.
         """
-        reading = self._reading(self._kept.read(), combine=combine)
+        if combine:
+            yield from self._combined(timeout)
+            return
+        reading = self._reading(self._kept.read(), combine=False)
         with closing(reading):
-            while (change := reading.sum(timeout) if combine else reading.next(timeout)) is not None:
+            while (change := reading.next(timeout)) is not None:
                 yield change
+
+    def _combined(self, timeout: float | None) -> Iterator[FeedChange]:
+        cursor, told = self._kept.read(), None
+        while cursor.place != told:
+            with closing(self._reading(cursor, combine=True)) as reading:
+                change = reading.sum(timeout)
+            if change is None:
+                return
+            if self._hand_out(cursor, change.place):
+                told = cursor.place
+                yield change
+            cursor = self._kept.read()
+
+    def _hand_out(self, cursor: Cursor, end: FeedPlace) -> bool:
+        """Note where a combined change ends, before the job has it. False if the feed was moved, or did so, meanwhile.
+
+        If the job writes elsewhere and is killed, the change has to come again as it was, whatever the source is then.
+        """
+        if cursor.handed_out == end or cursor.shares is not None:  # workers that share a change move the feed
+            return True
+
+        def note(cursors: Cursors) -> bool:
+            if self._kept.decode(cursors) != cursor:
+                return False
+            self._kept.put(cursors, cursor._replace(handed_out=end, token=new_token()))
+            return True
+
+        try:
+            return self._kept.commit(f"feed {self.name} hands out all up to version {end.version}", note)
+        except PermissionError:  # a process that can't commit can't move the feed either: it only looks
+            return True
 
     def wait(self, timeout: float | None = None, *, combine: bool = False) -> bool:
         """Wait until a change is pending, `timeout` seconds at most. Return whether one is. It writes nothing.
@@ -235,7 +271,10 @@ class Feed:
         if cursor.place != start:
             told = f"it is at version {cursor.place.version} now, and this change begins behind version {start.version}"
             raise FeedMovedError(self.name, told)
-        self._kept.put(cursors, cursor._replace(place=place, token=new_token()))
+        if cursor.handed_out is not None and cursor.handed_out.version > place.version:
+            told = f"a change up to version {cursor.handed_out.version} was handed out, and this one ends before"
+            raise FeedMovedError(self.name, told)
+        self._kept.put(cursors, cursor._replace(place=place, token=new_token(), handed_out=None))
 
     def _pass_over(self) -> None:
         cursor = self._kept.read()
@@ -258,7 +297,9 @@ class Feed:
         place, pinned = place_since(self._kept.engine, self._kept.read().branch, since)
 
         def move(cursors: Cursors) -> None:
-            self._kept.put(cursors, self._kept.decode(cursors)._replace(place=place, token=new_token(), shares=None))
+            cursor = self._kept.decode(cursors)
+            cursor = cursor._replace(place=place, token=new_token(), shares=None, handed_out=None)
+            self._kept.put(cursors, cursor)
 
         if store is None:
             self._kept.commit(f"feed {self.name} reset", move)

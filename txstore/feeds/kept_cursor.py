@@ -55,7 +55,8 @@ class KeptCursor:
             with suppress(*([CorruptionError] if cursor is None else [])):  # what can't be understood can be deleted
                 shares = self.decode(written).shares
         # Fields that a later version has added stay.
-        rest = {field: each for field, each in written.get(self.name, {}).items() if field != "shares"}
+        own = ("shares", "handed_out")
+        rest = {field: each for field, each in written.get(self.name, {}).items() if field not in own}
         cursors.declare(self.name, None if cursor is None else {**rest, **cursor.as_dict()})
         if shares is not None and (cursor is None or cursor.shares != shares):
             for number in range(shares.into + 1):

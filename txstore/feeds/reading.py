@@ -44,7 +44,7 @@ class Reading:
         engine.commits.branches.check_living(cursor.branch)
         with self._expiring():
             stored = self._stored(cursor.place)
-            self._before = engine.snapshots.of(stored)
+            self._origin = self._before = engine.snapshots.of(stored)
             self._follower = self._follow(stored)
         # Only what was erased before now: an erasure waits for the commit that this has pinned. The commits that have
         # deleted such paths tell nothing, since the ones before them have nothing there any more.
@@ -53,6 +53,8 @@ class Reading:
             for record in read_records(engine.storage)
             if (until := record.until.get(cursor.branch, -1)) > cursor.place.version
         ]
+        if cursor.handed_out is not None:
+            self._jump_to(cursor.handed_out)
 
     @property
     def passed(self) -> FeedPlace:
@@ -95,7 +97,7 @@ class Reading:
         """Look whether all that is pending changes something below the paths; wait until it does, if need be."""
         check_timeout(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
+        while not self._is_handed_out:
             head = self._engine.commits.head(self.cursor.branch)
             known = self._before if self._ahead is None else self._ahead.after
             if head is not None and head.header.version > known.version:
@@ -104,6 +106,13 @@ class Reading:
                 return True
             if not self.peek(None if timeout is None else max(0.0, deadline - time.monotonic())):
                 return False
+        return True
+
+    @property
+    def _is_handed_out(self) -> bool:
+        """Whether the next change is one that a job was given: it stays as it is, whatever comes later."""
+        end = self.cursor.handed_out
+        return end is not None and self._ahead is not None and _place_of(self._ahead.after) == end
 
     def sum(self, timeout: float | None) -> FeedChange | None:
         """Return all pending changes as one, with the newest values. None if none comes for `timeout` seconds."""
@@ -111,14 +120,13 @@ class Reading:
 
     def until(self, place: FeedPlace) -> FeedChange | None:
         """Return all changes up to a commit as one. None if they cancel each other."""
-        with self._expiring():
-            stored = self._stored(place)
-            assert stored is not None  # a change ends at a commit
-            self._jump(stored)
+        self._jump_to(place)
         return self._taken()
 
     def is_pending(self) -> bool:
         """Tell whether the newest commit differs from the start below the paths, without looking at all of it."""
+        if self._ahead is not None:
+            return True
         with self._expiring():
             head = self._engine.snapshots.newest(self.cursor.branch)
             if head.version <= self._before.version:
@@ -131,11 +139,18 @@ class Reading:
     def close(self) -> None:
         self._follower.close()
 
+    def _jump_to(self, place: FeedPlace) -> None:
+        with self._expiring():
+            stored = self._stored(place)
+            assert stored is not None  # a change ends at a commit
+            self._jump(stored)
+
     def _jump(self, stored: Stored) -> None:
         """Look at all changes up to a commit as one; pass over them if they cancel each other."""
         with self._expiring():
             after = self._engine.snapshots.of(stored)
-            diff = between(self._engine, self._before, after, self.cursor.paths)
+            # Not against what was passed over: the change has the same token whichever commits this reading has seen.
+            diff = between(self._engine, self._origin, after, self.cursor.paths)
             self.close()
             self._ahead, self._follower = None, self._follow(stored)
         erased = self._erased(after)
@@ -157,7 +172,7 @@ class Reading:
             return None
         (after, diff, erased), self._ahead = self._ahead, None
         change = FeedChange(self._feed, self._start, self._engine, diff, after, erased)
-        self._before, self._start = after, change.place
+        self._origin, self._before, self._start = after, after, change.place
         return change
 
     def _follow(self, stored: Stored | None) -> Follower:

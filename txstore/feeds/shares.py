@@ -147,7 +147,8 @@ class SharedChange:
         def settle(cursors: Cursors) -> None:
             cursor = self._kept.decode(cursors) if self._kept.name in cursors else None
             if cursor is not None and cursor.shares is not None and cursor.shares == self.shares:
-                self._kept.put(cursors, cursor._replace(place=cursor.shares.to, token=new_token(), shares=None))
+                done = cursor._replace(place=cursor.shares.to, token=new_token(), shares=None, handed_out=None)
+                self._kept.put(cursors, done)
 
         self._kept.commit(f"feed {self._kept.name} moved", settle)
 

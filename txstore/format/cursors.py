@@ -65,6 +65,7 @@ class Cursor(NamedTuple):
     created: int  # microseconds since 1970
     keep: Keep = Keep()
     shares: Shares | None = None
+    handed_out: FeedPlace | None = None  # where a change of several commits ends that a job has been given
 
     def as_dict(self) -> dict[str, Any]:
         written: dict[str, Any] = {
@@ -74,6 +75,8 @@ class Cursor(NamedTuple):
         if self.shares is not None:
             to, into, token, division = self.shares
             written["shares"] = {"to": to.as_dict(), "into": into, "token": token, "division": division}
+        if self.handed_out is not None:
+            written["handed_out"] = self.handed_out.as_dict()
         return written
 
     @classmethod
@@ -90,7 +93,12 @@ class Cursor(NamedTuple):
         if not all(each is None or (_is_number(each) and each > 0) for each in limits):
             raise ValueError(f"{keep!r} is no limit")
         place, shares = FeedPlace.from_dict(written["place"]), _shares(written.get("shares"))
-        return cls(branch, tuple(paths), place, _check_id(written["token"]), written["created"], limits, shares)
+        end = written.get("handed_out")
+        handed_out = None if end is None else FeedPlace.from_dict(end)
+        if handed_out is not None and handed_out.version <= place.version:
+            raise ValueError(f"a change can't end at {handed_out}, where the feed is at {place}")
+        token = _check_id(written["token"])
+        return cls(branch, tuple(paths), place, token, written["created"], limits, shares, handed_out)
 
 
 def _shares(written: Any) -> Shares | None:
