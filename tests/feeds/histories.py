@@ -1,7 +1,8 @@
 """Random histories: two processes write, move, delete, merge and revert; two others keep a copy by a feed alone.
 
-Or one other, which keeps it in another repository. Processes are killed at any step, consumers also between any two of their steps. Each commit that moves the feed must
-begin where the one before it ended, and its copy must equal the source where it ends: so each change was done once.
+Or one other, which keeps it in another repository. Processes are killed at any step, consumers also between any two of
+their steps. Each commit that moves the feed must begin where the one before it ended, and its copy must equal the
+source where it ends: so each change was done once.
 
     python -m tests.feeds --histories 2000 --seed 1
 """
