@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 import txstore
 from tests.labels.datasets import stored
@@ -58,3 +59,22 @@ def test_values_that_are_given_are_not_written(repo: txstore.Repository) -> None
     assert repo.upsert(found, dim="time").updated == 3
     assert repo.upsert(found, dim="time").updated == 0
     check(repo, [2, 4, 6], "commit")
+
+
+@pytest.mark.parametrize("when", ["commit", "follow"])
+def test_outputs_in_groups_below_follow_the_rows(repo: txstore.Repository, when: Any) -> None:
+    """They lie along the labels of the group above, and nobody has to give them others."""
+    repo.upsert(rows([2, 4, 6]))
+    with repo.transaction() as store:
+        store.views["mean"] = Reduce("v", "x", "mean", "means/v", when=when)
+    repo.upsert(rows([3, 8]), missing="insert")
+    with repo.transaction() as store:
+        txstore.prepend(rows([-2, 0]), store, dim="time")
+    with repo.transaction() as store:
+        txstore.roll(store, "time", keep=4)
+    if when == "follow":
+        repo.views["mean"].update()
+    found = stored(repo)
+    assert found.time.values.tolist() == [3, 4, 6, 8]
+    means = zarr.open_array(repo.snapshot(), path="means/v", mode="r")
+    np.testing.assert_array_equal(means[:], found.v.mean("x"))

@@ -39,8 +39,8 @@ class LabelledGroup:
         self._arrays: dict[str, zarr.Array[Any]] = dict(stored.arrays())
         variables: dict[Hashable, xr.Variable] = {}
         sizes: dict[Hashable, int] = {}
-        outputs = {output for view in store.views.values() for output in view.outputs}
-        self._derived = {name for name in self._arrays if self.path_of(name) in outputs}
+        self._outputs = {output for view in store.views.values() for output in view.outputs}
+        self._derived = {name for name in self._arrays if self.path_of(name) in self._outputs}
         for name in self._arrays.keys() - self._derived:
             made_own(self._arrays[name])
         for name in [name for name in self._arrays if name not in self._derived]:
@@ -79,7 +79,10 @@ class LabelledGroup:
         self._arrays.pop(name, None)
 
     def check_none_inherit(self, dim: str) -> None:
-        """Raise `ValueError` if arrays of groups below have the labels of this one: their rows would not move along."""
+        """Raise `ValueError` if arrays of groups below have the labels of this one: their rows would not move along.
+
+        Those of the outputs of views do: who derives these makes them of the moved rows.
+        """
         below = {path: node for path, node in self._opened.members(max_depth=None) if isinstance(node, zarr.Array)}
         for path, array in below.items():
             groups = [path.rpartition("/")[0]]
@@ -87,7 +90,7 @@ class LabelledGroup:
                 groups.append(groups[-1].rpartition("/")[0])
             has_own = any(f"{group}/{dim}" in below for group in groups)
             names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS") or ()
-            if "/" in path and dim in names and not has_own:
+            if "/" in path and dim in names and not has_own and self.path_of(path) not in self._outputs:
                 raise ValueError(
                     f"{self.path_of(path)!r} lies along the labels {self.path_of(dim)!r} of a group above, and its "
                     "rows would not move with them: give its group a coordinate of its own"
