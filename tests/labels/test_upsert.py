@@ -201,6 +201,15 @@ def test_dates_in_coarser_units_than_the_stored_ones(repo: txstore.Repository, u
         np.testing.assert_array_equal(found[name], np.concatenate([whole[name], whole[name]]))
 
 
+def test_later_durations_may_be_finer_than_the_first_ones(repo: txstore.Repository) -> None:
+    for lead in ([24.0, 48.0], [1.5], [1.0]):
+        ds = xr.Dataset({"v": ("lead", lead)}, {"lead": pd.to_timedelta(lead, "h")})
+        repo.upsert(ds, dim="lead")
+    assert (stored(repo).lead.values / np.timedelta64(1, "h")).tolist() == [24, 48, 1.5, 1]
+    repo.erase("v", {"lead": pd.Timedelta(90, "min")})
+    assert np.isnan(stored(repo).v.values).tolist() == [False, False, True, False]
+
+
 def test_durations_in_coarser_units_than_the_stored_ones(repo: txstore.Repository) -> None:
     for hours_since in (0, 2):
         labels = np.array([hours_since, hours_since + 1], "m8[h]").astype("m8[s]")

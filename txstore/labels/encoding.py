@@ -62,7 +62,7 @@ def encode_labels(name: str, labels: xr.Variable, stored: xr.Variable) -> npt.ND
 
 
 def encode_first_labels(name: str, labels: xr.Variable) -> dict[str, Any]:
-    """Return the encoding of the first labels of a coordinate: units for dates that have none.
+    """Return the encoding of the first labels of a coordinate: units for dates and durations that have none.
 
     Raises `ValueError` if one is missing or would be another label when it is read, `TypeError` for dates with a zone.
     """
@@ -73,7 +73,7 @@ def encode_first_labels(name: str, labels: xr.Variable) -> dict[str, Any]:
     check_present(name, values)
     if values.dtype.kind in TEXT and not is_date(values):
         return {}
-    is_undecided = is_date(values) and "units" not in labels.encoding
+    is_undecided = (is_date(values) or values.dtype.kind == "m") and "units" not in labels.encoding
     encoding = {"units": fine_units(values), "dtype": "int64"} if is_undecided else {}
     plain = xr.Variable(labels.dims, values, labels.attrs, {**labels.encoding, **encoding})
     stored = xr.conventions.encode_cf_variable(plain, name=name)

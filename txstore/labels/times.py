@@ -105,16 +105,17 @@ def _only_nanoseconds(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
 
 
 def fine_units(values: npt.NDArray[Any]) -> str:
-    """Return the units in which the first dates of a coordinate are stored, so that later ones fit in, too.
+    """Return the units in which the first dates or durations of a coordinate are stored: later ones fit in, too.
 
     xarray would choose the coarsest units that its first rows allow, as days.
     """
+    kind = values.dtype.kind
     if values.dtype.kind == "O":
         is_fine, unit = any(each.microsecond for each in values.reshape(-1)), "microseconds"
     else:
-        is_fine = bool((values.astype("M8[s]").astype(values.dtype) != values).any())
-        unit = "nanoseconds" if in_nanoseconds(values).dtype == np.dtype("M8[ns]") else "microseconds"
-    return f"{unit if is_fine else 'seconds'} since 1970-01-01"
+        is_fine = bool((values.astype(f"{kind}8[s]").astype(values.dtype) != values).any())
+        unit = "nanoseconds" if in_nanoseconds(values).dtype == np.dtype(f"{kind}8[ns]") else "microseconds"
+    return f"{unit if is_fine else 'seconds'}{'' if kind == 'm' else ' since 1970-01-01'}"
 
 
 def cast_times(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
