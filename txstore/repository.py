@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from txstore.interchange.references import References
     from txstore.labels import Upserted
     from txstore.serving.notebook import Shown
+    from txstore.storage.retry_turn import RetryTurn
     from txstore.store import TxStore
 
 _log = logging.getLogger(__name__)
@@ -420,12 +421,12 @@ class Repository:
         `ConflictError` or `SnapshotExpiredError` after `retries` retries; by default after `timeout` seconds and at
         least ten retries. `fn` must not keep array objects of an earlier run.
 
-        On an object store, committers that have met conflicts wait in a queue: `fn` runs when the committers ahead
-        have committed.
+        Committers that have met conflicts wait in a queue: `fn` runs when the committers ahead have committed. On a
+        disk they wait for 3 seconds, or as long as twenty runs of `fn` take, but no longer than 30 seconds.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
-        with self._turns(transaction_arguments) as turns:
+        with self._turns(transaction_arguments) as turns, self._retry_turn(transaction_arguments) as retry_turn:
             while True:
                 tried = time.monotonic()
                 try:
@@ -444,6 +445,8 @@ class Repository:
                 observing.count("commit.retries", 1, reason=reason)
                 if turns is not None and turns.lost():
                     continue
+                if retry_turn is not None and retry_turn.lost(tried, began + timeout):
+                    continue
                 # If one attempt takes long, as on an object store, a short pause would not separate the committers.
                 pause = min(max(pause, (now - tried) / 4), _LONGEST_PAUSE)
                 time.sleep(random.uniform(0, pause))
@@ -455,6 +458,12 @@ class Repository:
         if arguments.get("name") is not None or arguments.get("lock") is not None:
             return nullcontext()
         return self.engine.commits.versions.turns(self.engine.branch(arguments.get("branch", MAIN)))
+
+    def _retry_turn(self, arguments: Mapping[str, Any]) -> AbstractContextManager[RetryTurn | None]:
+        """Return the turn that this process takes if it has met conflicts; None where processes take no turns."""
+        if arguments.get("name") is not None or arguments.get("lock") is not None or not self.exists:
+            return nullcontext()
+        return self.engine.storage.retry_turn(self.engine.branch(arguments.get("branch", MAIN)))
 
     def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
         """Return a store of a new transaction at its turn in the queue, or at the time `until` of `time.monotonic`."""

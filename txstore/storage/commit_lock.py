@@ -196,6 +196,10 @@ if sys.platform == "linux":
             elif not (wait.left and _Waiter.lock(descriptor, lock, wait.left)):
                 raise wait.over()
 
+    def lock_within(descriptor: int, lock: bytes, timeout: float) -> bool:
+        """Lock a range for the open file description, behind those that wait already. Return whether it is locked."""
+        return try_lock(descriptor, lock) or (timeout > 0 and _Waiter.lock(descriptor, lock, timeout))
+
     class _Waiter:
         """A thread that waits for a lock, since nothing ends a wait in the kernel but the lock, or a signal.
 

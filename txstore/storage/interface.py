@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from txstore.storage.dispatch import Dispatch
     from txstore.storage.objects.interface import Ranges
     from txstore.storage.pack_cache import PackCache
+    from txstore.storage.retry_turn import RetryTurn
     from txstore.storage.sync_queue import SyncQueue
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
@@ -222,6 +223,9 @@ class Storage(Protocol):
 
         What it yields raises `OSError` if another process may have the turn since: this one was stopped for too long.
         """
+
+    def retry_turn(self, branch: str) -> contextlib.AbstractContextManager[RetryTurn | None]:
+        """Return the turn of a committer that repeats its work after a conflict. None: this storage has no turns."""
 
     def lock_directory(self) -> str:
         """Return where on this machine the chunk-key locks are. Raises `LocksUnavailableError` if there can be none."""

@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from txstore import processes
@@ -28,6 +28,7 @@ from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.pack_cache import PackCache, PieceMemory
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
+from txstore.storage.retry_turn import MetConflicts, RetryTurn
 from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.tree import Tree, real_path
 
@@ -55,6 +56,7 @@ class LocalStorage:
         self._sharing = Sharing(self._tree)
         self.lock_timeout: float | None = None
         self.turns: dict[str, weakref.ref[_Turn]] = {}  # the last turn at each path, if no others wait in its queue
+        self._met: MetConflicts = {}
         self.cache = PackCache(memory=_NO_MEMORY)
 
     # --- reading
@@ -351,6 +353,12 @@ class LocalStorage:
     def alone(self, path: str) -> Iterator[Callable[[], None]]:
         with self.lock(path):
             yield lambda: None
+
+    def retry_turn(self, branch: str) -> contextlib.AbstractContextManager[RetryTurn | None]:
+        if sys.platform != "linux" or self.capabilities.lock_of is not LockOf.ALL_PROCESSES:
+            return contextlib.nullcontext()
+        opened = partial(self._open_in_place, names.COMMIT_LOCK, os.O_RDWR, self._sharing.writers)
+        return RetryTurn(opened, branch, self._met)
 
 
 class _Turn:

@@ -280,6 +280,9 @@ class RemoteStorage:
         finally:
             lease.close()
 
+    def retry_turn(self, branch: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # committers queue by tickets
+
     def lock_directory(self) -> str:
         reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"
         raise LocksUnavailableError(self.url, reason)
