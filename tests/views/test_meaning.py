@@ -57,7 +57,7 @@ def test_other_units_make_other_periods(repo: txstore.Repository, when: Any, zar
 def test_other_names_of_dimensions_reduce_another_axis(repo: txstore.Repository, when: Any) -> None:
     values = np.arange(24.0).reshape(6, 4)
     with repo.transaction() as store:
-        made = zarr.create_array(store, name="a", data=values, chunks=(2, 2), zarr_format=2)
+        made = zarr.create_array(store, name="a", data=values, chunks=(2, 2), zarr_format=2, fill_value=None)
         made.attrs["_ARRAY_DIMENSIONS"] = ["x", "y"]
         store.views["m"] = Reduce("a", "x", "mean", to="m", when=when)
     _updated(repo)
@@ -158,40 +158,94 @@ def test_a_source_of_another_type(repo: txstore.Repository, view: ViewDefinition
 # --- no values
 
 
-_GAPS = {
+_ENCODINGS: dict[str, dict[str, Any]] = {
     "packed": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 273.0, "_FillValue": -32767},
     "integers": {"dtype": "i4", "_FillValue": -9999},
+    "zeros": {"dtype": "u1", "_FillValue": 0},
     "floats": {"_FillValue": 1e20},
+    "small floats": {"dtype": "f4", "_FillValue": np.float32(1e20)},
+    "NaN": {"dtype": "f4", "_FillValue": np.nan},
     "missing": {"dtype": "f4", "_FillValue": np.float32(-999), "missing_value": np.float32(-999)},
+    "only missing": {"dtype": "i2", "missing_value": -1},
+    "unsigned": {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1, "scale_factor": 0.5},
+    "unsigned zeros": {"dtype": "i2", "_Unsigned": "true", "_FillValue": 0, "scale_factor": 0.003},
+    "signed": {"dtype": "u1", "_Unsigned": "false", "_FillValue": 127, "scale_factor": 1.0, "add_offset": 100.0},
 }
 
 
-@pytest.mark.parametrize(
-    ("encoding", "zarr_format"),
-    [*((each, 3) for each in _GAPS.values()), (_GAPS["packed"], 2)],
-    ids=[*_GAPS, "format 2"],
-)
-def test_what_stands_for_no_value_does_not_count(
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("encoding", _ENCODINGS.values(), ids=_ENCODINGS)
+def test_views_combine_what_xarray_decodes(
     repo: txstore.Repository, encoding: dict[str, Any], zarr_format: Any
 ) -> None:
     values = 20.0 + np.arange(_DAYS) % 7
-    values[::5] = np.nan
-    values[40:44] = np.nan  # all of a level's element
-    ds = _days(values=values)
+    values[3::5] = 120
+    values[::5] = values[21:23] = np.nan
+    values[31:] = np.nan  # all of a month, and all of some elements of a level
+    written = _days(values=values).to_zarr
     with repo.transaction() as store:
-        ds.to_zarr(store, group="d", consolidated=False, encoding={"t": encoding}, zarr_format=zarr_format)
-        store.views["months"] = Reduce("d/t", "time", "mean", to="m/t", by="month")
-        for method in ("min", "max", "count"):
-            store.views[method] = Reduce("d/t", "time", method, to=f"{method}/t")  # type: ignore[arg-type]
-        store.views["levels"] = Coarsen("d/t", to="p/{level}", factors=(4,))
-        store.views["modes"] = Coarsen("d/t", to="o/{level}", factors=(4,), method="mode")
-    exact = {"rtol": 0, "atol": 0.51 * encoding.get("scale_factor", 1)} if "dtype" in encoding else {"rtol": 1e-6}
-    np.testing.assert_allclose(_opened(repo, "m").t, ds.t.resample(time="MS").mean(), rtol=1e-6)
-    np.testing.assert_allclose(_opened(repo, "min").t, ds.t.min(), rtol=1e-6)
-    np.testing.assert_allclose(_opened(repo, "max").t, ds.t.max(), rtol=1e-6)
-    assert int(_opened(repo, "count").t) == int(ds.t.count())
-    np.testing.assert_allclose(_opened(repo, "p")["1"], ds.t.coarsen(time=4).mean(), **exact)
-    assert np.isnan(_opened(repo, "o")["1"].values).tolist() == (np.arange(_DAYS // 4) == 10).tolist()
+        written(store, group="d", consolidated=False, encoding={"t": encoding}, zarr_format=zarr_format)  # type: ignore[call-overload]
+        method: Any
+        for method in ("mean", "min", "max", "count"):
+            store.views[method] = Reduce("d/t", "time", method, f"{method}/t")
+            store.views[f"{method}s"] = Reduce("d/t", "time", method, f"{method}s/t", by="month")
+        for method in ("mean", "min", "max", "mode"):
+            store.views[f"{method}-levels"] = Coarsen("d/t", f"{method}-levels/{{level}}", (4,), method=method)
+    ds = _opened(repo, "d")
+    np.testing.assert_allclose(ds.t, values, rtol=1e-3)
+    for method in ("mean", "min", "max", "count"):
+        np.testing.assert_allclose(_opened(repo, method).t, getattr(ds.t, method)(), rtol=1e-6)
+        np.testing.assert_allclose(
+            _opened(repo, f"{method}s").t, getattr(ds.t.resample(time="MS"), method)(), rtol=1e-6
+        )
+    exact = 0.51 * encoding.get("scale_factor", 1) if np.dtype(encoding.get("dtype", "f8")).kind in "iu" else 1e-3
+    for method in ("mean", "min", "max"):
+        wanted = getattr(ds.t.coarsen(time=4), method)()
+        np.testing.assert_allclose(_opened(repo, f"{method}-levels")["1"], wanted, rtol=0, atol=exact)
+    modes = [[*pd.Series(block).mode(), np.nan][0] for block in ds.t.values.reshape(-1, 4)]
+    np.testing.assert_allclose(_opened(repo, "mode-levels")["1"], modes)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(
+    ("labels", "attributes"),
+    [
+        (np.arange(_DAYS, dtype="i2"), {"scale_factor": 24.0, "units": "hours since 2024-01-01"}),
+        (-np.arange(_DAYS, dtype="i4"), {"scale_factor": -1.0, "add_offset": 30.0, "units": "days since 2024-01-01"}),
+        ((100 + np.arange(_DAYS)).astype("i1"), {"_Unsigned": "true", "units": "days since 2023-10-01"}),
+    ],
+)
+def test_periods_of_times_as_xarray_decodes_them(
+    repo: txstore.Repository, labels: np.ndarray, attributes: dict[str, Any], zarr_format: Any
+) -> None:
+    with repo.transaction() as store:
+        for name, data in (("t", np.arange(float(_DAYS))), ("time", labels)):
+            made = zarr.create_array(store, name=f"d/{name}", data=data, zarr_format=zarr_format, fill_value=99)
+            made.attrs.update({"_ARRAY_DIMENSIONS": ["time"], **(attributes if name == "time" else {})})
+            if zarr_format == 3:
+                zarr.create_array(
+                    store, name=f"d/{name}", data=data, dimension_names=["time"], attributes=dict(made.attrs),
+                    overwrite=True,
+                )  # fmt: skip
+        store.views["m"] = Reduce("d/t", "time", "mean", to="m/t", by="month")
+    wanted, found = _opened(repo, "d").t, _opened(repo, "m").t
+    months = [str(each)[:7] for each in wanted.time.values]
+    firsts = [months.index(each) for each in dict.fromkeys(months)]
+    np.testing.assert_array_equal(found.time, wanted.time[firsts])
+    np.testing.assert_array_equal(found, wanted.resample(time="MS").mean())
+
+
+def test_means_of_booleans_are_fractions(repo: txstore.Repository) -> None:
+    """xarray stores them as integers, with an attribute that says so: of their means that is not true."""
+    ds = _days(values=np.arange(_DAYS) % 4 == 0)
+    with repo.transaction() as store:
+        ds.to_zarr(store, group="d", consolidated=False)
+        store.views["m"] = Reduce("d/t", "time", "mean", to="m/t")
+        store.views["c"] = Reduce("d/t", "time", "count", to="c/t")
+        store.views["x"] = Reduce("d/t", "time", "max", to="x/t")
+    assert float(_opened(repo, "m").t) == 0.25
+    assert int(_opened(repo, "c").t) == _DAYS
+    assert _opened(repo, "x").t.dtype == bool
 
 
 def test_another_number_stands_for_no_value(repo: txstore.Repository) -> None:

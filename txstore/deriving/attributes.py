@@ -6,17 +6,16 @@ from typing import Any
 
 from txstore.deriving.spatial import placed_coarser
 from txstore.deriving.stages import CoarsenStage, DerivingStage
+from txstore.format.cf import OF_TYPE
 from txstore.format.documents import ABSENT, Described
 from txstore.format.row_moves import ATTRIBUTE
 
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
-#: xarray would read them as values of the source's type.
-_OF_TYPE = frozenset({"_FillValue", "missing_value"})
 
 
 def handed_on(stage: DerivingStage, source: Described, *, is_of_its_type: bool) -> dict[str, Any]:
     """Return the attributes that an output has from its source. `is_of_its_type`: whether both have one data type."""
-    dropped = {ATTRIBUTE, *stage.dropped} | (frozenset() if is_of_its_type else _OF_TYPE)
+    dropped = {ATTRIBUTE, *stage.dropped} | (frozenset() if is_of_its_type else OF_TYPE)
     found = {name: each for name, each in source.attributes.items() if name not in dropped}
     if isinstance(names := found.get(_DIMENSIONS), list) and len(names) == len(source.node.shape):
         found[_DIMENSIONS] = stage.dimensions(names)

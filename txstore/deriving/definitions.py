@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from txstore.deriving import periods
 from txstore.deriving.methods import Method
-from txstore.deriving.missing import missing_of
 from txstore.deriving.stages import ApplyStage, CoarsenStage, DerivingStage, LabelsStage, ReduceStage
+from txstore.format.cf import meaning_attributes, meaning_of
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
 
@@ -145,8 +145,9 @@ class Coarsen(ViewDefinition):
             )
         found: list[DerivingStage] = []
         source = self.source
-        missing = missing_of(_array(sources, source)) if self.method != "nearest" else ()
-        is_other = self.method != "nearest" and _differs(sources, source, missing_of, missing)
+        meaning = meaning_of(_array(sources, source))
+        missing = meaning.missing if self.method != "nearest" else ()
+        is_other = self.method != "nearest" and _differs(sources, source, meaning_of, meaning)
         for output in self.outputs:
             stage = CoarsenStage(source, output, extents, tuple(self.factors), self.method, missing, is_other)
             found.append(stage)
@@ -230,12 +231,12 @@ class Reduce(ViewDefinition):
 
     def stages(self, sources: ViewSources) -> list[DerivingStage]:
         array = _array(sources, self.source)
-        extents, axis, missing = array.node.shape, axis_of(array, self.dim), missing_of(array)
+        extents, axis, meaning = array.node.shape, axis_of(array, self.dim), meaning_of(array)
         is_other = _differs(sources, self.source, partial(axis_of, dim=self.dim), axis)
-        is_other = is_other or _differs(sources, self.source, missing_of, missing)
+        is_other = is_other or _differs(sources, self.source, meaning_of, meaning)
         reduced = partial(
             ReduceStage, self.source, self.to, extents, axis, method=self.method, along=self.name_of_periods,
-            missing=missing, is_other=is_other,
+            missing=meaning.missing, is_other=is_other,
         )  # fmt: skip
         if self.by is None:
             return [reduced(groups=None)]
@@ -245,9 +246,9 @@ class Reduce(ViewDefinition):
             raise ValueError(
                 f"{path!r} has shape {labels.shape}, and {self.source!r} {extents[axis]} elements along it"
             )
-        units = periods.units_of(_array(sources, path))
-        groups = periods.begins(labels, units, self.by)
-        are_others = _differs(sources, path, periods.units_of, units)  # of the same numbers, perhaps
+        said = meaning_attributes(_array(sources, path))
+        groups = periods.begins(labels, said, self.by)
+        are_others = _differs(sources, path, meaning_attributes, said)  # of the same numbers, perhaps
         same = 0 if are_others else periods.same_until(sources.elements_before(path), labels)
         # The group before the first other label may have got more elements, or fewer.
         others_from = max(0, bisect_right(groups, max(0, same - 1)) - 1)

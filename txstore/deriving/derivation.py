@@ -29,6 +29,7 @@ from txstore.deriving.declared import Reached, Views, changes, ordered
 from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.stages import DerivingStage, edge
 from txstore.errors import ViewError
+from txstore.format.cf import number_type
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.grids import Chunk, Grid
 from txstore.format.keys import document_key
@@ -277,7 +278,15 @@ class Derivation:
                 region.assembled(self._chunks, values) for region, values in zip(regions, stored_inputs, strict=True)
             ]
             origin = tuple((begin, begin) for begin, _ in everything)
-            present[slices(box, origin)] = stage.compute(blocks, box, codec.dtype)
+            if stage.combines_numbers:
+                numbers = number_type(codec.dtype, output.attributes)
+                blocks = [
+                    block.view(number_type(block.dtype, array.attributes))
+                    for block, (array, _) in zip(blocks, inputs, strict=True)
+                ]
+                present[slices(box, origin)] = stage.compute(blocks, box, numbers).view(codec.dtype)
+            else:
+                present[slices(box, origin)] = stage.compute(blocks, box, codec.dtype)
             made = codec.encode(present)
             return None if made == (None if stored is None else bytes(stored)) else Made(key, made)
 

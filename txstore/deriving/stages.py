@@ -11,6 +11,7 @@ import numpy as np
 
 from txstore.deriving.boxes import Box, slices, whole
 from txstore.deriving.methods import Method, Missing, Starts, as_dtype, combined, nothing
+from txstore.format.cf import OF_TYPE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 #: Attributes that say what numbers mean, which counts of them do not.
-_NOT_OF_COUNTS = frozenset({"units", "scale_factor", "add_offset", "_FillValue", "missing_value"})
+_NOT_OF_COUNTS = OF_TYPE | {"units", "scale_factor", "add_offset"}
 
 
 class DerivingStage(ABC):
@@ -31,6 +32,9 @@ class DerivingStage(ABC):
 
     has_type_of_source = True
     """Whether the elements of the output are some of the source's, or between them."""
+
+    combines_numbers = False
+    """Whether it takes elements for the numbers that they stand for, and not for what is stored."""
 
     is_other: bool
     """Whether the same elements make something else than at the head."""
@@ -82,6 +86,7 @@ class CoarsenStage(DerivingStage):
     method: Method
     missing: Missing = ()
     is_other: bool = False
+    combines_numbers = True
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -141,6 +146,7 @@ class ReduceStage(DerivingStage):
     others_from: int | None = None
     missing: Missing = ()
     is_other: bool = False
+    combines_numbers = True
 
     @property
     def has_type_of_source(self) -> bool:  # type: ignore[override]

@@ -7,7 +7,7 @@ not in a list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 Positions = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
-
-_DECODED_BY_XARRAY = ("scale_factor", "add_offset")
 
 
 class Choice:
@@ -208,20 +206,3 @@ def _comparable(dimension: str, values: npt.NDArray[Any], label: Any) -> Any:
     if isinstance(label, str):  # dates of another calendar, as cftime has them
         raise fault
     return label
-
-
-def decoded(name: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return the labels that a coordinate's elements stand for, by the conventions of CF."""
-    units = attributes.get("units")
-    is_time = isinstance(units, str) and " since " in units and values.dtype.kind in "iuf"
-    if not is_time and not any(each in attributes for each in _DECODED_BY_XARRAY):
-        return values
-    try:
-        import xarray as xr  # late: xarray is an extra
-    except ImportError as error:
-        raise ImportError(
-            f"{name!r} counts in {units!r}: to find its labels takes xarray: pip install 'txstore[xarray]', or give "
-            "positions=True"
-        ) from error
-    variable = xr.Variable((name,), values, dict(attributes))
-    return np.asarray(xr.conventions.decode_cf_variable(name, variable).values)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.errors import ErasedError, ErasureError
+from txstore.format.cf import decoded
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, directory_prefix, document_key
 from txstore.history.changes import refs_of
 from txstore.history.snapshot import Snapshot
-from txstore.labels.choosing import Choice, Positions, decoded
+from txstore.labels.choosing import Choice, Positions
 
 if TYPE_CHECKING:
     from txstore.codecs.chunk_filling import Places

@@ -110,6 +110,9 @@ def _create(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     if isinstance(stage, ReduceStage):
         chunks[stage.axis : stage.axis + 1] = [] if stage.groups is None else [1]
     is_3 = source.key.endswith("zarr.json")
+    if not is_3 and dtype != array.dtype and fill_value is not None:
+        # xarray takes it for missing values, and in this type none of the source's is one.
+        fill_value = np.nan if dtype.kind == "f" else None
     made = zarr.create_array(
         cast("Store", store), name=stage.output, shape=stage.shape, chunks=tuple(chunks) or "auto", dtype=dtype,
         fill_value=fill_value, zarr_format=3 if is_3 else 2,
