@@ -634,7 +634,7 @@ class KeyFormatError(TxStoreError, ValueError):
 
 
 class CommitWaitWarning(UserWarning):
-    """A commit is waiting for another process that commits or does maintenance: the message names that process."""
+    """A commit or an erasure waits for another process, or an erasure for its own: the message says what it waits for."""
 
 
 class UncommittedChangesWarning(UserWarning):

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -222,6 +223,26 @@ def test_it_comes_back_by_no_way(repo: txstore.Repository) -> None:
     repo.export(exported, at=made)
     assert not os.path.exists(f"{exported}/g/s")
     assert repo.verify().ok
+
+
+def test_a_process_is_told_that_it_waits_for_itself(repo: txstore.Repository) -> None:
+    """As for a dataset that was never closed: nobody else will close it."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="s", data=np.arange(3))
+    readers, told = [repo.mapping()], list[str]()
+    assert readers[0]["s/zarr.json"]
+
+    def close(message: Warning | str, *_: object, **__: object) -> None:
+        told.append(str(message))
+        readers.clear()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = close
+        repo.erase("s", timeout=None)
+    assert len(told) == 1
+    assert "this process reads main@0" in told[0]
+    assert "close the stores" in told[0]
 
 
 def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:

@@ -248,6 +248,29 @@ def test_means_of_booleans_are_fractions(repo: txstore.Repository) -> None:
     assert _opened(repo, "x").t.dtype == bool
 
 
+def test_levels_hold_no_means_of_booleans(repo: txstore.Repository) -> None:
+    """They would say whether any is true."""
+    view = Coarsen("image/0", "image/{level}", (2, 2))
+    with pytest.raises(ValueError, match="can't hold means of booleans"):
+        commit(repo, image(values=VALUES % 3 == 0), v=view)
+    with repo.transaction() as store:
+        image(values=VALUES % 3 == 0)(store)
+        image("image/1", np.zeros([-(-n // 2) for n in VALUES.shape]))(store)
+        store.views["v"] = view
+    assert 0 < _stored(repo, "image/1").mean() < 0.5
+
+
+def test_a_group_that_xarray_will_refuse(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        _days().to_zarr(store, consolidated=False)
+        with pytest.warns(UserWarning, match=r"'t1' has fewer elements along 'time'.*xr\.open_dataset will refuse"):
+            store.views["beside"] = Coarsen("t", to="t{level}", factors=(2,))
+        store.views["apart"] = Coarsen("t", to="levels/{level}/t", factors=(2,))
+    with pytest.raises(ValueError, match="conflicting sizes"):
+        _opened(repo, "")
+    assert _opened(repo, "levels/1").t.size == _DAYS // 2
+
+
 def test_another_number_stands_for_no_value(repo: txstore.Repository) -> None:
     data = np.array([1.0, -1.0, 5.0, 7.0])
     commit(repo, image("a", data, chunks=(2,)), v=Reduce("a", "x", "min", to="v"))

@@ -21,6 +21,7 @@ import gc
 import os
 import posixpath
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -29,6 +30,7 @@ from txstore.commit import MAIN, Commit, Stored
 from txstore.deriving.declared import decode
 from txstore.errors import (
     CommitNotFoundError,
+    CommitWaitWarning,
     ConflictError,
     CorruptionError,
     ErasureError,
@@ -58,6 +60,8 @@ from txstore.storage.interface import Storage, paths_in, write_over
 T = TypeVar("T")
 
 _LOOK_AGAIN = 0.05  # seconds
+#: How a holder is named that is this process.
+_HERE = "this process"
 #: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
 
@@ -206,6 +210,7 @@ class _Erasing:
         self._check_turn = check_turn
         self._files = 0
         self._has_collected = False
+        self._has_warned = False
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
         #: By branch: the seq from which on all commits that were looked at lack the rows.
@@ -321,10 +326,21 @@ class _Erasing:
             if self._has_collected and self._deadline is not None and time.monotonic() >= self._deadline:
                 raise ErasureTimeoutError(self.paths, holders, done=done)
             if self._has_collected:
+                for holder in holders:
+                    if holder.startswith(_HERE):
+                        self._warn(holder)
                 time.sleep(_LOOK_AGAIN)
             else:
                 gc.collect()  # a snapshot without users here may still be pinned
                 self._has_collected = True
+
+    def _warn(self, holder: str) -> None:
+        """Tell this process, once, that it waits for itself: perhaps nobody else will close what it has opened."""
+        if not self._has_warned:
+            self._has_warned = True
+            told = f"{holder}, and the erasure waits for that: close the stores, snapshots and datasets opened there"
+            with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: an erasure may have begun
+                warnings.warn(told, CommitWaitWarning, stacklevel=2)
 
     def _holders(self) -> Iterator[str]:
         """Yield, in words, each process that reads a commit with values to erase, or has a transaction open on one."""
@@ -355,7 +371,7 @@ class _Erasing:
             first = min(first, self._began.setdefault(branch, first))
         pins = self._snapshots.pins(branch)
         if (seq := pins.lowest(first)) is not None:
-            here = "this process" if pins.is_held_here(first) else "a process"
+            here = _HERE if pins.is_held_here(first) else "a process"
             version = seq - difference
             what = self._commits.branches.label(branch, version) if version >= 0 else "what was before the first commit"
             found.append(f"{here} reads {what}, or writes on it")

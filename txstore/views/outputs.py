@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 from txstore.deriving.attributes import handed_on
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
-from txstore.deriving.stages import DerivingStage, ReduceStage
+from txstore.deriving.stages import CoarsenStage, DerivingStage, ReduceStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import document_key
 from txstore.views.geozarr import describe_overviews, is_geospatial
@@ -30,6 +31,11 @@ def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
         source = sources.after(stage.source)
         assert source is not None  # for mypy: `stages` has found it, or this has made it
         present = sources.after(stage.output)
+        if isinstance(stage, CoarsenStage) and stage.method == "mean" and _is_boolean(present or source):
+            raise ValueError(
+                f"{stage.output!r} can't hold means of booleans: take method='mode' for what most of them are, 'max' "
+                "for whether any is true, or create it first, as an array of floats"
+            )
         if present is None:
             _make(store, view, stage, source)
         elif present.kind != "array" or len(present.node.shape) != len(stage.shape):
@@ -37,6 +43,28 @@ def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
     if isinstance(view, Coarsen) and (source := sources.after(view.source)) is not None:
         describe = describe_overviews if is_geospatial(source, sources.after) else describe_image
         describe(store, view, source, sources.after)
+        _warn_of_two_sizes(sources, view, source)
+
+
+def _is_boolean(array: Described) -> bool:
+    return array.document.get("dtype" if array.key.endswith(".zarray") else "data_type") in ("bool", "|b1")
+
+
+def _warn_of_two_sizes(sources: _StoredSources, view: Coarsen, source: Described) -> None:
+    """Warn if xarray can't open the group of the source any more: it takes a dimension of a group to have one size."""
+    group = source.path.rpartition("/")[0]
+    for dim, factor in zip(source.dimensions, view.factors, strict=False):
+        labels = sources.after(f"{group}/{dim}" if group else str(dim)) if dim is not None and factor > 1 else None
+        for output in view.outputs if labels is not None and labels.kind == "array" else ():
+            level = sources.after(output)
+            if output.rpartition("/")[0] == group and level is not None and dim in level.dimensions:
+                told = (
+                    f"{output!r} has fewer elements along {dim!r} than {source.path!r}, which is in the same group: "
+                    "xr.open_dataset will refuse this group. Give the levels groups of their own, as in "
+                    "to='levels/{level}/name', or create them first with other names of dimensions"
+                )
+                warnings.warn(told, UserWarning, stacklevel=2)
+                return
 
 
 class _StoredSources:
