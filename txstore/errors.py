@@ -634,7 +634,7 @@ class KeyFormatError(TxStoreError, ValueError):
 
 
 class CommitWaitWarning(UserWarning):
-    """A commit or an erasure waits for another process, or an erasure for its own: the message says what it waits for."""
+    """A commit or an erasure waits: the message says for what. An erasure may wait for its own process."""
 
 
 class UncommittedChangesWarning(UserWarning):

@@ -271,6 +271,14 @@ def test_a_group_that_xarray_will_refuse(repo: txstore.Repository) -> None:
     assert _opened(repo, "levels/1").t.size == _DAYS // 2
 
 
+def test_the_mode_of_no_values_is_no_value(repo: txstore.Repository) -> None:
+    data = np.array([0.0, 0.0, 0.0, 1.0, np.nan, 0.0])
+    commit(
+        repo, image("a", data, chunks=(2,), attributes={"_FillValue": 0.0}), v=Coarsen("a", "v{level}", (2,), 1, "mode")
+    )
+    np.testing.assert_array_equal(_stored(repo, "v1"), [np.nan, 1, np.nan])
+
+
 def test_another_number_stands_for_no_value(repo: txstore.Repository) -> None:
     data = np.array([1.0, -1.0, 5.0, 7.0])
     commit(repo, image("a", data, chunks=(2,)), v=Reduce("a", "x", "min", to="v"))

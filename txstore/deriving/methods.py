@@ -166,7 +166,7 @@ def _mode(values: Array, starts: Sequence[Starts | None], missing: Missing) -> A
         length = np.where(np.isin(value, missing), 0, run) if missing else run
         found = np.where(length > longest, value, found)
         longest = np.maximum(length, longest)
-    return found
+    return np.where(longest == 0, nothing(values.dtype, missing), found) if missing else found
 
 
 def _parts(
