@@ -85,7 +85,11 @@ def expected(view: ViewDefinition, array: zarr.Array) -> list[np.ndarray]:
             return [made]
         case Apply():
             stored: np.ndarray = array[...]  # type: ignore[assignment]
-            return [blurred(stored).astype(stored.dtype)]
+            made = blurred(stored)
+            if stored.dtype.kind in "iu":
+                limits = np.iinfo(stored.dtype)
+                made = np.clip(np.rint(made), limits.min, limits.max)
+            return [made.astype(stored.dtype)]
     raise WrongError(f"what is {view}?")
 
 
