@@ -496,8 +496,8 @@ class AsyncRepository:
         `ConflictError` or `SnapshotExpiredError` after `retries` retries; by default after `timeout` seconds and at
         least ten retries. `fn` must not keep array objects of an earlier run.
 
-        On an object store, committers that have met conflicts wait in a queue: `fn` runs when the committers ahead
-        have committed.
+        Committers that have met conflicts wait in a queue: `fn` runs when the committers ahead have committed. On a
+        disk they wait for 3 seconds, or as long as twenty runs of `fn` take, but no longer than 30 seconds.
         """
         return await call_back(
             lambda called: self.repository.run(called, retries=retries, timeout=timeout, **transaction_arguments), fn
