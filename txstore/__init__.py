@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
     from txstore.interchange.virtual_datasets import write_virtual
-    from txstore.labels import Upserted, prepend, roll, upsert
+    from txstore.labels.upsert import Upserted, upsert
+    from txstore.labels.window import prepend, roll
     from txstore.repository import Repository
     from txstore.store import TxStore
     from txstore.synchronized_arrays import synchronized

@@ -296,9 +296,9 @@ class _Erasing:
                         f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
                         "outputs, too, or delete them and let a vacuum expire these commits",
                     )
-                if any(is_related(output, path) for output in view.outputs for path in self._paths):
+                if any(is_related(output, path) for output in view.outputs for path in self.paths):
                     raise ErasureError(
-                        self._paths,
+                        self.paths,
                         f"the view {name!r} derives it from {_shown(view.sources)}, and would derive it again: drop "
                         "the view, and erase its sources, too",
                     )

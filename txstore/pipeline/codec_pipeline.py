@@ -344,7 +344,7 @@ def _part_of(array: AnyArray, out_selection: Any, drop_axes: tuple[int, ...], ax
     """Return the part of a written value that goes to one chunk."""
     if not array.ndim:
         return array
-    part = array[out_selection]
+    part: AnyArray = array[out_selection]
     return part[tuple([None if axis in drop_axes else slice(None) for axis in range(axes)])] if drop_axes else part
 
 
