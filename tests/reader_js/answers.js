@@ -13,7 +13,14 @@ const cut = async (response) => {
   return new Response(body, { status: response.status, headers: response.headers });
 };
 
+/** An answer as another origin's page sees it if the server compresses it: its encoding is hidden, its length is not. */
+const compressed = async (response) => {
+  const body = await response.arrayBuffer();
+  return new Response(body, { status: 200, headers: { "Content-Length": String(body.byteLength - 7) } });
+};
+
 const questions = {
+  opened: () => null,
   log: async (repo, { branch, limit }) => (await repo.log({ branch, limit })).map((commit) => commit.id),
   commits: async (repo, { branch }) => (await repo.log({ branch })),
   branches: (repo) => repo.branches(),
@@ -42,8 +49,11 @@ const questions = {
   },
 };
 
+/** Repositories that stay open, by the names that questions give them. */
+const kept = new Map();
+
 for await (const line of createInterface({ input: process.stdin })) {
-  const { what, url, foreign, faults = [], ...question } = JSON.parse(line);
+  const { what, url, foreign, keep, faults = [], ...question } = JSON.parse(line);
   let answer;
   const requests = { count: 0, bytes: 0 };
   const counting = async (input, init) => {
@@ -53,13 +63,16 @@ for await (const line of createInterface({ input: process.stdin })) {
     if (typeof fault === "number") return new Response("", { status: fault });
     const response = await fetch(input, init);
     if (fault === "cut") return cut(response);
+    if (fault === "compressed") return compressed(response);
     requests.bytes += Number(response.headers.get("Content-Length") ?? 0);
     return response;
   };
   const began = performance.now();
   try {
     const options = { fetch: counting, retries: 4, allowForeign: () => foreign === true };
-    answer = { is: await questions[what](await openRepository(url, options), question) };
+    const repo = kept.get(keep) ?? (await openRepository(url, options));
+    if (keep) kept.set(keep, repo);
+    answer = { is: await questions[what](repo, question) };
   } catch (error) {
     answer = { error: error.name, message: error.message, stack: error.stack };
   }

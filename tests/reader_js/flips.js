@@ -36,7 +36,7 @@ class Files {
     this.url = "memory";
     this.files = files;
   }
-  whole = async (path) => this.files.get(path);
+  small = async (path) => this.files.get(path);
   range = async (path, begin, end) => this.files.get(path)?.subarray(begin, end);
   tail = async (path, length) => {
     const bytes = this.files.get(path);

@@ -109,7 +109,13 @@ def served(directory: Path, *, delay: float = 0.0) -> Iterator[str]:
         await files(scope, receive, send)
 
     allowed = Middleware(CORSMiddleware, allow_origins=["*"], allow_headers=["Range"], expose_headers=["Content-Range"])
-    app = Starlette(routes=[Mount("/", late)], middleware=[allowed])
+    with running(Starlette(routes=[Mount("/", late)], middleware=[allowed])) as base:
+        yield base
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """Let an ASGI application answer on a port of this machine."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -124,22 +130,39 @@ def served(directory: Path, *, delay: float = 0.0) -> Iterator[str]:
         thread.join()
 
 
-class _Listing(SimpleHTTPRequestHandler):
+@contextmanager
+def bucket(directory: Path) -> Iterator[str]:
+    """Serve a directory as S3 does to those who may get objects and not list: what is missing is denied."""
+    files = Starlette(routes=[Mount("/", StaticFiles(directory=directory))])
+
+    async def denying(scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            await send({**message, "status": 403} if message.get("status") == 404 else message)
+
+        await files(scope, receive, sent)
+
+    with running(denying) as base:
+        yield base
+
+
+class Listing(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Say nothing."""
 
 
 @contextmanager
-def listed(directory: Path) -> Iterator[str]:
+def listed(directory: Path, handler: type[SimpleHTTPRequestHandler] = Listing) -> Iterator[str]:
     """Serve a directory with lists and without ranges: `python -m http.server`."""
 
-    def handler(*arguments: Any) -> Any:
-        return _Listing(*arguments, directory=str(directory))
+    def handling(*arguments: Any) -> Any:
+        return handler(*arguments, directory=str(directory))
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handling) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
 
 SERVERS: dict[str, Callable[[Path], Any]] = {"ranges": served, "lists": listed}
+#: Those that list no names.
+WITHOUT_LISTS: dict[str, Callable[[Path], Any]] = {"ranges": served, "bucket": bucket}

@@ -24,7 +24,7 @@ from txstore.history.object_head_caches import TAIL
 
 ARRAYS = 1000
 ROUNDS = 5
-REQUESTS, MILLISECONDS, BYTES = 6, 300, 400_000
+REQUESTS, MILLISECONDS, BYTES = 11, 400, 400_000
 
 
 def filled(path: Path, commits: int) -> int:

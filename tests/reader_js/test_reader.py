@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 import txstore
-from tests.reader_js.node import ROOT, Node, Refused, content, served
+from tests.reader_js.node import ROOT, WITHOUT_LISTS, Listing, Node, Refused, content, listed, running, served
+from tests.waiting import wait_until
 from txstore.format import commitfile, encoding
 
 READER = ROOT / "txstore/reader_js"
@@ -74,9 +83,96 @@ def _lists(where: str) -> bool:
 def test_no_head_cache(repo: txstore.Repository, where: str, tmp_path: Path, node: Node) -> None:
     expected = content(repo.mapping())
     head = tmp_path / "data.tx/heads/main"
-    for damage in (b"", b"TXSTHEAD" + bytes(56), None):
+    for damage, error in (b"", "CorruptionError"), (b"TXSTHEAD" + bytes(56), "CorruptionError"), (None, "RequestError"):
         head.unlink() if damage is None else head.write_bytes(damage)
-        assert node.ask("content", f"{where}/data.tx", at="main", prefix="")["values"] == expected
+        if where.startswith("http") and not _lists(where):
+            with pytest.raises(Refused, match="this server lists no names: the newest commit can't be found") as caught:
+                node.ask("content", f"{where}/data.tx", at="main", prefix="")
+            assert caught.value.name == error
+        else:
+            assert node.ask("content", f"{where}/data.tx", at="main", prefix="")["values"] == expected
+
+
+def filled(folder: Path, kind: str) -> Callable[[], txstore.Repository]:
+    """Make a repository with a tag, on a disk or as on an object store; return what opens it."""
+    url = str(folder / "data.tx") if kind == "file" else f"memory://{folder.name}-{os.getpid()}/data.tx"
+    repo = txstore.Repository(url)
+    with repo.begin() as transaction:
+        transaction["a"] = b"0"
+    repo.tags["v1"] = repo.head()
+    publish(folder, kind)
+    return lambda: txstore.Repository(url)
+
+
+def publish(folder: Path, kind: str) -> None:
+    """Copy what is in memory to where it is served from, when the newest commit has a head cache."""
+    if kind == "memory":
+        shutil.rmtree(folder / "data.tx", ignore_errors=True)
+        there, memory = f"/{folder.name}-{os.getpid()}/data.tx", fsspec.filesystem("memory")
+        newest = bytes.fromhex(str(txstore.Repository(f"memory:/{there}").head().id))
+        wait_until(lambda: memory.exists(f"{there}/heads/main") and newest in memory.cat(f"{there}/heads/main")[:64])
+        memory.get(there, str(folder / "data.tx"), recursive=True)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize("server", WITHOUT_LISTS)
+def test_a_repository_stays_open_during_a_vacuum(tmp_path: Path, node: Node, server: str, kind: str) -> None:
+    """No commit that was known at opening is kept, but for a tagged one, and the server lists no names."""
+    repo = filled(tmp_path, kind)
+    with WITHOUT_LISTS[server](tmp_path) as base:
+        url, keep = f"{base}/data.tx", f"{server} {kind}"
+        node.ask("opened", url, keep=keep)
+        for _ in range(2):
+            assert node.ask("content", url, keep=keep, at="main", prefix="")["values"] == content(repo().mapping())
+            for value in (b"1", b"2"):
+                with repo().begin() as transaction:
+                    transaction["a"] = value
+            repo().optimize()
+            repo().vacuum(keep=1)
+            publish(tmp_path, kind)
+
+
+@pytest.mark.parametrize("damage", ["gone", "header", "head cache"])
+@pytest.mark.parametrize("branch", ["main", "Dev"])
+def test_the_newest_commit_is_damaged(
+    repo: txstore.Repository, where: str, tmp_path: Path, node: Node, branch: str, damage: str
+) -> None:
+    """Never an older commit, nor the one that the branch begins at."""
+    path = tmp_path / "data.tx"
+    with repo.begin(branch=branch) as transaction:
+        transaction["newest"] = b"1"
+    expected = content(repo.mapping(branch=branch))
+    head_cache = next(each for each in (path / "heads").iterdir() if (each.name == "main") == (branch == "main"))
+    newest = max((path / "commits" / head_cache.name).iterdir())
+    if damage == "gone":
+        newest.unlink()
+    else:
+        flipped(newest if damage == "header" else head_cache, -80 if damage == "header" else 20)
+    if damage == "head cache" and not (where.startswith("http") and not _lists(where)):
+        assert node.ask("content", f"{where}/data.tx", at=branch, prefix="")["values"] == expected
+        return
+    with pytest.raises(Refused) as caught:
+        node.ask("content", f"{where}/data.tx", at=branch, prefix="")
+    assert caught.value.name == "CorruptionError"
+
+
+def test_a_file_of_another_copy(where: str, tmp_path: Path, node: Node) -> None:
+    """Two copies went on by themselves, and a file of one was put into the other."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.begin() as transaction:
+        for number in range(4):
+            transaction[f"{number}"] = b"1"
+    shutil.copytree(tmp_path / "data.tx", tmp_path / "other.tx")
+    for value, path in (b"2", "data.tx"), (b"3", "other.tx"):
+        with txstore.Repository(tmp_path / path).begin() as transaction:
+            transaction["0"] = value
+    with repo.begin() as transaction:
+        transaction["1"] = b"4"
+    (tmp_path / "other.tx/commits/main/0000000001").replace(tmp_path / "data.tx/commits/main/0000000001")
+    for question in ({"what": "get"}, {"what": "range", "range": {"offset": 0, "length": 1}}):
+        with pytest.raises(Refused) as caught:
+            node.ask(question.pop("what"), f"{where}/data.tx", at="main", key="0", **question)  # type: ignore[arg-type]
+        assert caught.value.name == "CorruptionError"
 
 
 def test_an_old_head_cache(repo: txstore.Repository, where: str, tmp_path: Path, node: Node) -> None:
@@ -101,6 +197,18 @@ def test_parts(repo: txstore.Repository, where: str, node: Node) -> None:
 @pytest.mark.parametrize("key", ["none", "a", "a/c/", "/", "", "a//c", "../format.json", "a/c/00", "a/c/1/x"])
 def test_a_key_that_is_not_there(repo: txstore.Repository, tmp_path: Path, node: Node, key: str) -> None:
     assert node.ask("get", tmp_path / "data.tx", at="main", key=key) is None
+
+
+def test_zeros(repo: txstore.Repository, where: str, tmp_path: Path, node: Node) -> None:
+    """Without a record of an erasure, a value of zeros is damaged."""
+    value = bytes(repo.mapping()["large/c/1"])
+    path = tmp_path / "data.tx/commits/main/0000000001"
+    path.write_bytes(path.read_bytes().replace(value, bytes(len(value))))
+    repo.erase("sharded")
+    for question in ({"what": "get"}, {"what": "range", "range": {"offset": 0, "length": 1}}):
+        with pytest.raises(Refused) as caught:
+            node.ask(question.pop("what"), f"{where}/data.tx", at="main", key="large/c/1", **question)  # type: ignore[arg-type]
+        assert caught.value.name == "CorruptionError"
 
 
 def test_erased(repo: txstore.Repository, where: str, node: Node) -> None:
@@ -130,6 +238,13 @@ def test_values_that_lie_elsewhere(tmp_path: Path, node: Node) -> None:
 
 
 # --- damage
+
+
+def flipped(path: Path, at: int) -> None:
+    """Flip a bit of a byte."""
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 1
+    path.write_bytes(damaged)
 
 
 def rewritten(path: Path, at: int, new: bytes) -> None:
@@ -179,6 +294,35 @@ def test_format_json(
     assert caught.value.name == error
 
 
+@pytest.mark.parametrize(
+    "more",
+    ['"x": 1e-7', '"x": 1E5', '"x": 1.0', '"x": -0', '"x": 18014398509481985', '"\\ue000": 1, "\\ud83d\\ude00": 2',
+     '"x": {"10": 1, "9": [1.5e300, 0.00001, null, "\\u007f"]}', '"__proto__": 1'],
+)  # fmt: skip
+def test_the_checksum_of_format_json(repo: txstore.Repository, tmp_path: Path, node: Node, more: str) -> None:
+    """What others write, in other forms of numbers and another order of names."""
+    path = tmp_path / "data.tx/format.json"
+    members = json.loads(path.read_text())
+    del members["checksum"]
+    members["required"] = (1 << 63) + (1 << 40)
+    text = f"{{{more}, {json.dumps(members)[1:]}"
+    canonical = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+    path.write_text(f'{{"checksum": "{encoding.crc32c(canonical.encode()):08x}", {text[1:]}')
+    assert txstore.Repository(tmp_path / "data.tx").head() == repo.head()
+    assert node.ask("get", tmp_path / "data.tx", at="main", key="a/c/0") == content(repo.mapping())["a/c/0"]
+
+
+def test_a_feature_beside_a_large_number(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    """JavaScript's numbers have no room for the lowest bits beside bit 63."""
+    path = tmp_path / "data.tx/format.json"
+    members = json.loads(path.read_text()) | {"required": (1 << 63) + 4}
+    del members["checksum"]
+    canonical = json.dumps(members, sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps({**members, "checksum": f"{encoding.crc32c(canonical.encode()):08x}"}))
+    with pytest.raises(Refused, match="required feature 2"):
+        node.ask("get", tmp_path / "data.tx", at="main", key="a/c/0")
+
+
 def test_damage_of_a_value(repo: txstore.Repository, where: str, tmp_path: Path, node: Node) -> None:
     value = bytes(repo.mapping()["large/c/1"])
     path = tmp_path / "data.tx/commits/main/0000000001"
@@ -199,8 +343,9 @@ def test_damage_of_a_value(repo: txstore.Repository, where: str, tmp_path: Path,
 def test_requests(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
     with served(tmp_path) as base:
         node.ask("get", f"{base}/data.tx", at="main", key="large/c/1")
-        # format.json, head cache, commit, next version, run of the second commit, value
-        assert node.requests["count"] <= 7
+        # format.json, head cache, commit, next version, three that ask in vain for a list of the oldest kept versions,
+        # head and run of the second commit, value
+        assert node.requests["count"] <= 11
 
 
 def test_a_server_that_is_busy(repo: txstore.Repository, where: str, node: Node) -> None:
@@ -218,6 +363,75 @@ def test_whoever_waits_no_more(repo: txstore.Repository, where: str, node: Node)
     with pytest.raises(Refused) as caught:
         node.ask("aborted", f"{where}/data.tx", at="main", key="a/c/0")
     assert caught.value.name == "AbortError"
+
+
+@pytest.mark.parametrize("server", WITHOUT_LISTS)
+def test_a_server_that_lists_no_names(repo: txstore.Repository, tmp_path: Path, node: Node, server: str) -> None:
+    """Where readers may not list, buckets answer 403 for what is missing."""
+    repo.branches["bare"] = repo.head("Dev")
+    with WITHOUT_LISTS[server](tmp_path) as base:
+        url = f"{base}/data.tx"
+        for name, there in (("v1", {"tag": "v1"}), ("bare", {"branch": "bare"}), (repo.log()[1].id, {"at": 1})):
+            answer = node.ask("content", url, at=name, prefix="")
+            assert answer["values"] == content(repo.mapping(**there))  # type: ignore[arg-type]
+        with pytest.raises(Refused, match="this server lists no names"):
+            node.ask("tags", url)
+        with pytest.raises(Refused, match="is no branch, tag or commit here"):
+            node.ask("content", url, at="v2", prefix="")
+
+
+def test_a_bucket_that_is_closed_meanwhile(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    """Where `format.json` may not be read either, 403 says nothing of what is missing."""
+    with served(tmp_path) as base, pytest.raises(Refused, match="the server answers 403"):
+        node.ask("get", f"{base}/data.tx", at="main", key="a/c/0", faults=[None, *[403] * 99])
+
+
+def test_a_server_that_compresses(repo: txstore.Repository, where: str, node: Node) -> None:
+    """Its answers are longer than it says, and a page of another origin does not see why."""
+    if where.startswith("http"):
+        answer = node.ask("get", f"{where}/data.tx", at="main", key="a/c/0", faults=["compressed"])
+        assert answer == content(repo.mapping())["a/c/0"]
+        with pytest.raises(Refused, match="Switch compression off"):
+            node.ask("get", f"{where}/data.tx", at="main", key="a/c/0", faults=["cut"] * 99)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("format.json", "at most 4194304 are possible"), ("tags/v1", "at most 4194304 are possible"),
+        ("commits/main/0000000002", "the server sends more than 268435456"),
+    ],
+)  # fmt: skip
+def test_answers_without_end(repo: txstore.Repository, tmp_path: Path, node: Node, path: str, told: str) -> None:
+    """A server that knows no ranges sends zeros for ever: no more is read than can be of use."""
+
+    class Endless(Listing):
+        def do_GET(self) -> None:
+            if self.path != f"/data.tx/{path}":
+                super().do_GET()
+                return
+            self.send_response(200)
+            if path.startswith("commits"):
+                self.send_header("Content-Length", str(1 << 40))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 20))
+
+    with listed(tmp_path, Endless) as base, pytest.raises(Refused, match=told):
+        node.ask("get", f"{base}/data.tx", at="v1" if path == "tags/v1" else "main", key="a/c/0")
+
+
+def test_a_list_without_end(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    page = "<ListBucketResult><NextContinuationToken>again</NextContinuationToken></ListBucketResult>"
+
+    async def lists(request: Request) -> Response:
+        return Response(page if "list-type" in request.query_params else "", status_code=200)
+
+    files = Mount("/data.tx", StaticFiles(directory=tmp_path / "data.tx"))
+    app = Starlette(routes=[files, Route("/", lists)])
+    with running(app) as base, pytest.raises(Refused, match="does not end"):
+        node.ask("tags", f"{base}/data.tx")
 
 
 # --- beside other programs

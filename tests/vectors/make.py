@@ -427,6 +427,30 @@ def orphan(path: Path) -> None:
     move_version(path / "commits/main/0000000002", 2)
 
 
+@vector("As `orphan`, without a head cache: the commit in the highest version is not whole, and is not the head")
+def orphan_without_head_cache(path: Path) -> None:
+    orphan(path)
+    (path / "heads/main").unlink()
+
+
+@vector("A head cache that was written late: the tagged commit that it names is below the oldest kept version")
+def late_head_cache(path: Path) -> None:
+    repo = txstore.Repository(path)
+    commit(repo, "0", a=b"0")
+    repo.tags["kept"] = repo.head()
+    head = (path / "heads/main").read_bytes()
+    for number in range(1, 4):
+        commit(repo, f"{number}", a=b"%d" % number)
+    txstore.Repository(path).vacuum(keep=1)
+    (path / "heads/main").write_bytes(head)
+
+
+@vector("A copy without the newest commit, which its head cache names: the newest one is the commit below")
+def copy_without_newest(path: Path) -> None:
+    several_commits(path)
+    (path / "commits/main/0000000002").unlink()
+
+
 # --- object stores
 
 
@@ -529,6 +553,14 @@ def more_in_format_json(path: Path) -> None:
     _rewrite_format(path, optional=1 << 40, comment="größer")
 
 
+@vector("Numbers and names in format.json that the text under the checksum has in one form only; required feature 63")
+def numbers_in_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    numbers = [2**60 + 1, -(2**54) - 1, 1.0, -0.0, 1e-7, 1e-4, 1.5e16, 123456789012345680.0, 5e-324]
+    names = {"\U0001f600": 1, "\ue000": 2, "10": 3, "9": 4, "\x7f": '\n"/'}
+    _rewrite_format(path, required=1 << 63, comment=numbers, names=names)
+
+
 def _rewrite_format(path: Path, **members: Any) -> None:
     document = json.loads((path / "format.json").read_bytes()) | members
     del document["checksum"]
@@ -548,6 +580,25 @@ def damaged_value(path: Path) -> None:
     several_commits(path)
     file = path / "commits/main/0000000002"
     flip(file, file.read_bytes().index(b"again"))
+
+
+@vector("A value is zeros, and no record of an erasure says why: it is damaged")
+def zeros(path: Path) -> None:
+    several_commits(path)
+    file = path / "commits/main/0000000002"
+    file.write_bytes(file.read_bytes().replace(b"again", bytes(5)))
+
+
+@vector("A commit file of another copy, which went on by itself: a pack with another id than the one that is named")
+def pack_of_another_copy(path: Path) -> None:
+    no_commit(path)
+    other = Path(shutil.copytree(path, path.with_name("other.tx")))
+    for copy, value in (path, b"1"), (other, b"2"):
+        commit(txstore.Repository(copy), "first", a=value, b=value, c=value)
+    for number in (1, 2):  # the last one vouches for the first, whose run is too large to be merged yet
+        commit(txstore.Repository(path), f"{number}", d=b"%d" % number)
+    (other / "commits/main/0000000000").replace(path / "commits/main/0000000000")
+    shutil.rmtree(other)
 
 
 @vector("A bit of a block was flipped")

@@ -5,6 +5,8 @@ import { crc32c } from "./checksums.js";
 
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const encoder = new TextEncoder();
+/** Lists and objects of JSON in one another, at most. */
+const MAX_DEPTH = 100;
 
 /** @param {string} text */
 export const encode = (text) => encoder.encode(text);
@@ -119,6 +121,74 @@ export function checked(bytes, path) {
   const content = bytes.subarray(0, bytes.length - 4);
   if (reader.view.getUint32(content.length, true) !== crc32c(content)) reader.fail("it has a wrong checksum");
   return new Reader(content, path);
+}
+
+/**
+ * Return the members of a JSON object that has its checksum in it, and the text of each. See format.md, "`format.json`".
+ * @param {Uint8Array} bytes @param {string} path
+ */
+export function checkedJson(bytes, path) {
+  const reader = new Reader(bytes, path);
+  const members = reader.json(bytes.length);
+  const texts = textsOf(bytes, reader);
+  texts.delete("checksum");
+  const isRight = members.checksum === crc32c(encode(objectOf(texts))).toString(16).padStart(8, "0");
+  return { members, texts, isRight };
+}
+
+/** @param {Map<string, string>} texts of the members of an object, by their names @returns {string} */
+function objectOf(texts) {
+  const inOrder = [...texts].map(([name, text]) => ({ name: encode(name), text: `${textOf(name)}:${text}` })).sort((one, other) => compare(one.name, other.name));
+  return `{${inOrder.map(({ text }) => text).join(",")}}`;
+}
+
+/** A text in ASCII. @param {string} text */
+const textOf = (text) => JSON.stringify(text).replace(/[\u007f-\uffff]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+/** Return the members of an object in the one form that its checksum is of: numbers are read as they stand there. @param {Uint8Array} bytes valid JSON @param {Reader} reader @returns {Map<string, string>} */
+function textsOf(bytes, reader) {
+  const tokens = utf8.decode(bytes).match(/"[^"\\]*(?:\\.[^"\\]*)*"|[{}[\]]|[^\s{}[\]:,"]+/g) ?? [];
+  let at = 0;
+  /** @param {string} token @returns {string} */
+  const parsed = (token) => {
+    const text = JSON.parse(token);
+    if (utf8.decode(encode(text)) !== text) reader.fail("the JSON in it has half a surrogate pair");
+    return text;
+  };
+  /** @param {number} depth @returns {Map<string, string>} */
+  const object = (depth) => {
+    const texts = new Map();
+    while (tokens[++at] !== "}") {
+      const name = parsed(tokens[at++]);
+      texts.set(name, value(depth + 1));
+    }
+    return texts;
+  };
+  /** @param {number} depth @returns {string} */
+  const value = (depth) => {
+    const token = tokens[at];
+    if (depth > MAX_DEPTH) reader.fail("the JSON in it is nested too deeply");
+    if (token === "{") return objectOf(object(depth));
+    if (token === "[") {
+      const items = [];
+      while (tokens[++at] !== "]") items.push(value(depth + 1));
+      return `[${items.join(",")}]`;
+    }
+    if (token.startsWith('"')) return textOf(parsed(token));
+    return /^-?\d/.test(token) ? numberOf(token) : token;
+  };
+  return object(1);
+}
+
+/** A number as it counts for a checksum: an integer in its digits, another one in the fewest digits that say the same 64-bit float. @param {string} token */
+function numberOf(token) {
+  if (/^-?\d+$/.test(token)) return token === "-0" ? "0" : token;
+  const number = Number(token);
+  if (!Number.isFinite(number)) return String(number);
+  const [digits, exponent] = number.toExponential().split("e");
+  const sign = Object.is(number, -0) ? "-" : "";
+  if (Number(exponent) >= -4 && Number(exponent) < 16) return `${sign}${number}${Number.isInteger(number) ? ".0" : ""}`;
+  return `${digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }
 
 /** @param {Uint8Array} bytes */

@@ -8,37 +8,160 @@ import { FOOTER, SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, d
 /** @typedef {import("./header.js").Stored} Stored */
 /** @typedef {import("./source.js").Reading} Reading */
 /** @typedef {import("./source.js").Source} Source */
+/** Which commit a branch's newest one was, or is: what a head cache says. @typedef {{ version: number, id: string, isDurable: boolean, isHere: boolean }} HeadCache */
 
 const HEAD_CACHE = 64;
+/** The first part of each pack. */
+const HEAD = 64;
 /** Enough of a commit file's end for its header, and for the index of a small commit. */
 const TAIL = 16 << 10;
 /** Bytes of the ends of commit files that are kept. */
 const ENDS = 16 << 20;
+/** Bytes of memory for which packs are the ones that they were named as. */
+const KNOWN_PACKS = 1 << 20;
 /** Commits of a group commit, at most. */
 const MAX_GROUP = 128;
+/** Searches for a head, if a vacuum overtakes each. */
+const SEARCHES = 5;
 
 export class Commits {
-  /** @param {Source} source @param {string} id of the repository @param {Uint8Array | undefined} head the head cache of `main`, as it was a moment ago */
-  constructor(source, id, head) {
+  /** @param {Source} source @param {string} id of the repository */
+  constructor(source, id) {
     this.source = source;
     this.id = id;
-    this.expected = head;
     /** @type {Cache<{ begin: number, bytes: Uint8Array }>} the ends of commit files, by path */
     this.ends = new Cache(ENDS);
+    /** @type {Cache<void>} by path */
+    this.packs = new Cache(KNOWN_PACKS);
   }
 
-  /** Return the newest of a branch's own commits. @param {string} id @param {number} [first] its first version, if it is known */
+  // --- the newest commit
+
+  /**
+   * Return the newest of a branch's own commits; undefined if it has none. See format.md, "Finding the head".
+   * @param {string} id @param {number} [first] its first version, if it is known
+   */
   async newest(id, first) {
-    const known = await this.cachedHead(id);
-    if (known) return this.walkUp(known);
-    const names = await this.source.list(`commits/${id}`);
-    const versions = (names ?? []).filter((name) => /^\d{10,19}$/.test(name)).map(Number);
-    for (const version of versions.sort((one, other) => other - one)) {
-      const stored = await this.stored(id, version);
-      if (stored) return this.walkUp(stored);
+    let cache = await this.headCache(id);
+    let known = cache && (await this.named(id, cache));
+    if (cache && !known) {
+      cache = await this.headCache(id); // a vacuum may have deleted the commit meanwhile
+      known = cache && (await this.named(id, cache));
     }
-    const lowest = names || first === undefined ? undefined : await this.next(id, first);
-    return lowest && this.walkUp(lowest);
+    if (cache && known && !cache.isHere && (await this.breakBelow(known, 0, first, await this.versions(id))) !== undefined) known = undefined;
+    let found = known && (await this.walkUp(known));
+    for (let search = 0; search < SEARCHES; search++) {
+      // Below the oldest kept version there are gaps: the head cache was written late, or a vacuum runs.
+      if (found && found.header.version >= (await this.oldestKept(id))) return found;
+      found = await this.search(id, cache, first);
+      if (!found) return undefined;
+    }
+    throw new CorruptionError(`oldest_kept/${id}: it names a version that is above all commits`);
+  }
+
+  /** Return what the head cache says now; null if it is damaged, undefined if there is none. @param {string} branch @returns {Promise<HeadCache | null | undefined>} */
+  async headCache(branch) {
+    const path = `heads/${branch}`;
+    try {
+      const bytes = await this.source.small(path, { isMutable: true });
+      if (!bytes) return undefined;
+      const reader = checked(bytes.subarray(0, HEAD_CACHE), path);
+      reader.magic("TXSTHEAD");
+      const [version, id] = [reader.u64(), reader.id()];
+      reader.take(20);
+      const place = reader.u32();
+      // A reader that can't tell a copy takes it for the original.
+      const isHere = !this.source.place || (place & ~1) >>> 0 === (await this.source.place());
+      return { version, id, isDurable: (place & 1) === 1, isHere };
+    } catch (error) {
+      if (error instanceof CorruptionError) return null; // it is only a cache
+      throw error;
+    }
+  }
+
+  /** Return the commit that a head cache names, if it is there. @param {string} branch @param {HeadCache} cache */
+  async named(branch, { version, id }) {
+    const stored = await this.stored(branch, version);
+    return stored?.header.id === id ? stored : undefined;
+  }
+
+  /** Return the names in a directory; undefined: the server tells no names. @param {string} directory @param {Reading} [reading] */
+  async names(directory, reading) {
+    // A server that lists the commits has no such directory; another one may have it and not say so.
+    return (await this.source.list(directory, reading)) ?? ((await this.source.list("commits", reading)) && []);
+  }
+
+  /** Return the versions of a branch's own that hold a file, the highest first; undefined: the server tells no names. @param {string} branch */
+  async versions(branch) {
+    const names = await this.names(`commits/${branch}`);
+    return names && versionsOf(names);
+  }
+
+  /** Return the version below which commits may be gone, as far as a list tells. @param {string} branch */
+  async oldestKept(branch) {
+    return versionsOf((await this.source.list(`oldest_kept/${branch}`)) ?? [])[0] ?? 0;
+  }
+
+  /**
+   * Return the newest whole commit that a list has; undefined if there is none, nor one that was lost.
+   * @param {string} branch @param {HeadCache | null | undefined} cache @param {number} [first]
+   */
+  async search(branch, cache, first) {
+    const kept = await this.oldestKept(branch);
+    const versions = await this.versions(branch);
+    if (!versions) return this.withoutLists(branch, cache, first);
+    if (cache?.isDurable && cache.isHere && cache.version >= kept && !(await this.named(branch, cache))) {
+      throw new CorruptionError(`${commitPath(branch, cache.version)}: the commit ${cache.id} was durable in this version and is not there. Run \`txstore verify\`, or copy again if this is a copy`);
+    }
+    const there = cache && !(this.source.place && cache.isHere) ? versions : undefined;
+    let lowest = Infinity; // the lowest version whose chain of parents breaks at the same place
+    for (const version of versions) {
+      if (version < kept) break;
+      if (version >= lowest) continue; // only commits above could vouch for it
+      const stored = await this.stored(branch, version);
+      const broken = stored && (await this.breakBelow(stored, kept, first, there));
+      if (stored && broken === undefined) return this.walkUp(stored);
+      lowest = broken ?? lowest;
+    }
+    for (const version of [...versions].reverse()) {
+      const stored = await this.stored(branch, version);
+      const vouches = stored?.header.synced && version - stored.header.pending > (first ?? 0);
+      if (stored && (vouches || (there && version > (first ?? 0)))) {
+        throw new CorruptionError(`commits/${branch}: there is version ${version}, and a commit below it is missing. If this is a copy, copy again`);
+      }
+    }
+    return undefined;
+  }
+
+  /** Where nothing is listed, the head cache alone tells which commit is the newest. @param {string} branch @param {HeadCache | null | undefined} cache @param {number} [first] @returns {Promise<undefined>} */
+  async withoutLists(branch, cache, first) {
+    // A branch without a head cache and without its first commit has none; `main` may have lost both.
+    if (cache === undefined && (first === undefined || (first > 0 && !(await this.stored(branch, first))))) return undefined;
+    const reason = cache ? "the commit that it names is gone" : cache === null ? "it is damaged" : "there is no such file";
+    const advice = `${reason}, and this server lists no names: the newest commit can't be found. Try again in a moment, commit once more, or let the server list directories`;
+    throw cache === undefined ? new RequestError(`heads/${branch}: ${advice}`) : new CorruptionError(`heads/${branch}: ${advice}`);
+  }
+
+  /**
+   * Return the version whose parent is missing; undefined if the commit is whole.
+   * @param {Stored} stored @param {number} kept @param {number} [first] @param {number[]} [there] in a copy, where any may be missing, the versions that there are
+   */
+  async breakBelow(stored, kept, first, there) {
+    const { version, oldestKept } = stored.header;
+    const lowest = Math.max(oldestKept, kept, first ?? there?.at(-1) ?? 0);
+    if (there && there.filter((each) => each >= lowest && each < version).length < version - lowest) return version;
+    let vouched = 0; // below this version, commits were durable when one of the commits above was made
+    let floor = kept;
+    for (let last = stored; ; ) {
+      const { header } = last;
+      floor = Math.max(floor, header.oldestKept);
+      if (header.version <= floor) return undefined;
+      const below = await this.stored(header.fork ?? header.branch, header.version - 1);
+      if (!below || !follows(last, below)) return header.version;
+      if (header.synced) vouched = Math.max(vouched, header.version - header.pending);
+      if (header.fork !== undefined || below.header.version < vouched) return undefined;
+      last = below;
+    }
   }
 
   /** @param {Stored} stored */
@@ -47,46 +170,14 @@ export class Commits {
     return section ? carriedBy(await this.read(stored, section.offset, section.offset + section.length), stored) : [];
   }
 
-  /** Return the commit that the head cache names; it may be some commits behind. @param {string} branch */
-  async cachedHead(branch) {
-    const expected = branch === "main" ? this.expected : undefined;
-    this.expected = undefined; // the next caller wants a newer one
-    const path = `heads/${branch}`;
-    const bytes = expected ?? (await this.source.whole(path, { isMutable: true }));
-    try {
-      if (!bytes || bytes.length < HEAD_CACHE) return undefined;
-      const reader = checked(bytes.subarray(0, HEAD_CACHE), path);
-      reader.magic("TXSTHEAD");
-      const version = reader.u64();
-      const [id, length, offset, headerLength] = [reader.id(), reader.u64(), reader.u64(), reader.u32()];
-      const tail = bytes.subarray(HEAD_CACHE);
-      const end = offset + headerLength + FOOTER === length && tail.length > headerLength + FOOTER ? tail : undefined;
-      const stored = await (end ? this.decode(branch, version, end, length) : this.stored(branch, version));
-      return stored?.header.id === id ? stored : undefined;
-    } catch (error) {
-      if (error instanceof CorruptionError) return undefined; // it is only a cache
-      throw error;
-    }
-  }
-
   /** Return the newest commit from one on. @param {Stored} known @returns {Promise<Stored>} */
   async walkUp(known) {
     let last = known;
     for (;;) {
       last = (await this.decided(last)).at(-1) ?? last;
-      const above = await this.next(last.header.branch, last.header.version + 1);
+      const above = await this.stored(last.header.branch, last.header.version + 1);
       if (!above || !follows(above, last)) return last;
       last = above;
-    }
-  }
-
-  /** As `stored`, of a version that may not be there: S3 answers 403 then to those who may not list. @param {string} branch @param {number} version */
-  async next(branch, version) {
-    try {
-      return await this.stored(branch, version);
-    } catch (error) {
-      if (error instanceof RequestError && error.status === 403) return undefined;
-      throw error;
     }
   }
 
@@ -136,6 +227,20 @@ export class Commits {
     return this.bytes(path, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
   }
 
+  /**
+   * See to it that a file is the pack that it was named as: checksums say so of whole values, and neither of parts nor of runs.
+   * @param {import("./header.js").Place} place
+   */
+  async checkPack({ path, id }) {
+    if (id === undefined) return; // the commit's own file, whose header was read
+    await this.packs.get(path, path.length * 2, async () => {
+      const reader = checked(await this.bytes(path, 0, HEAD), path);
+      reader.magic("TXSTPACK");
+      reader.take(8);
+      if (reader.id() !== id || reader.id() !== this.id) reader.fail("it is another pack than the one that was named, or of another repository");
+    });
+  }
+
   /** Read bytes of a commit. @param {import("./header.js").Place} place @param {number} begin @param {number} end @param {Reading} [reading] */
   read(place, begin, end, reading) {
     return this.bytes(place.path, place.base + begin, place.base + end, reading);
@@ -153,6 +258,9 @@ export class Commits {
     return bytes;
   }
 }
+
+/** Return the versions among names, the highest first. @param {string[]} names */
+const versionsOf = (names) => names.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
 
 /** Tell whether a commit has another as its parent. @param {Stored} above @param {Stored} below */
 export function follows({ header }, below) {

@@ -32,3 +32,8 @@ export class RequestError extends TxStoreError {
     this.status = status;
   }
 }
+
+/** @param {string} key */
+export function erased(key) {
+  return new ErasedError(`${key.replace(/^\//, "")}: this value was erased`);
+}

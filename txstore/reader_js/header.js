@@ -15,7 +15,7 @@ export const SECTION_CARRIED = 2;
 export const SECTION_GROUP_COMMIT = 3;
 
 /** @typedef {{ kind: number, offset: number, length: number }} Section */
-/** @typedef {{ path: string, base: number }} Place a file that values or runs lie in, and where in it their offsets begin */
+/** @typedef {{ path: string, base: number, id?: string }} Place a file that values or runs lie in, where in it their offsets begin, and the id of the pack that it has to be */
 /**
  * A run as a header lists it.
  * @typedef {object} RunName
@@ -29,6 +29,8 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {string} repository @property {string} id @property {string} parent @property {string} parentHash
  * @property {number} version @property {number} seq @property {number} oldestKept
  * @property {number} time microseconds since 1970, UTC
+ * @property {boolean} synced whether all commits below were durable, but for the names of those that are pending
+ * @property {number} pending
  * @property {string} branch the id of its branch
  * @property {string} author @property {string} message
  * @property {Record<string, unknown>} properties
@@ -109,12 +111,13 @@ function headerOf(reader) {
   const unknown = ofReaders & ~KNOWN;
   if (unknown) throw newer(path, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
   if (kind !== 1 || checksum !== 1) throw newer(path, `a header of kind ${kind} with checksums of kind ${checksum}`);
-  reader.take(8); // optional features
+  const synced = (reader.u32() & 1) === 0;
+  reader.u32(); // other optional features
   /** @type {Header} */
   const header = {
     repository: reader.id(), id: reader.id(), parent: reader.id(), parentHash: reader.id(),
     version: reader.u64(), seq: reader.u64(), oldestKept: reader.u64(), time: timeOf(reader),
-    branch: "", author: "", message: "", properties: {}, statistics: [], sections: [], runs: [],
+    synced, pending: 0, branch: "", author: "", message: "", properties: {}, statistics: [], sections: [], runs: [],
     fork: undefined, merged: undefined, group: undefined,
   };
   if (header.seq <= header.version || header.oldestKept > header.version) reader.fail("its header has impossible numbers");
@@ -126,6 +129,7 @@ function headerOf(reader) {
     field(header, type, new Reader(reader.take(reader.u32()), path));
   }
   if (!isBranchId(header.branch)) reader.fail("its branch has an impossible id");
+  if (header.pending > header.version) reader.fail("its header has impossible numbers");
   return header;
 }
 
@@ -152,6 +156,7 @@ function field(header, type, reader) {
     }
     if (header.sections.length > MAX_LISTED) reader.fail("its header lists too many sections");
   } else if (type === 7) header.runs = runsOf(reader);
+  else if (type === 9) header.pending = reader.varint();
   else if (type === 11) header.fork = branchOf(reader, left);
   else if (type === 12) {
     const id = reader.id();
@@ -194,10 +199,10 @@ export function packOf(reader) {
   const id = reader.id();
   if (kind === 2) {
     if (reader.left) reader.fail("a pack in it has a wrong name");
-    return { path: packPath(id), base: 0 };
+    return { path: packPath(id), base: 0, id };
   }
   const version = reader.varint();
-  return { path: commitPath(branchOf(reader, reader.left), version), base: 0 };
+  return { path: commitPath(branchOf(reader, reader.left), version), base: 0, id };
 }
 
 /**

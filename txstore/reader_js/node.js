@@ -1,10 +1,13 @@
 /** Opens repositories in directories, in Node; URLs go to `index.js`. */
 
-import { open as openFile, readFile, readdir } from "node:fs/promises";
+import { open as openFile, readdir, stat } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 
+import { crc32c } from "./checksums.js";
+import { CorruptionError } from "./errors.js";
 import { openRepository as openUrl } from "./index.js";
 import { open } from "./repository.js";
+import { FORMAT, MAX_SMALL } from "./source.js";
 
 export * from "./errors.js";
 
@@ -19,8 +22,10 @@ class DirectorySource {
   }
 
   /** @param {string} path */
-  whole(path) {
-    return unlessMissing(async () => new Uint8Array(await readFile(`${this.url}/${path}`)));
+  async small(path) {
+    const found = await unlessMissing(() => read(`${this.url}/${path}`, () => [0, MAX_SMALL]));
+    if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
+    return found?.bytes;
   }
 
   /** @param {string} path @param {number} begin @param {number} end */
@@ -36,6 +41,13 @@ class DirectorySource {
   /** @param {string} path */
   list(path) {
     return unlessMissing(() => readdir(`${this.url}/${path}`)).then((names) => names ?? []);
+  }
+
+  /** The number of an inode and the time of its change: no copy has both. */
+  async place() {
+    const { ino, ctimeNs } = await stat(`${this.url}/${FORMAT}`, { bigint: true });
+    const place = crc32c(new Uint8Array(BigUint64Array.of(ino, ctimeNs).buffer)) & ~1;
+    return (place >>> 0) || 2;
   }
 }
 

@@ -2,12 +2,11 @@
 
 import { Cache } from "./cache.js";
 import { Commits, follows } from "./commits.js";
-import { Reader, checked } from "./bytes.js";
-import { crc32c } from "./checksums.js";
-import { CorruptionError, NotFoundError, RequestError } from "./errors.js";
+import { Reader, checked, checkedJson } from "./bytes.js";
+import { CorruptionError, NotFoundError, RequestError, UnsupportedError, erased } from "./errors.js";
 import { branchOf, commitPath, newer } from "./header.js";
 import { Store } from "./store.js";
-import { withSignal } from "./source.js";
+import { FORMAT, withSignal } from "./source.js";
 
 /** @typedef {import("./header.js").Stored} Stored */
 /** @typedef {import("./source.js").Reading} Reading */
@@ -36,55 +35,34 @@ const NONE = "0".repeat(32);
 const AT_ONCE = 8;
 /** Enough of a commit file's end for most headers. */
 const HEADER_TAIL = 1024;
-const MAX_SMALL = 4 << 20;
 
 /** Open a repository over a source. @param {Source} source @param {Options} options @param {Reading} reading */
 export async function open(source, options, reading) {
-  const [format, head] = await Promise.all([
-    source.whole("format.json", { ...reading, isMutable: true }),
-    // it is needed next, as a rule
-    source.whole("heads/main", { ...reading, isMutable: true }).catch(() => undefined),
-  ]);
+  const format = await source.small(FORMAT, { ...reading, isMutable: true });
   if (!format) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
-  return new Repository(source, repositoryOf(format), options, head);
+  return new Repository(source, repositoryOf(format), options);
 }
 
 /** @param {Uint8Array} bytes of `format.json` */
 function repositoryOf(bytes) {
-  const path = "format.json";
-  const reader = new Reader(bytes, path);
-  if (bytes.length > MAX_SMALL) reader.fail("it is too long");
-  const members = reader.json(bytes.length);
-  const { txstore: version, repository, required, checksum } = members;
-  if (Number.isInteger(version) && version > 1) throw newer(path, `format version ${version}`);
-  delete members.checksum;
-  if (checksum !== checksumOf(members)) reader.fail("it has a wrong checksum");
-  if (version !== 1 || !/^[0-9a-f]{32}$/.test(repository) || !Number.isInteger(required)) reader.fail("it names no repository");
-  const unknown = (required >>> 0) & ~1;
-  if (unknown) throw newer(path, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
+  const reader = new Reader(bytes, FORMAT);
+  const { members: { txstore: version, repository }, texts, isRight } = checkedJson(bytes, FORMAT);
+  if (Number.isInteger(version) && version > 1) throw newer(FORMAT, `format version ${version}`);
+  if (!isRight) reader.fail("it has a wrong checksum");
+  const [required, optional] = ["required", "optional"].map((name) => texts.get(name) ?? "");
+  if (version !== 1 || !/^[0-9a-f]{32}$/.test(repository) || ![required, optional].every((bits) => /^-?\d+$/.test(bits))) reader.fail("it names no repository");
+  const unknown = Number(BigInt.asUintN(32, BigInt(required))) & ~1;
+  if (unknown) throw newer(FORMAT, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
   return /** @type {string} */ (repository);
 }
 
-/** The CRC-32C of an object as JSON: sorted names, no white space, ASCII. @param {Record<string, unknown>} members */
-function checksumOf(members) {
-  /** @param {unknown} value @returns {string} */
-  const written = (value) => {
-    if (Array.isArray(value)) return `[${value.map(written).join(",")}]`;
-    if (value === null || typeof value !== "object") return JSON.stringify(value);
-    const inOrder = Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1));
-    return `{${inOrder.map(([name, each]) => `${JSON.stringify(name)}:${written(each)}`).join(",")}}`;
-  };
-  const ascii = written(members).replace(/[\u007f-\uffff]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  return crc32c(new TextEncoder().encode(ascii)).toString(16).padStart(8, "0");
-}
-
 export class Repository {
-  /** @param {Source} source @param {string} id @param {Options} options @param {Uint8Array | undefined} head the head cache of `main`, as it was a moment ago */
-  constructor(source, id, options, head) {
+  /** @param {Source} source @param {string} id @param {Options} options */
+  constructor(source, id, options) {
     this.source = source;
     this.id = id;
     this.options = options;
-    this.commits = new Commits(source, id, head);
+    this.commits = new Commits(source, id);
     /** @type {Cache<import("./run.js").Entry[]>} */
     this.blocks = new Cache(options.cacheBytes ?? 32 << 20);
     /** @type {Cache<import("./run.js").Run>} */
@@ -139,18 +117,15 @@ export class Repository {
 
   /** @param {string} directory @param {Reading} reading */
   async list(directory, reading) {
-    const names = await this.source.list(directory, reading);
-    // A server that lists the commits has no such directory; another one may have it and not say so.
-    if (!names && !(await this.source.list("commits", reading))) {
-      throw new RequestError(`${this.source.url}: this server lists no names. Ask for a branch or a tag by its name, or let the server list directories`);
-    }
-    return (names ?? []).filter(isName);
+    const names = await this.commits.names(directory, reading);
+    if (!names) throw new RequestError(`${this.source.url}: this server lists no names. Ask for a branch or a tag by its name, or let the server list directories`);
+    return names.filter(isName);
   }
 
   /** @param {string} name @returns {Promise<Branch | undefined>} */
   async recordOf(name) {
     const path = `branches/${name.toLowerCase()}`;
-    const bytes = await this.source.whole(path, { isMutable: true });
+    const bytes = await this.source.small(path, { isMutable: true });
     if (!bytes) return undefined;
     const reader = checked(bytes, path);
     reader.magic("TXSTBRN1");
@@ -178,7 +153,7 @@ export class Repository {
   /** Return what a tag names. @param {string} name @returns {Promise<{ id: string, version: number, branch: string } | undefined>} */
   async tag(name) {
     const path = `tags/${name}`;
-    const bytes = isName(name) ? await this.source.whole(path, { isMutable: true }) : undefined;
+    const bytes = isName(name) ? await this.source.small(path, { isMutable: true }) : undefined;
     if (!bytes) return undefined;
     const reader = checked(bytes, path);
     reader.magic("TXSTTAG1");
@@ -312,12 +287,30 @@ export class Repository {
   /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */
   async isLiving(id) {
     if (id === "main") return true;
-    const names = await this.source.list("branches");
+    const names = await this.commits.names("branches");
     if (!names) return true;
     const records = await Promise.all(names.filter(isName).map((name) => this.recordOf(name)));
     return records.some((record) => record?.id === id);
   }
 
+  // --- erasures
+
+  /** Say why a value is zeros, if a record of an erasure does. @param {string} key @param {number} checksum of the value, as its ref has it */
+  async checkErasures(key, checksum) {
+    const path = key.replace(/^\//, "");
+    const names = await this.commits.names("erased");
+    if (!names) throw new CorruptionError(`${path}: this value is zeros: it was erased, or is damaged. This server lists no names, so that no record of an erasure is found`);
+    for (const name of names.filter((each) => /^[0-9a-f]{32}(\.rows)?$/.test(each))) {
+      const file = `erased/${name}`;
+      const bytes = await this.source.small(file, { isMutable: true });
+      if (!bytes) continue;
+      const { members: { paths }, isRight } = checkedJson(bytes, file);
+      if (!isRight || !Array.isArray(paths)) throw new CorruptionError(`${file}: it has a wrong checksum, or says no paths. Run \`txstore verify\``);
+      if (!paths.some((above) => above === "" || path.startsWith(`${above}/`))) continue;
+      if (!name.endsWith(".rows")) throw erased(path);
+      if (checksum === 0) throw new UnsupportedError(`${path}: rows of this value were erased, and what replaces it this reader does not find: read it by \`txstore serve\``);
+    }
+  }
 }
 
 /** Tell whether a text may be the name of a branch or a tag. @param {string} name */

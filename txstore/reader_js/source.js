@@ -1,4 +1,4 @@
-/** Reads files of a repository over HTTP: whole ones, and ranges. Near ranges of one file are read by one request. */
+/** Reads files of a repository over HTTP: small ones, and ranges. Near ranges of one file are read by one request. */
 
 import { CorruptionError, RequestError } from "./errors.js";
 
@@ -6,13 +6,16 @@ import { CorruptionError, RequestError } from "./errors.js";
  * What the reader needs to know of where the files lie.
  * @typedef {object} Source
  * @property {string} url
- * @property {(path: string, options?: Reading) => Promise<Uint8Array | undefined>} whole undefined: there is no such file
+ * @property {(path: string, options?: Reading) => Promise<Uint8Array | undefined>} small a small file. undefined: there is
+ *   no such file
  * @property {(path: string, begin: number, end: number, options?: Reading) => Promise<Uint8Array | undefined>} range
  *   from `begin` to `end`, which both lie in the file
  * @property {(path: string, length: number, options?: Reading) => Promise<End | undefined>} tail at most so many of the
  *   last bytes
  * @property {(path: string, options?: Reading) => Promise<string[] | undefined>} list the names in a directory.
  *   undefined: the server tells no names
+ * @property {() => Promise<number>} [place] where head caches were written that tell of these files; without it, it is not
+ *   known
  */
 
 /**
@@ -34,11 +37,21 @@ import { CorruptionError, RequestError } from "./errors.js";
 const GAP = 16 << 10;
 /** No request for several ranges is longer. */
 const JOINED = 8 << 20;
+/** No small file is longer. */
+export const MAX_SMALL = 4 << 20;
+/** No more is read of a file that a server sends whole, as it knows no ranges. */
+const MAX_WHOLE = 256 << 20;
+/** No page of a list is longer, and no list has more pages or names. */
+const MAX_LIST = 64 << 20;
+const MAX_PAGES = 10_000;
+const MAX_NAMES = 10_000_000;
+export const FORMAT = "format.json";
 const FIRST_PAUSE = 100;
 const MISSING = new Set([404, 410]);
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** @typedef {{ begin: number, end: number, resolve: (bytes: Uint8Array | undefined) => void, reject: (error: unknown) => void }} Wanted */
+/** A part of a file: from one offset to another, or at most so many of the last bytes. @typedef {{ begin: number, end: number } | { tail: number }} Part */
 
 /** @implements {Source} */
 export class HttpSource {
@@ -50,16 +63,20 @@ export class HttpSource {
     this.fetch = options.fetch ?? ((input, init) => fetch(input, init));
     /** @type {Map<string, Wanted[]>} the ranges of each file that were asked for since the last requests */
     this.wanted = new Map();
+    /** @type {((path: string, options: Reading) => Promise<string[] | undefined>)[]} ways to ask for lists: the one that was of use, or all */
+    this.lists = [this.listPage, this.listBucket];
   }
 
-  /** @param {string} path @param {Reading} [options] */
-  async whole(path, options = {}) {
-    return (await this.answer(path, undefined, options))?.bytes;
+  /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
+  async small(path, options = {}) {
+    const found = await this.file(path, { begin: 0, end: MAX_SMALL }, options);
+    if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
+    return found?.bytes;
   }
 
   /** @param {string} path @param {number} length @param {Reading} [options] */
   async tail(path, length, options = {}) {
-    return this.answer(path, `bytes=-${length}`, options);
+    return this.file(path, { tail: length }, options);
   }
 
   /** @param {string} path @param {number} begin @param {number} end @param {Reading} [options] */
@@ -99,7 +116,7 @@ export class HttpSource {
   async sendGroup(path, group, end) {
     const begin = group[0].begin;
     try {
-      const answer = await this.answer(path, `bytes=${begin}-${end - 1}`, {}, begin);
+      const answer = await this.file(path, { begin, end }, {});
       for (const each of group) {
         const bytes = answer?.bytes.subarray(each.begin - begin, each.end - begin);
         if (bytes && bytes.length !== each.end - each.begin) {
@@ -114,12 +131,27 @@ export class HttpSource {
   }
 
   /**
-   * Return what the server answers, with the length of the file. undefined: there is no such file.
-   * @param {string} path @param {string | undefined} range @param {Reading} options @param {number} [begin]
+   * As `answer`; undefined also if the server answers 403 and lets `format.json` be read: so do buckets for what is missing, if readers may not list.
+   * @param {string} path @param {Part} part @param {Reading} options
+   */
+  async file(path, part, options) {
+    try {
+      return await this.answer(path, part, options);
+    } catch (error) {
+      const isDenied = error instanceof RequestError && error.status === 403 && path !== FORMAT;
+      if (isDenied && (await this.answer(FORMAT, { begin: 0, end: MAX_SMALL }, { ...options, isMutable: true }).catch(() => undefined))) return undefined;
+      throw error;
+    }
+  }
+
+  /**
+   * Return a part of a file, with the length of the file. undefined: there is no such file.
+   * @param {string} path @param {Part} part @param {Reading} options
    * @returns {Promise<End | undefined>}
    */
-  async answer(path, range, options, begin) {
+  async answer(path, part, options) {
     const target = this.target(path);
+    const range = "tail" in part ? `-${part.tail}` : `${part.begin}-${part.end - 1}`;
     for (let attempt = 0; ; attempt++) {
       options.signal?.throwIfAborted();
       let last;
@@ -128,10 +160,10 @@ export class HttpSource {
           ...this.init,
           ...(options.signal && { signal: options.signal }),
           ...(options.isMutable && { cache: /** @type {RequestCache} */ ("no-store") }),
-          headers: { ...this.init.headers, ...(range && { Range: range }) },
+          headers: { ...this.init.headers, Range: `bytes=${range}` },
         });
         if (MISSING.has(response.status)) return undefined;
-        if (response.ok) return await answered(response, target, range, begin);
+        if (response.ok) return await answered(response, target, part);
         if (response.status === 416) throw new CorruptionError(`${path}: it is shorter than it was written`);
         last = new RequestError(`${target}: the server answers ${response.status}${adviceFor(response.status)}`, response.status);
         if (!PASSING.has(response.status)) throw last;
@@ -139,7 +171,9 @@ export class HttpSource {
         // fetch throws TypeError when there is no answer, or when one was cut
         if (!(error instanceof TypeError) && !(error instanceof CutError) && error !== last) throw error;
         if (error === last && !PASSING.has(/** @type {RequestError} */ (error).status ?? 0)) throw error;
-        last = error instanceof RequestError ? error : new RequestError(`${target}: no answer (${error instanceof Error ? error.message : error}). In a browser, the server has to allow this page by CORS`, undefined, { cause: error });
+        /** @type {string} */
+        const reason = error instanceof CutError ? error.message : `no answer (${error instanceof Error ? error.message : error}). In a browser, the server has to allow this page by CORS`;
+        last = error instanceof RequestError ? error : new RequestError(`${target}: ${reason}`, undefined, { cause: error });
       }
       if (attempt >= this.retries) throw last;
       await pause(FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random()), options.signal);
@@ -158,9 +192,12 @@ export class HttpSource {
    * @param {string} path @param {Reading} [options]
    */
   async list(path, options = {}) {
-    for (const list of [this.listPage, this.listBucket]) {
+    for (const list of this.lists) {
       const names = await list.call(this, path, options);
-      if (names) return names;
+      if (names) {
+        this.lists = [list];
+        return names;
+      }
     }
     return undefined;
   }
@@ -185,7 +222,7 @@ export class HttpSource {
       const directory = `${[...prefix, path].map((part) => decodeURIComponent(part)).join("/")}/`;
       const names = [];
       let more = "";
-      for (;;) {
+      for (let page = 0; ; page++) {
         const query = `list-type=2&delimiter=/&prefix=${encodeURIComponent(directory)}${more}`;
         const text = await this.text(`${place.origin}${bucket}/?${query}`, options);
         if (!text?.includes("<ListBucketResult")) break;
@@ -193,9 +230,11 @@ export class HttpSource {
           const name = unescaped(key).slice(directory.length).replace(/\/$/, "");
           if (name && !name.includes("/")) names.push(name);
         }
-        const next = /<NextContinuationToken>([^<]*)</.exec(text)?.[1];
-        if (!next) return names;
-        more = `&continuation-token=${encodeURIComponent(unescaped(next))}`;
+        const token = /<NextContinuationToken>([^<]*)</.exec(text)?.[1];
+        if (!token) return names;
+        const next = `&continuation-token=${encodeURIComponent(unescaped(token))}`;
+        if (next === more || page >= MAX_PAGES || names.length > MAX_NAMES) throw new RequestError(`${place.origin}${bucket}: the list of ${directory} does not end`);
+        more = next;
       }
     }
     return undefined;
@@ -209,35 +248,66 @@ export class HttpSource {
       if (error instanceof TypeError) return undefined; // no list, then
       throw error;
     });
-    return response?.ok ? response.text() : undefined;
+    return response?.ok ? new TextDecoder().decode(await bodyOf(response, target, MAX_LIST)) : undefined;
   }
 }
 
-/** An answer was shorter than the server said. */
-class CutError extends Error {}
+/** An answer has another length than the server said. */
+class CutError extends Error {
+  /** @param {number} length @param {string | number} said */
+  constructor(length, said) {
+    super(`the answer has ${length} bytes instead of ${said}: it was cut, or the server compresses it. Switch compression off for these files (gzip off), or expose Content-Encoding by CORS`);
+  }
+}
 
-/**
- * @param {Response} response @param {string} target @param {string | undefined} range @param {number} [begin]
- * @returns {Promise<End>}
- */
-async function answered(response, target, range, begin) {
-  const body = new Uint8Array(await response.arrayBuffer());
+/** @param {Response} response @param {string} target @param {Part} part @returns {Promise<End>} */
+async function answered(response, target, part) {
+  const [begin, most] = "tail" in part ? [undefined, part.tail] : [part.begin, part.end - part.begin];
   if (response.status === 206) {
     const said = /^bytes (\d+)-(\d+)\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "");
     if (!said) {
       throw new RequestError(`${target}: the server does not say which bytes it sends; in a browser, it has to expose Content-Range by CORS`);
     }
-    if (body.length !== Number(said[2]) - Number(said[1]) + 1) throw new CutError("the answer was cut");
-    if (begin !== undefined && Number(said[1]) !== begin) throw new RequestError(`${target}: the server sends other bytes than it was asked for`);
-    return { bytes: body, size: Number(said[3]) };
+    const [first, last, size] = said.slice(1).map(Number);
+    if (first !== (begin ?? Math.max(0, size - most)) || last - first >= most) throw new RequestError(`${target}: the server sends other bytes than it was asked for`);
+    const bytes = await bodyOf(response, target, most);
+    if (bytes.length !== last - first + 1) throw new CutError(bytes.length, last - first + 1);
+    return { bytes, size };
   }
+  // The server does not know ranges, and sends all: of that, as much is read as is needed.
   const length = response.headers.get("Content-Length");
-  const isPlain = !response.headers.get("Content-Encoding");
-  if (isPlain && length !== null && Number(length) !== body.length) throw new CutError("the answer was cut");
-  if (!range) return { bytes: body, size: body.length };
-  // The server does not know ranges, and sends all.
-  if (begin !== undefined) return { bytes: body.subarray(begin), size: body.length };
-  return { bytes: body.subarray(Math.max(0, body.length - Number(range.slice("bytes=-".length)))), size: body.length };
+  const enough = begin === undefined ? Infinity : begin + most;
+  const bytes = await bodyOf(response, target, MAX_WHOLE, enough);
+  if (bytes.length > enough) return { bytes: bytes.slice(begin, enough), size: Math.max(bytes.length, Number(length)) };
+  // Another origin's Content-Encoding may be hidden; then the length is that of what was compressed.
+  if (length !== null && bytes.length < Number(length) && !response.headers.get("Content-Encoding")) throw new CutError(bytes.length, length);
+  const from = begin ?? Math.max(0, bytes.length - most);
+  return { bytes: bytes.slice(from, from + most), size: bytes.length };
+}
+
+/** Read an answer of at most so many bytes, or no more of it than is enough. @param {Response} response @param {string} target @param {number} most @param {number} [enough] */
+async function bodyOf(response, target, most, enough = Infinity) {
+  const reader = response.body?.getReader();
+  /** @type {Uint8Array[]} */
+  const parts = [];
+  const limit = Math.min(most, enough);
+  const declared = Number(response.headers.get("Content-Length"));
+  let length = limit === most && declared > most ? declared : 0; // then nothing of it is read
+  while (length <= limit) {
+    const part = await reader?.read();
+    if (!part || part.done) break;
+    parts.push(part.value);
+    length += part.value.length;
+  }
+  if (length > limit) await reader?.cancel();
+  if (length > most) throw new RequestError(`${target}: the server sends more than ${most} bytes. Let it answer ranges: see "Over plain HTTP" in the documents of TxStore`);
+  const bytes = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    bytes.set(part, at);
+    at += part.length;
+  }
+  return bytes;
 }
 
 /** @param {number} status */

@@ -2,7 +2,7 @@
 
 import { Reader, compare, encode } from "./bytes.js";
 import { crc32c } from "./checksums.js";
-import { CorruptionError, ErasedError, ForeignError } from "./errors.js";
+import { CorruptionError, ForeignError, erased } from "./errors.js";
 import { ERASED, FOREIGN, Run, TOMBSTONE, isKey } from "./run.js";
 import { HttpSource, withSignal } from "./source.js";
 
@@ -98,7 +98,10 @@ export class Store {
     const lies = name.pack ?? { path: stored.path, base: stored.base };
     const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.commits.read(lies, begin, end);
     const size = Math.ceil(name.length * 0.02) + 1024;
-    return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, () => Run.open(read, lies, name, repository.blocks));
+    return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, async () => {
+      const [run] = await Promise.all([Run.open(read, lies, name, repository.blocks), repository.commits.checkPack(lies)]);
+      return run;
+    });
   }
 
   /** @param {string} key @returns {Promise<Entry | undefined>} undefined: there is no such key */
@@ -128,7 +131,7 @@ export class Store {
     const { place, offset, length, checksum } = entry;
     const bytes = await this.repository.commits.read(place, offset, offset + length, reading);
     if (crc32c(bytes) !== checksum) {
-      if (length && bytes.every((byte) => byte === 0)) throw erased(key);
+      if (length && bytes.every((byte) => byte === 0)) await this.repository.checkErasures(key, checksum);
       throw new CorruptionError(`${place.path}: the value of ${key} at byte ${offset} has a wrong checksum. Run \`txstore verify\`, or restore the file from a backup`);
     }
     return entry.kind === FOREIGN ? this.foreign(bytes, place.path, reading) : bytes;
@@ -144,7 +147,8 @@ export class Store {
       return bytes.subarray(begin, end);
     }
     const [begin, end] = borders(range, entry.length);
-    const bytes = await this.repository.commits.read(entry.place, entry.offset + begin, entry.offset + end, reading);
+    const { commits } = this.repository;
+    const [bytes] = await Promise.all([commits.read(entry.place, entry.offset + begin, entry.offset + end, reading), commits.checkPack(entry.place)]);
     // Erased values are zeros, and so may others be: the checksum of the whole tells.
     return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
   }
@@ -176,7 +180,7 @@ export class Store {
         return response;
       },
     });
-    const found = length ? await source.answer(decodeURIComponent(url.slice(cut + 1)), `bytes=${offset}-${offset + length - 1}`, reading, offset) : undefined;
+    const found = length ? await source.answer(decodeURIComponent(url.slice(cut + 1)), { begin: offset, end: offset + length }, reading) : undefined;
     if (!length) return new Uint8Array(0);
     if (!found) throw new ForeignError(`${url}: a value lies in this file, which is gone`);
     if (found.size !== size || (etag !== undefined && etag.replace(/^W\/|"/g, "") !== version.replace(/^W\/|"/g, ""))) {
@@ -190,9 +194,4 @@ export class Store {
 function borders(range, length) {
   if ("suffixLength" in range) return [Math.max(0, length - range.suffixLength), length];
   return [Math.min(range.offset, length), Math.min(range.offset + range.length, length)];
-}
-
-/** @param {string} key */
-function erased(key) {
-  return new ErasedError(`${key.replace(/^\//, "")}: this value was erased`);
 }
