@@ -231,13 +231,13 @@ class PackReader:
         else:
             np.copyto(place, np.frombuffer(content, np.uint8))
 
-    def read_unchecked(self, offset: int, length: int) -> memoryview:
-        """Return a range that no checksum ties to this pack: its head does, which is read along with the first one."""
-        if self._has_checked_head:
-            return self.read([(offset, length)])[0]
-        content, head = self.read([(offset, length), (0, packfile.HEAD_SIZE)])
+    def read_unchecked(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return ranges that no checksum ties to this pack: its head does, which is read along with the first ones."""
+        if self._has_checked_head or not ranges:
+            return self.read(ranges)
+        *contents, head = self.read([*ranges, (0, packfile.HEAD_SIZE)])
         self._check_head(head)
-        return content
+        return contents
 
     def size(self) -> int:
         if self._size is None:
@@ -497,7 +497,8 @@ class RemotePack:
     """A pack that is read by ranges.
 
     Its head is not read first, as that of a pack that is mapped is: it would be one more request. That these bytes are
-    what was written the checksum of each value says, as those of blocks and index do. Only a part of a value has none.
+    what was written the checksum of each value says. Only a part of a value has none, and a run says no more than that
+    it is one: where these are read first, the head is, too.
     """
 
     __slots__ = ("_missing", "path", "reader")
@@ -546,10 +547,7 @@ class RemotePack:
             return self.part(offset, length, slice(None), key)[part]
         if stop <= start:
             return memoryview(b"")
-        try:
-            content = self.reader.read_unchecked(offset + start, stop - start)
-        except GONE as error:
-            raise self._is_missing() from error
+        [content] = self.read_unchecked([(offset + start, stop - start)])
         return self._complete(content, stop - start, offset, key)
 
     def section(self, offset: int, length: int) -> memoryview:
@@ -560,6 +558,13 @@ class RemotePack:
         """Return ranges, (offset, length) each: shorter only where the pack ends."""
         try:
             return self.reader.read(ranges)
+        except GONE as error:
+            raise self._is_missing() from error
+
+    def read_unchecked(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """As `read`, of what no checksum ties to this pack: parts of values, and runs."""
+        try:
+            return self.reader.read_unchecked(ranges)
         except GONE as error:
             raise self._is_missing() from error
 

@@ -531,7 +531,7 @@ def _open_in(pack: RemotePack, tails: Mapping[RunName, memoryview | None]) -> di
     """Open runs that lie in one pack, by one request if they are short or lie together; those with a tail by none."""
     there = dict(tails)
     ranges = {name: _tail(name) for name, tail in tails.items() if tail is None}
-    for name, content in zip(ranges, pack.read(list(ranges.values())), strict=True):
+    for name, content in zip(ranges, pack.read_unchecked(list(ranges.values())), strict=True):
         if len(content) != ranges[name][1]:
             raise CorruptionError(pack.path, offset=name.offset, reason="the run reaches beyond the file")
         there[name] = content[max(len(content) - name.length, 0) :]
