@@ -17,6 +17,7 @@ from txstore.format.records import Branch
 from txstore.history.identity import Identity
 from txstore.steps import step
 from txstore.storage.interface import Storage, write_over
+from txstore.storage.objects.errors import NoListsError
 
 
 class BranchNames:
@@ -38,14 +39,23 @@ class BranchNames:
             raise CommitNotFoundError(f"branch {name!r}", advice=str(error)) from None
         if found is None or found.name != name:
             self._identity.check_there()
-            there = ", ".join(map(repr, [MAIN, *self.files()])) if found is None else repr(found.name)
-            advice = f"there is no such branch; there is {there}"
+            there = self._told() if found is None else f"; there is {found.name!r}"
+            advice = f"there is no such branch{there}"
             raise CommitNotFoundError(f"branch {name!r}", advice=advice)
         return found.id
 
+    def _told(self) -> str:
+        try:
+            return "; there is " + ", ".join(map(repr, [MAIN, *self.files()]))
+        except NoListsError:
+            return ""
+
     def name_of(self, branch: str) -> str:
         """Return the name of a branch by its id, as last read."""
-        found = self._find(branch)
+        try:
+            found = self._find(branch)
+        except NoListsError:
+            return f"(branch {branch[:8]})"
         return MAIN if branch == MAIN else f"(deleted branch {branch[:8]})" if found is None else found.name
 
     def lineage(self, branch: str) -> tuple[tuple[str, int], ...]:
@@ -76,14 +86,17 @@ class BranchNames:
         return self._known.get(branch)
 
     def is_living(self, branch: str) -> bool:
-        """Tell whether the branch with an id still exists."""
+        """Tell whether the branch with an id still exists. Where the server lists no names, it may."""
         if branch == MAIN:
             return True
         if branch in self._known:
             found = self.read(self._known[branch].name)
             if found is not None and found.id == branch:
                 return True
-        return any(record.id == branch for record in self.all().values())
+        try:
+            return any(record.id == branch for record in self.all().values())
+        except NoListsError:
+            return True
 
     def read(self, name: str) -> Branch | None:
         """Return the record of the branch with this name, or with a name that differs only in case."""

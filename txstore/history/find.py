@@ -17,6 +17,7 @@ from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError,
 from txstore.format import names
 from txstore.format.commitfile import CommitName
 from txstore.history.commits import Commits
+from txstore.storage.objects.errors import NoListsError
 
 #: The ways to name a commit: see `find_commit`. A negative number counts from the head, which is -1.
 At: TypeAlias = Commit | SupportsIndex | str | datetime | np.datetime64
@@ -164,7 +165,11 @@ def _advice(commits: Commits, asked: str) -> str:
     """Return the text that lists the accepted forms, and existing names similar to the unknown one."""
     if re.fullmatch(r"[0-9a-f]{32}", asked):
         return "there is no such commit; repo.log() and `txstore log` list them"
-    near = difflib.get_close_matches(asked, [*commits.tags.names(), MAIN, *commits.branches.all(), HEAD], cutoff=0.5)
+    try:
+        there = [*commits.tags.names(), MAIN, *commits.branches.all(), HEAD]
+    except NoListsError:
+        there = []
+    near = difflib.get_close_matches(asked, there, cutoff=0.5)
     meant = f"there is {' and '.join(map(repr, near))}; " if near else "there is no such commit; "
     return f"{meant}a commit is named by {_UNDERSTOOD}; repo.log() and `txstore log` list them"
 

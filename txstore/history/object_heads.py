@@ -6,10 +6,14 @@ commits are newer.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import BEHIND, Look
 from txstore.commit_queue.tickets import End, Seen
-from txstore.format import names
+from txstore.errors import CorruptionError
+from txstore.format import encoding, names
 from txstore.format.records import HeadCache
 from txstore.history import object_head_caches
 from txstore.history.branch_names import BranchNames
@@ -23,8 +27,14 @@ from txstore.history.listings import Listings, Looks
 from txstore.history.object_head_caches import ObjectHeadCaches
 from txstore.history.oldest_kept import OldestKept
 from txstore.history.whole_groups import WholeGroups
+from txstore.storage.objects.errors import NoListsError
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage
+
+_UNKNOWN = (
+    "this server lists no names: the newest commit can't be found. Try again in a moment, commit once more, or let the "
+    "server list directories"
+)
 
 
 class ObjectHeads:
@@ -162,19 +172,53 @@ class ObjectHeads:
         if found is known and not self._files.has_footer(known):
             return None
         # I10: below the oldest kept version there are gaps.
-        if found is not None and self._oldest_kept.is_above(branch, found.header.version):
+        if found is not None and (
+            self._oldest_kept.is_above(branch, found.header.version) or self._is_above(branch, found)
+        ):
             return None
         return (
             None if found is None else self._groups.whole(found, range(known.header.version, found.header.version + 1))
         )
 
+    def _is_above(self, branch: str, found: Stored) -> bool:
+        """Tell whether the head cache names a commit above another one."""
+        with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
+            return self._head_caches.read(branch).version > found.header.version
+        return False
+
     def _search(self, branch: str) -> Stored | None:
         """Find the head in a listing of all versions."""
-        versions = self._listings.all(branch).versions
+        try:
+            versions = self._listings.all(branch).versions
+        except NoListsError:
+            return self._of_head_cache(branch)
         for version in sorted(versions, reverse=True):
             if (found := self._files.read(branch, version)) is not None:
                 return self._groups.whole(found, versions)
         return None
+
+    def _of_head_cache(self, branch: str) -> Stored | None:
+        """Find the head where the server lists no names: the head cache alone tells which commit is the newest."""
+        path, reason = names.head_cache_path(branch), "the commit that it names is gone"
+        for _ in range(2):  # a vacuum may delete the commit meanwhile
+            try:
+                head_cache = self._head_caches.read(branch)
+            except FileNotFoundError:
+                fork = self._branches.fork(branch)
+                if fork is not None and self._files.read(branch, fork.version + 1) is None:
+                    return None  # it has no commits of its own
+                words = f"there is no such file, and {_UNKNOWN}"
+                raise NoListsError(errno.ENOTSUP, words, f"{self._storage.url}/{path}") from None
+            except encoding.MalformedError as error:
+                raise CorruptionError(path, reason=f"{error.reason}, and {_UNKNOWN}") from error
+            found = self._files.read(branch, head_cache.version)
+            if found is not None and found.header.id == head_cache.commit_id:
+                while (above := self._files.read(branch, found.header.version + 1)) is not None and above.follows(
+                    found
+                ):
+                    found = above
+                return self._groups.whole(found, range(head_cache.version, found.header.version + 1))
+        raise CorruptionError(path, reason=f"{reason}, and {_UNKNOWN}")
 
     @property
     def shows_tickets(self) -> bool:

@@ -10,6 +10,7 @@ from txstore.format.records import Tag
 from txstore.history.branch_names import BranchNames
 from txstore.steps import step
 from txstore.storage.interface import Storage
+from txstore.storage.objects.errors import NoListsError
 
 
 class OldestKept:
@@ -20,10 +21,16 @@ class OldestKept:
         self._branches = branches
 
     def of(self, branch: str) -> int:
-        """Return the lowest version that every vacuum has kept. For a new branch: the version it starts at."""
+        """Return the lowest version that every vacuum has kept. For a new branch: the version it starts at.
+
+        0 where the server lists no names. The header of the newest commit says it, too.
+        """
         directory = names.oldest_kept_directory(branch)
-        raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
-        fork = None if raised else self._branches.fork(branch)
+        try:
+            raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
+            fork = None if raised else self._branches.fork(branch)
+        except NoListsError:
+            return 0
         return max(raised, default=0) if fork is None else fork.version
 
     def is_above(self, branch: str, version: int) -> bool:

@@ -33,6 +33,7 @@ from txstore.segments.replaced import ReplacedValues, read_records
 from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
+from txstore.storage.objects.errors import NoListsError
 
 _NO_SOURCES = Sources()
 
@@ -292,7 +293,10 @@ class Snapshot(Hierarchy):
 
     def _replaced_since(self, error: ErasedError | CorruptionError, key: str) -> memoryview:
         """Return the value that has replaced another since its run was opened. Raises what `_told` returns."""
-        found = self.runs.replacement(encode_key(key)) if isinstance(error, CorruptionError) else None
+        found = None
+        if isinstance(error, CorruptionError):
+            with contextlib.suppress(NoListsError):  # no record of an erasure is found then: it is damage
+                found = self.runs.replacement(encode_key(key))
         if found is None:
             raise self._told(error, key) from error
         return self.runs.stored(key, found)
@@ -304,7 +308,11 @@ class Snapshot(Hierarchy):
         """
         if isinstance(error, CorruptionError) and not self._is_blank(key):
             return error
-        for erasure in self._erasures():
+        try:
+            erasures = self._erasures()
+        except NoListsError:  # nor are the records of erasures found then
+            return error
+        for erasure in erasures:
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
             if as_erasure(erasure).covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
                 return _erased(key, erasure)

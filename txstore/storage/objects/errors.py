@@ -73,6 +73,10 @@ class CutShortError(OSError):
     """An object ends within a requested range. A retry would not help."""
 
 
+class NoListsError(OSError):
+    """A web server lists no names, so that what is there can only be asked for by name."""
+
+
 #: A note on an error: the server may yet carry out an earlier try of the same request.
 UNANSWERED = "an earlier try of this request was not answered"
 
@@ -231,6 +235,12 @@ def explain(error: BaseException, path: str, secrets: Secrets, wish: str) -> Exp
         # Background work for head caches and leases may come this late, and some libraries need a thread for a request.
         words = "the interpreter is about to end, and starts no threads any more: write before that"
         return Explained(OSError(errno.ECANCELED, words, path), False)
+    if isinstance(error, NoListsError):
+        words = (
+            "this web server lists no names, and that takes a list: ask for branches and tags by their names, or let "
+            "the server list directories"
+        )
+        return Explained(NoListsError(errno.ENOTSUP, words, path), False)
     if not isinstance(error, OSError | EOFError | Refusal) and not _is_of_library(error):
         return None
     facts = facts_of(error)
@@ -268,6 +278,11 @@ def _answered(facts: Facts, path: str, named: str, wish: str) -> Explained | Non
     if status == 409:  # no code says that it exists: two requests for one object were under way
         words = f"others keep writing the same object{named}: try later"
         return Explained(OSError(errno.EIO, words, path), True)
+    if status == 403 and path.startswith(("http://", "https://")):
+        words = (
+            f"the server refuses to {wish} this (status 403): open it to readers, or give credentials (storage_options)"
+        )
+        return Explained(PermissionError(errno.EACCES, words, path), False, is_denied=True)
     if status == 403 or code in FORBIDDEN:
         words = f"these credentials are not allowed to {wish} this{named}: ask for the permission"
         return Explained(PermissionError(errno.EACCES, words, path), False, is_denied=True)

@@ -21,6 +21,7 @@ from txstore.storage.objects.s3 import S3Backend
 from txstore.storage.objects.sftp import SftpBackend
 from txstore.storage.objects.smb import SmbBackend
 from txstore.storage.objects.urls import Target
+from txstore.storage.objects.web import WebBackend
 
 # How each class creates exclusively. A class that has taken the place of the known one under its protocol is another.
 CREATION = {
@@ -57,7 +58,8 @@ def build(target: Target) -> Backend:
         if target.protocol in ("http", "https"):
             options = {"get_client": _client, **options}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
-        return PlainBackend(_unwrapped(filesystem), root)
+        filesystem = _unwrapped(filesystem)
+        return (WebBackend if "http" in filesystem.protocol else PlainBackend)(filesystem, root)
     if target.family == "sftp":
         return SftpBackend(functools.partial(_instance, target), _path(target))
     if target.family == "smb":
