@@ -32,6 +32,7 @@ from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, Sorted, Unique
 from txstore.format import commitfile, encoding, names, records
 from txstore.history import object_head_caches, operations
+from txstore.maintenance import erase
 from txstore.storage.local import LocalStorage
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions import own_part
@@ -72,6 +73,9 @@ def fixed(seed: str) -> Iterator[None]:
         # Their names are random, and no reader needs them.
         mock.patch.object(operations, "recorded", return_value=nullcontext({})),
         mock.patch("getpass.getuser", return_value="ana"),
+        # Neither do they need the turn of erasures, nor what an erasure asks before it begins.
+        mock.patch.object(LocalStorage, "alone", return_value=nullcontext(lambda: None)),
+        mock.patch.object(erase._Erasing, "_ask"),
         mock.patch.object(LocalStorage, "place", return_value=2),
         mock.patch.object(LocalStorage, "boot", return_value=1),
         mock.patch.object(RemoteStorage, "place", return_value=2),
