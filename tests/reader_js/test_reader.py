@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -342,10 +343,35 @@ def test_damage_of_a_value(repo: txstore.Repository, where: str, tmp_path: Path,
 
 def test_requests(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
     with served(tmp_path) as base:
-        node.ask("get", f"{base}/data.tx", at="main", key="large/c/1")
-        # format.json, head cache, commit, next version, three that ask in vain for a list of the oldest kept versions,
-        # head and run of the second commit, value
+        url = f"{base}/data.tx"
+        node.ask("get", url, keep="requests", at="main", key="large/c/1")
+        # format.json, head cache, commit, next version, three that ask in vain for a list, head and run of the second
+        # commit, value
         assert node.requests["count"] <= 11
+        node.ask("get", url, keep="requests", at="main", key="large/c/1")
+        # head cache, commit, next version, value
+        assert node.requests["count"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("path", "meanwhile"),
+    [("heads/main", "commits/"), ("commits/main/0000000002", "commits/main/0000000003")],
+)  # fmt: skip
+def test_requests_that_are_under_way_together(
+    repo: txstore.Repository, tmp_path: Path, node: Node, path: str, meanwhile: str
+) -> None:
+    """The server answers one only when it was asked for the other."""
+    files, asked = Starlette(routes=[Mount("/", StaticFiles(directory=tmp_path))]), asyncio.Event()
+
+    async def held(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == f"/data.tx/{meanwhile}":
+            asked.set()
+        if scope["path"] == f"/data.tx/{path}":
+            await asyncio.wait_for(asked.wait(), 20)
+        await files(scope, receive, send)
+
+    with running(held) as base:
+        assert node.ask("get", f"{base}/data.tx", at="main", key="a/c/0") == content(repo.mapping())["a/c/0"]
 
 
 def test_a_server_that_is_busy(repo: txstore.Repository, where: str, node: Node) -> None:
@@ -420,6 +446,64 @@ def test_answers_without_end(repo: txstore.Repository, tmp_path: Path, node: Nod
 
     with listed(tmp_path, Endless) as base, pytest.raises(Refused, match=told):
         node.ask("get", f"{base}/data.tx", at="v1" if path == "tags/v1" else "main", key="a/c/0")
+
+
+@pytest.mark.parametrize("faults", [1, 99])
+def test_a_list_that_a_busy_server_does_not_send(tmp_path: Path, node: Node, faults: int) -> None:
+    """A list tells that a head cache was written late. Without its answer, an old commit is not taken for the head."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for number in range(4):
+        with repo.begin() as transaction:
+            transaction["a"] = b"%d" % number
+        if number == 0:
+            repo.tags["kept"] = repo.head()
+            late = (tmp_path / "data.tx/heads/main").read_bytes()
+    repo.vacuum(keep=1)
+    (tmp_path / "data.tx/heads/main").write_bytes(late)
+    left = [faults]
+
+    class Busy(Listing):
+        def do_GET(self) -> None:
+            if "oldest_kept" in self.path and left[0]:
+                left[0] -= 1
+                self.send_error(503)
+            else:
+                super().do_GET()
+
+    with listed(tmp_path, Busy) as base:
+        if faults == 1:
+            assert node.ask("content", f"{base}/data.tx", at="main", prefix="")["values"] == content(repo.mapping())
+        else:
+            with pytest.raises(Refused, match="the server answers 503"):
+                node.ask("content", f"{base}/data.tx", at="main", prefix="")
+
+
+def test_a_repository_that_was_restored_while_it_was_open(tmp_path: Path, where: str, node: Node) -> None:
+    """After a restore another commit is in the version of one that was read, and has the same lengths."""
+    path, keep = tmp_path / "data.tx", f"restored {where}"
+    with txstore.Repository(path).begin() as transaction:
+        transaction["a"] = b"first"
+    shutil.copytree(path, tmp_path / "backup.tx")
+    for value in (b"one", b"two"):
+        repo = txstore.Repository(path)
+        with repo.begin() as transaction:
+            transaction["a"] = value
+        there = node.ask("content", f"{where}/data.tx", keep=keep, at="main", prefix="")
+        assert there == {"commit": str(repo.head().id), "values": content(repo.mapping())}
+        del repo
+        shutil.rmtree(path)
+        shutil.copytree(tmp_path / "backup.tx", path)
+
+
+def test_a_page_that_takes_long_to_read(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    page = "Index of /" + '<a b="' * 300_000
+
+    async def lists(request: Request) -> Response:
+        return Response(page)
+
+    routes = [Route("/data.tx/commits/", lists), Mount("/data.tx", StaticFiles(directory=tmp_path / "data.tx"))]
+    with running(Starlette(routes=routes)) as base:
+        assert node.ask("get", f"{base}/data.tx", at="main", key="a/c/0") == content(repo.mapping())["a/c/0"]
 
 
 def test_a_list_without_end(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:

@@ -29,10 +29,12 @@ export class Commits {
   constructor(source, id) {
     this.source = source;
     this.id = id;
-    /** @type {Cache<{ begin: number, bytes: Uint8Array }>} the ends of commit files, by path */
+    /** @type {Cache<{ begin: number, bytes: Uint8Array }>} the ends of commit files, by path and id: after a restore, another commit may be in a version */
     this.ends = new Cache(ENDS);
-    /** @type {Cache<void>} by path */
+    /** @type {Cache<void>} by path and id */
     this.packs = new Cache(KNOWN_PACKS);
+    /** @type {Promise<boolean> | undefined} whether the server lists names, as far as that was found out */
+    this.lists = undefined;
   }
 
   // --- the newest commit
@@ -42,19 +44,27 @@ export class Commits {
    * @param {string} id @param {number} [first] its first version, if it is known
    */
   async newest(id, first) {
+    const lists = this.findLists(); // while the others are read: requests one after the other take longer
     let cache = await this.headCache(id);
+    const ahead = cache ? this.stored(id, cache.version + 1) : undefined;
+    ahead?.catch(() => undefined);
     let known = cache && (await this.named(id, cache));
+    let above = ahead;
     if (cache && !known) {
+      above = undefined;
       cache = await this.headCache(id); // a vacuum may have deleted the commit meanwhile
       known = cache && (await this.named(id, cache));
     }
     if (cache && known && !cache.isHere && (await this.breakBelow(known, 0, first, await this.versions(id))) !== undefined) known = undefined;
-    let found = known && (await this.walkUp(known));
+    let found = known && (await this.walkUp(known, above));
     for (let search = 0; search < SEARCHES; search++) {
       // Below the oldest kept version there are gaps: the head cache was written late, or a vacuum runs.
-      if (found && found.header.version >= (await this.oldestKept(id))) return found;
+      if (found && (!(await lists) || found.header.version >= (await this.oldestKept(id)))) return found;
       found = await this.search(id, cache, first);
-      if (!found) return undefined;
+      if (!found) {
+        this.lists = undefined; // a repository without commits has no directory of them
+        return undefined;
+      }
     }
     throw new CorruptionError(`oldest_kept/${id}: it names a version that is above all commits`);
   }
@@ -85,10 +95,18 @@ export class Commits {
     return stored?.header.id === id ? stored : undefined;
   }
 
+  /** Tell whether the server lists names. @returns {Promise<boolean>} */
+  findLists() {
+    if (!this.lists) {
+      const found = (this.lists = this.source.list("commits").then((names) => names !== undefined));
+      found.catch(() => (this.lists = undefined));
+    }
+    return this.lists;
+  }
+
   /** Return the names in a directory; undefined: the server tells no names. @param {string} directory @param {Reading} [reading] */
-  async names(directory, reading) {
-    // A server that lists the commits has no such directory; another one may have it and not say so.
-    return (await this.source.list(directory, reading)) ?? ((await this.source.list("commits", reading)) && []);
+  names(directory, reading) {
+    return this.source.list(directory, reading);
   }
 
   /** Return the versions of a branch's own that hold a file, the highest first; undefined: the server tells no names. @param {string} branch */
@@ -170,12 +188,13 @@ export class Commits {
     return section ? carriedBy(await this.read(stored, section.offset, section.offset + section.length), stored) : [];
   }
 
-  /** Return the newest commit from one on. @param {Stored} known @returns {Promise<Stored>} */
-  async walkUp(known) {
+  /** Return the newest commit from one on. @param {Stored} known @param {Promise<Stored | undefined>} [ahead] what is in the version above it @returns {Promise<Stored>} */
+  async walkUp(known, ahead) {
     let last = known;
     for (;;) {
       last = (await this.decided(last)).at(-1) ?? last;
-      const above = await this.stored(last.header.branch, last.header.version + 1);
+      const { branch, version } = last.header;
+      const above = await (ahead && version === known.header.version ? ahead : this.stored(branch, version + 1));
       if (!above || !follows(above, last)) return last;
       last = above;
     }
@@ -213,18 +232,18 @@ export class Commits {
     const footer = decodeFooter(tail, path);
     if (footer.fileLength !== size) throw new CorruptionError(`${path}: it has ${size} bytes instead of ${footer.fileLength}`);
     const begin = size - tail.length;
-    void this.ends.get(path, tail.length, async () => ({ begin, bytes: tail }));
+    void this.ends.get(`${path} ${footer.id}`, tail.length, async () => ({ begin, bytes: tail }));
     const made = (/** @type {Uint8Array} */ encoded) => {
       const { header, hash } = decodeHeader(encoded, footer, path);
       if (header.repository !== this.id || header.branch !== branch || header.version !== version) {
         throw new CorruptionError(`${path}: this commit belongs to another repository, branch or version`);
       }
-      return { header, hash, path, base: 0 };
+      return { header, hash, path, base: 0, id: footer.id };
     };
     if (footer.headerOffset >= begin) {
       return made(tail.subarray(footer.headerOffset - begin, footer.headerOffset - begin + footer.headerLength));
     }
-    return this.bytes(path, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
+    return this.bytes({ path, id: footer.id }, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
   }
 
   /**
@@ -232,9 +251,9 @@ export class Commits {
    * @param {import("./header.js").Place} place
    */
   async checkPack({ path, id }) {
-    if (id === undefined) return; // the commit's own file, whose header was read
-    await this.packs.get(path, path.length * 2, async () => {
-      const reader = checked(await this.bytes(path, 0, HEAD), path);
+    if (this.ends.kept.has(`${path} ${id}`)) return; // its footer was read
+    await this.packs.get(`${path} ${id}`, path.length * 2, async () => {
+      const reader = checked(await this.bytes({ path, id }, 0, HEAD), path);
       reader.magic("TXSTPACK");
       reader.take(8);
       if (reader.id() !== id || reader.id() !== this.id) reader.fail("it is another pack than the one that was named, or of another repository");
@@ -243,12 +262,12 @@ export class Commits {
 
   /** Read bytes of a commit. @param {import("./header.js").Place} place @param {number} begin @param {number} end @param {Reading} [reading] */
   read(place, begin, end, reading) {
-    return this.bytes(place.path, place.base + begin, place.base + end, reading);
+    return this.bytes(place, place.base + begin, place.base + end, reading);
   }
 
-  /** @param {string} path @param {number} begin @param {number} end @param {Reading} [reading] */
-  async bytes(path, begin, end, reading) {
-    const known = await this.ends.kept.get(path)?.value;
+  /** @param {{ path: string, id: string }} file @param {number} begin @param {number} end @param {Reading} [reading] */
+  async bytes({ path, id }, begin, end, reading) {
+    const known = await this.ends.kept.get(`${path} ${id}`)?.value;
     if (known && begin >= known.begin && end <= known.begin + known.bytes.length) {
       return known.bytes.subarray(begin - known.begin, end - known.begin);
     }

@@ -15,7 +15,7 @@ export const SECTION_CARRIED = 2;
 export const SECTION_GROUP_COMMIT = 3;
 
 /** @typedef {{ kind: number, offset: number, length: number }} Section */
-/** @typedef {{ path: string, base: number, id?: string }} Place a file that values or runs lie in, where in it their offsets begin, and the id of the pack that it has to be */
+/** @typedef {{ path: string, base: number, id: string }} Place a file that values or runs lie in, where in it their offsets begin, and the id of the pack that it has to be */
 /**
  * A run as a header lists it.
  * @typedef {object} RunName
@@ -49,6 +49,7 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {Header} header
  * @property {string | undefined} hash of its header; undefined: not known
  * @property {string} path @property {number} base where in that file the commit's own begins
+ * @property {string} id of the pack that the file is
  */
 
 /** @param {number} version */
@@ -221,7 +222,7 @@ export function carriedBy(bytes, stored) {
     const path = commitPath(last.header.branch, last.header.version - 1);
     const { header, hash } = decodeHeader(encoded, footer, path);
     if (hash !== last.header.parentHash || header.id !== last.header.parent || last.header.fork) break;
-    last = { header, hash, path, base: 0 };
+    last = { header, hash, path, base: 0, id: header.id };
     found.push(last);
   }
   return found;
@@ -250,7 +251,7 @@ export function decidedBy(bytes, offset, leader) {
     const own = header.sections[0];
     if (!own || own.kind !== 1) reader.fail("a proposal in it has no run of its own");
     const parent = last.header;
-    const lies = { path: last.path, base: last.base };
+    const lies = { path: last.path, base: last.base, id: leader.id };
     last = {
       header: {
         ...header,
@@ -259,7 +260,7 @@ export function decidedBy(bytes, offset, leader) {
         runs: [header.runs[0], ...parent.runs.map((run) => ({ ...run, pack: run.pack ?? lies }))],
         group: { place, length: count + 1 },
       },
-      hash: undefined, path, base,
+      hash: undefined, path, base, id: leader.id,
     };
     found.push(last);
   }

@@ -107,7 +107,7 @@ export class Run {
   block(number) {
     const { lies } = this.index;
     const [begin, length, checksum] = this.index.record(number);
-    return this.blocks.get(`${lies.path} ${lies.base} ${checksum} ${begin}`, length * 4, async () => {
+    return this.blocks.get(`${lies.path} ${lies.id} ${lies.base} ${checksum} ${begin}`, length * 4, async () => {
       const bytes = await this.read(begin, begin + length);
       if (crc32c(bytes) !== checksum) this.index.fail("a block has a wrong checksum");
       return entriesOf(bytes, this.index, number);

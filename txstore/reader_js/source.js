@@ -51,6 +51,7 @@ const MISSING = new Set([404, 410]);
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** @typedef {{ begin: number, end: number, resolve: (bytes: Uint8Array | undefined) => void, reject: (error: unknown) => void }} Wanted */
+/** Lists a directory. undefined: there is none, or this is no list. @typedef {(path: string, options: Reading, retries?: number) => Promise<string[] | undefined>} Way */
 /** A part of a file: from one offset to another, or at most so many of the last bytes. @typedef {{ begin: number, end: number } | { tail: number }} Part */
 
 /** @implements {Source} */
@@ -63,8 +64,8 @@ export class HttpSource {
     this.fetch = options.fetch ?? ((input, init) => fetch(input, init));
     /** @type {Map<string, Wanted[]>} the ranges of each file that were asked for since the last requests */
     this.wanted = new Map();
-    /** @type {((path: string, options: Reading) => Promise<string[] | undefined>)[]} ways to ask for lists: the one that was of use, or all */
-    this.lists = [this.listPage, this.listBucket];
+    /** @type {Promise<Way | undefined> | undefined} how the server lists names, if that was found out */
+    this.way = undefined;
   }
 
   /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
@@ -152,6 +153,19 @@ export class HttpSource {
   async answer(path, part, options) {
     const target = this.target(path);
     const range = "tail" in part ? `-${part.tail}` : `${part.begin}-${part.end - 1}`;
+    return this.request(target, { headers: { ...this.init.headers, Range: `bytes=${range}` } }, options, (response) => {
+      if (response.status === 416) throw new CorruptionError(`${path}: it is shorter than it was written`);
+      return answered(response, target, part);
+    });
+  }
+
+  /**
+   * Make a request, and make it again if there was no answer. undefined: there is no such file.
+   * @template T
+   * @param {string} target @param {RequestInit} init @param {Reading} options @param {(response: Response) => Promise<T>} read @param {number} [retries]
+   * @returns {Promise<T | undefined>}
+   */
+  async request(target, init, options, read, retries = this.retries) {
     for (let attempt = 0; ; attempt++) {
       options.signal?.throwIfAborted();
       let last;
@@ -160,11 +174,10 @@ export class HttpSource {
           ...this.init,
           ...(options.signal && { signal: options.signal }),
           ...(options.isMutable && { cache: /** @type {RequestCache} */ ("no-store") }),
-          headers: { ...this.init.headers, Range: `bytes=${range}` },
+          ...init,
         });
         if (MISSING.has(response.status)) return undefined;
-        if (response.ok) return await answered(response, target, part);
-        if (response.status === 416) throw new CorruptionError(`${path}: it is shorter than it was written`);
+        if (response.ok || response.status === 416) return await read(response);
         last = new RequestError(`${target}: the server answers ${response.status}${adviceFor(response.status)}`, response.status);
         if (!PASSING.has(response.status)) throw last;
       } catch (error) {
@@ -175,7 +188,7 @@ export class HttpSource {
         const reason = error instanceof CutError ? error.message : `no answer (${error instanceof Error ? error.message : error}). In a browser, the server has to allow this page by CORS`;
         last = error instanceof RequestError ? error : new RequestError(`${target}: ${reason}`, undefined, { cause: error });
       }
-      if (attempt >= this.retries) throw last;
+      if (attempt >= retries) throw last;
       await pause(FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random()), options.signal);
     }
   }
@@ -192,63 +205,86 @@ export class HttpSource {
    * @param {string} path @param {Reading} [options]
    */
   async list(path, options = {}) {
-    for (const list of this.lists) {
-      const names = await list.call(this, path, options);
-      if (names) {
-        this.lists = [list];
-        return names;
-      }
-    }
-    return undefined;
+    this.way ??= this.findWay();
+    const way = await withSignal(this.way, options.signal);
+    return way && ((await way(path, options)) ?? []);
   }
 
-  /** @param {string} path @param {Reading} options @returns {Promise<string[] | undefined>} */
-  async listPage(path, options) {
-    const text = await this.text(`${this.target(path)}/`, options);
-    if (!text || !/<a\s[^>]*href=/i.test(text) || !/index of|directory listing/i.test(text)) return undefined;
-    const names = [];
-    for (const [, link] of text.matchAll(/<a\s[^>]*href="([^"?#]+)"/gi)) {
-      const name = decodeURIComponent(link).replace(/\/$/, "").replace(/^\.\//, "");
-      if (name && !name.includes("/") && name !== "..") names.push(name);
-    }
-    return names;
-  }
-
-  /** @param {string} path @param {Reading} options @returns {Promise<string[] | undefined>} */
-  async listBucket(path, options) {
-    const place = new URL(this.url);
-    const parts = place.pathname.split("/").filter(Boolean);
-    for (const [bucket, prefix] of [["", parts], [`/${parts[0]}`, parts.slice(1)]]) {
-      const directory = `${[...prefix, path].map((part) => decodeURIComponent(part)).join("/")}/`;
-      const names = [];
-      let more = "";
-      for (let page = 0; ; page++) {
-        const query = `list-type=2&delimiter=/&prefix=${encodeURIComponent(directory)}${more}`;
-        const text = await this.text(`${place.origin}${bucket}/?${query}`, options);
-        if (!text?.includes("<ListBucketResult")) break;
-        for (const [, key] of text.matchAll(/<(?:Key|Prefix)>([^<]*)<\/(?:Key|Prefix)>/g)) {
-          const name = unescaped(key).slice(directory.length).replace(/\/$/, "");
-          if (name && !name.includes("/")) names.push(name);
-        }
-        const token = /<NextContinuationToken>([^<]*)</.exec(text)?.[1];
-        if (!token) return names;
-        const next = `&continuation-token=${encodeURIComponent(unescaped(token))}`;
-        if (next === more || page >= MAX_PAGES || names.length > MAX_NAMES) throw new RequestError(`${place.origin}${bucket}: the list of ${directory} does not end`);
-        more = next;
-      }
-    }
-    return undefined;
-  }
-
-  /** @param {string} target @param {Reading} options */
-  async text(target, options) {
-    const response = await this.fetch(target, {
-      ...this.init, ...(options.signal && { signal: options.signal }), cache: "no-store",
-    }).catch((error) => {
-      if (error instanceof TypeError) return undefined; // no list, then
+  /** Find out how the server lists names, by a directory that each repository with commits has. @returns {Promise<Way | undefined>} */
+  async findWay() {
+    const parts = new URL(this.url).pathname.split("/").filter(Boolean).map(decodeURIComponent);
+    /** @type {Way[]} */
+    const ways = [
+      this.listPage.bind(this), this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1)),
+    ];
+    try {
+      const found = await Promise.all(ways.map((way) => way("commits", {}, 1).catch(unlessBusy)));
+      const way = ways.find((_, each) => found[each]);
+      if (!way) this.way = undefined; // there may be no commit yet
+      return way;
+    } catch (error) {
+      this.way = undefined;
       throw error;
-    });
-    return response?.ok ? new TextDecoder().decode(await bodyOf(response, target, MAX_LIST)) : undefined;
+    }
+  }
+
+  /** @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
+  async listPage(path, options, retries) {
+    const text = await this.text(`${this.target(path)}/`, options, retries);
+    if (!text || !/index of|directory listing/i.test(text)) return undefined;
+    const links = [...text.matchAll(/<a\s[^<>]*href="([^"?#<>]*)/gi)].map(([, link]) => link);
+    const names = links.map((link) => decoded(link).replace(/\/$/, "").replace(/^\.\//, ""));
+    return links.length ? names.filter((name) => name && !name.includes("/") && name !== "..") : undefined;
+  }
+
+  /** @param {string} bucket @param {string[]} prefix @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
+  async listBucket(bucket, prefix, path, options, retries) {
+    const { origin } = new URL(this.url);
+    const directory = `${[...prefix, path].join("/")}/`;
+    const names = [];
+    let more = "";
+    for (let page = 0; ; page++) {
+      const query = `list-type=2&delimiter=/&prefix=${encodeURIComponent(directory)}${more}`;
+      const text = await this.text(`${origin}${bucket}/?${query}`, options, retries);
+      if (!text?.includes("<ListBucketResult")) {
+        if (!more) return undefined;
+        throw new RequestError(`${origin}${bucket}: the list of ${directory} breaks off. Try again`);
+      }
+      for (const [, key] of text.matchAll(/<(?:Key|Prefix)>([^<]*)<\/(?:Key|Prefix)>/g)) {
+        const name = unescaped(key).slice(directory.length).replace(/\/$/, "");
+        if (name && !name.includes("/")) names.push(name);
+      }
+      const token = /<NextContinuationToken>([^<]*)</.exec(text)?.[1];
+      if (!token) return names;
+      const next = `&continuation-token=${encodeURIComponent(unescaped(token))}`;
+      if (next === more || page >= MAX_PAGES || names.length > MAX_NAMES) throw new RequestError(`${origin}${bucket}: the list of ${directory} does not end`);
+      more = next;
+    }
+  }
+
+  /** @param {string} target @param {Reading} options @param {number} [retries] */
+  async text(target, options, retries) {
+    const read = async (/** @type {Response} */ response) => new TextDecoder().decode(await bodyOf(response, target, MAX_LIST));
+    return this.request(target, {}, { ...options, isMutable: true }, read, retries);
+  }
+}
+
+/** Say that this is no list, unless the server was too busy to send one. @param {unknown} error @returns {undefined} */
+function unlessBusy(error) {
+  const isAnswer = error instanceof RequestError && error.status !== undefined && !PASSING.has(error.status);
+  // A page of another origin may not be allowed to ask for a list.
+  const isNone = error instanceof RequestError && error.cause instanceof TypeError;
+  if (!isAnswer && !isNone) throw error;
+  return undefined;
+}
+
+/** @param {string} link of a page; a name of TxStore needs no escapes */
+function decoded(link) {
+  try {
+    return decodeURIComponent(link);
+  } catch (error) {
+    if (error instanceof URIError) return "";
+    throw error;
   }
 }
 

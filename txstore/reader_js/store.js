@@ -95,10 +95,11 @@ export class Store {
   run(name) {
     const { repository } = this;
     const stored = /** @type {import("./header.js").Stored} */ (this.stored);
-    const lies = name.pack ?? { path: stored.path, base: stored.base };
+    const { path, base, id } = stored;
+    const lies = name.pack ?? { path, base, id };
     const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.commits.read(lies, begin, end);
     const size = Math.ceil(name.length * 0.02) + 1024;
-    return repository.runs.get(`${lies.path} ${lies.base} ${name.offset} ${name.length}`, size, async () => {
+    return repository.runs.get(`${lies.path} ${lies.id} ${lies.base} ${name.offset} ${name.length}`, size, async () => {
       const [run] = await Promise.all([Run.open(read, lies, name, repository.blocks), repository.commits.checkPack(lies)]);
       return run;
     });
