@@ -277,6 +277,16 @@ def test_what_was_begun_with_another_source_is_not_gone_on_with(repo: txstore.Re
 # --- many, and far away
 
 
+def test_rows_that_consolidated_metadata_do_not_know_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    for part in ("part-0.zarr", "part-1.zarr"):
+        group = zarr.open_group(tmp_path / part, mode="w")
+        group.create_array("x", data=np.arange(3), chunks=(2,), dimension_names=["sample"])
+        zarr.consolidate_metadata(group.store)
+        zarr.open_array(tmp_path / part / "x").append(np.arange(3, 8))
+    repo.import_from(tmp_path / "part-*.zarr", concat="sample")
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x")[:], [*range(8), *range(8)])
+
+
 @pytest.mark.long
 def test_many_hierarchies_in_one_array_out(repo: txstore.Repository, tmp_path: Path) -> None:
     for number in range(11):

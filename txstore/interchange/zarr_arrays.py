@@ -118,10 +118,12 @@ class ZarrArrays:
         self._place = place
         self._exclude = exclude
         source: Any = place.root if place.is_local else place.fs.get_mapper(place.root)
-        root = zarr.open(source, mode="r")
+        # Consolidated metadata may be older than the documents, and name arrays outside of this place.
+        root = zarr.open(source, mode="r", use_consolidated=False)
         nodes: dict[str, Any] = {"": root}
         if isinstance(root, zarr.Group):
-            nodes |= {node.path: node for _, node in root.members(max_depth=None)}
+            below = root.members(max_depth=None, use_consolidated_for_children=False)
+            nodes |= {node.path: node for _, node in below}
         arrays = {
             path: node
             for path, node in nodes.items()
