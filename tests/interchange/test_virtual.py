@@ -137,6 +137,28 @@ def test_parquet(repo: txstore.Repository, nc: Path) -> None:
     np.testing.assert_array_equal(temperature(repo, "height"), np.arange(60.0))
 
 
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
+def test_a_part_of_a_parquet_manifest_that_can_not_be_read_is_an_error(repo: txstore.Repository, nc: Path) -> None:
+    pytest.importorskip("fastparquet")
+    manifest = nc.parent / "station.parq"
+    write_parquet(manifest, references_of(nc)["refs"])
+    part = next(manifest.glob("*/refs.0.parq"))
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(SourceError, match=r"refs\.0\.parq' can't be read"):
+        repo.import_references(manifest)
+    assert repo.head() is None
+
+
+def test_a_parquet_manifest_takes_time_for_what_it_holds_not_for_its_shapes(repo: txstore.Repository, nc: Path) -> None:
+    manifest = nc.parent / "station.parq"
+    manifest.mkdir()
+    array = {"zarr_format": 2, "shape": [1 << 62], "chunks": [1], "dtype": "|u1", "fill_value": 0, "order": "C"}
+    documents = {".zgroup": {"zarr_format": 2}, "x/.zarray": array | {"compressor": None, "filters": None}}
+    (manifest / ".zmetadata").write_text(json.dumps({"metadata": documents, "record_size": 10}))
+    repo.import_references(manifest)
+    assert zarr.open_array(repo.snapshot(), path="x").shape == (1 << 62,)
+
+
 def test_a_manifest_of_zarr_format_3(repo: txstore.Repository, nc: Path) -> None:
     with txstore.TxStore(nc.parent / "other.tx") as store:
         zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="u1", compressors=None)

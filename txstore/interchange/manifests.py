@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
+import math
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from txstore.errors import SourceError
+from txstore.format.keys import node_of_document
 from txstore.interchange.concealing import concealed
 from txstore.interchange.places import Place
 from txstore.storage.objects.urls import check_slashes
 
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _PARQUET = b'"record_size"'
+#: A table with the references of the chunks from `number` times the record size on; its columns.
+_RECORDS = re.compile(r"(?P<node>.+)/refs\.(?P<number>0|[1-9][0-9]*)\.parq")
+_COLUMNS = ("path", "offset", "size", "raw")
 
 
 class FileRange(NamedTuple):
@@ -144,22 +150,65 @@ def _of_members(url: str, directory: str, members: Mapping[str, Any]) -> Manifes
 
 
 def _parquet(place: Place) -> dict[str, Any]:
-    """Return the entries of a directory of Parquet files in the form of a JSON manifest."""
-    from fsspec.implementations.reference import LazyReferenceMapper
+    """Return the entries of a directory of Parquet files in the form of a JSON manifest.
 
-    if not place.has(".zmetadata") or _PARQUET not in place.read(".zmetadata"):
+    fsspec's `LazyReferenceMapper` isn't used: it takes a chunk for missing if it can't read the file that refers to it,
+    and asks for each chunk of a grid of any size.
+    """
+    if not place.has(".zmetadata") or _PARQUET not in (told := place.read(".zmetadata")):
         raise SourceError(place.url, "this directory is no manifest: it has no .zmetadata with a record_size")
     try:
-        engine = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
-        mapper = LazyReferenceMapper(place.root, fs=place.fs, engine=engine)
-        return {key: _plain(mapper[key]) for key in mapper}
+        members = json.loads(told)
+        documents, size = members["metadata"], members["record_size"]
+        grids = {
+            node_of_document(key): [
+                -(-length // side) for length, side in zip(document["shape"], document["chunks"], strict=True)
+            ]
+            for key, document in documents.items()
+            if key.endswith("/.zarray")
+        }
+        if not _is_count(size) or not size or not all(_is_count(n) for grid in grids.values() for n in grid):
+            raise ValueError("its numbers are no lengths")
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise SourceError(place.url, f"its .zmetadata can't be understood ({error!r})") from None
+    entries: dict[str, Any] = dict(documents)
+    for name in place.files():
+        found = _RECORDS.fullmatch(name)
+        if found is not None and found["node"] in grids:
+            for row, entry in _rows(place, name):
+                key = _chunk(grids[found["node"]], int(found["number"]) * size + row)
+                if row < size and key is not None:
+                    entries[f"{found['node']}/{key}"] = entry
+    return entries
+
+
+def _rows(place: Place, name: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the entry of each row of a file that is no empty one. Raises `SourceError`."""
+    try:
+        from pandas import read_parquet
+
+        engine: Any = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
+        table = read_parquet(io.BytesIO(place.read(name)), engine=engine)
     except ImportError as error:
         reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
+    except Exception as error:  # the libraries raise many kinds for a damaged file
+        raise SourceError(place.url, f"{name!r} can't be read ({error!r}): write the manifest again") from error
+    columns = [table[each].tolist() if each in table else [None] * len(table) for each in _COLUMNS]
+    for row, (path, offset, length, raw) in enumerate(zip(*columns, strict=True)):
+        if isinstance(raw, bytes | str):
+            yield row, raw
+        elif isinstance(path, str):
+            whole = offset is None or (offset == 0 and length == 0)
+            yield row, [path] if whole else [path, int(offset), int(length)]
 
 
-def _plain(entry: Any) -> Any:
-    """Return an entry with Python's numbers in place of the table's."""
-    if isinstance(entry, bytes | str):
-        return entry
-    return [entry[0], *map(int, entry[1:])]
+def _chunk(grid: Sequence[int], number: int) -> str | None:
+    """Return the key of a chunk by its number in C order, None if the grid has fewer."""
+    if number >= math.prod(grid):
+        return None
+    index = []
+    for count in reversed(grid):
+        number, place = divmod(number, count)
+        index.append(str(place))
+    return ".".join(reversed(index)) or "0"
