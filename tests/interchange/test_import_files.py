@@ -357,6 +357,33 @@ def test_blocks_cover_an_array_once_and_end_where_chunks_do() -> None:
     assert not seen[:13].any()
 
 
+# --- files of strangers, which lead to more than they hold
+
+
+def links_to_links(file: Any) -> None:
+    below = file.create_group("leaf")
+    for number in range(60):
+        group = file.create_group(f"g{number}")
+        group["a"] = group["b"] = below
+        below = group
+
+
+def deep(file: Any) -> None:
+    for _ in range(2000):
+        file = file.create_group("g")
+
+
+@pytest.mark.parametrize("suffix", ["h5", "nc"])
+@pytest.mark.parametrize(("make", "words"), [(links_to_links, "more than 64 paths"), (deep, "below 100 groups")])
+def test_links_and_groups_that_never_end_are_refused(
+    repo: txstore.Repository, tmp_path: Path, make: Any, words: str, suffix: str
+) -> None:
+    with h5py.File(tmp_path / f"stranger.{suffix}", "w") as file:
+        make(file)
+    with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
+        repo.import_from(tmp_path / f"stranger.{suffix}")
+
+
 # --- files of strangers, which lead to other files
 
 

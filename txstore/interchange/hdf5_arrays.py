@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ _OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LA
 #: What a user can do about values that lie elsewhere.
 _WHOLE = "Write a file that has them itself, with h5py or xarray"
 
+#: How many groups may lie above a node, and how many paths may lead to a group.
+_DEEPEST, _MOST_PATHS = 100, 64
+
 
 class Hdf5Arrays:
     """An open HDF5 file."""
@@ -31,7 +35,7 @@ class Hdf5Arrays:
         self._file = h5py.File(place.root if self._opened is None else self._opened, "r")
         self._nodes: dict[str, Any] = {}
         try:
-            self._nodes = dict(self._walk(self._file, "", ()))
+            self._nodes = dict(self._walk())
             self.arrays = {path: self._array(path, node) for path, node in self._nodes.items() if self._is_array(node)}
         except BaseException:
             self.close()
@@ -45,24 +49,14 @@ class Hdf5Arrays:
     def _is_array(self, node: Any) -> bool:
         return isinstance(node, self._h5py.Dataset)
 
-    def _walk(self, group: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-        yield path, group
-        if group.id in above:
-            raise self._refused(path, "a link leads back to a group above it")
-        for name in group:
-            below = f"{path}/{name}" if path else name
-            if is_excluded(below, self._exclude):
-                continue
-            try:
-                node = inside(group, name)
-            except ValueError as error:
-                raise self._refused(below, str(error)) from None
-            if isinstance(node, self._h5py.Group):
-                yield from self._walk(node, below, (*above, group.id))
-            elif self._is_array(node):
-                yield below, node
-            else:
-                raise self._refused(below, "it is a named data type")
+    def _walk(self) -> Iterator[tuple[str, Any]]:
+        try:
+            for path, node in nodes_inside(self._file, self._exclude):
+                if not isinstance(node, self._h5py.Group | self._h5py.Dataset):
+                    raise NotInsideError(path, "it is a named data type")
+                yield path, node
+        except NotInsideError as error:
+            raise self._refused(*error.args) from None
 
     def _refused(self, path: str, reason: str) -> SourceError:
         return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
@@ -149,6 +143,43 @@ class Hdf5Arrays:
                 raise self._refused(path, str(error)) from error
 
 
+class NotInsideError(ValueError):
+    """A node of a file that can't be read: its path, and why."""
+
+
+def nodes_inside(file: Any, exclude: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield all nodes by their paths, a group before what is below it. Raises `NotInsideError`.
+
+    Several links may lead to one group. In a small file, they may make any number of paths.
+    """
+    import h5py
+
+    reached: Counter[Any] = Counter()
+    waiting: list[tuple[str, Any, tuple[Any, ...]]] = [("", file["/"], ())]
+    while waiting:
+        path, group, above = waiting.pop()
+        yield path, group
+        reached[group.id] += 1
+        if group.id in above:
+            raise NotInsideError(path, "a link leads back to a group above it")
+        if len(above) == _DEEPEST:
+            raise NotInsideError(path, f"it lies below {_DEEPEST} groups")
+        if reached[group.id] > _MOST_PATHS:
+            raise NotInsideError(path, f"links make more than {_MOST_PATHS} paths to it")
+        for name in group:
+            below = f"{path}/{name}" if path else name
+            if is_excluded(below, exclude):
+                continue
+            try:
+                node = inside(group, name)
+            except ValueError as error:
+                raise NotInsideError(below, str(error)) from None
+            if isinstance(node, h5py.Group):
+                waiting.append((below, node, (*above, group.id)))
+            else:
+                yield below, node
+
+
 def inside(group: Any, name: str) -> Any:
     """Return what a group has under a name. Raises `ValueError` unless all of it lies in the file itself.
 
@@ -189,18 +220,12 @@ def check_inside(url: str, content: Any) -> None:
     except OSError as error:
         raise SourceError(url, f"h5py can't read it: {error}") from error
     with opened as file:
-        groups, seen = [file["/"]], set()
-        while groups:
-            group = groups.pop()
-            for name in group:
-                try:
-                    node = inside(group, name)
-                except ValueError as error:
-                    where = f"{group.name}/{name}".strip("/")
-                    raise SourceError(url, f"{where!r} can't be imported: {error}") from None
-                if isinstance(node, h5py.Group) and node.id not in seen:
-                    seen.add(node.id)
-                    groups.append(node)
+        try:
+            for _ in nodes_inside(file):
+                pass
+        except NotInsideError as error:
+            path, reason = error.args
+            raise SourceError(url, f"{path!r} can't be imported: {reason}") from None
 
 
 def _h5py() -> Any:
