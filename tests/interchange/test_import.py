@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -176,6 +177,18 @@ def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plai
     root.symlink_to("root")  # inside of it
     repo.import_from(plain, "c", exclude=["linked*", "root"])
     assert all(b"secret" not in value for value in repo.mapping().values())
+
+
+@pytest.mark.parametrize("name", ["x/c/1", "zarr.json", ""])
+def test_a_pipe_is_no_file(repo: txstore.Repository, tmp_path: Path, name: str) -> None:
+    zarr.create_group(tmp_path / "piped.zarr").create_array("x", data=np.arange(4), chunks=(2,))
+    pipe = tmp_path / "piped.zarr" / name if name else tmp_path / "pipe.h5"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(txstore.SourceError, match="is no file"):
+        repo.import_from(tmp_path / "piped.zarr" if name else pipe)
+    if name == "x/c/1":
+        repo.import_from(tmp_path / "piped.zarr", exclude=[name])
 
 
 def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,12 @@ class Place:
         return f"{self._above}{key}" if key else self.root
 
     def file(self) -> ForeignFile:
-        """Return the file at this place. Raises `FileNotFoundError`."""
+        """Return the file at this place. Raises `FileNotFoundError`, and `SourceError` for what is no file."""
         self.fs.invalidate_cache()
-        return ForeignFile.of(self.fs.info(self.root))
+        info = self.fs.info(self.root)
+        if info["type"] != "file":
+            raise SourceError(self.url, "this is no file")
+        return ForeignFile.of(info)
 
     def files(self) -> dict[str, ForeignFile]:
         """Return all files below here by relative name, sorted.
@@ -89,7 +93,10 @@ class Place:
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
 
     def check_inside(self, names: Iterable[str]) -> None:
-        """Raise `SourceError` if a local name leads by a link to a file outside this place."""
+        """Raise `SourceError` if a local name leads by a link to a file outside this place, or is that of no file.
+
+        To open a pipe may wait for ever.
+        """
         root = os.path.join(os.path.realpath(self.root), "")
         is_inside: dict[str, bool] = {}  # by directory
         for name in names if self.is_local else ():
@@ -97,9 +104,12 @@ class Place:
             directory = os.path.dirname(path)
             if directory not in is_inside:
                 is_inside[directory] = os.path.join(os.path.realpath(directory), "").startswith(root)
-            if not is_inside[directory] or (os.path.islink(path) and not os.path.realpath(path).startswith(root)):
+            kind = os.lstat(path).st_mode
+            if not is_inside[directory] or (stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(root)):
                 reason = f"a link leads from {name!r} to somewhere else: copy it to here, or leave it out with exclude"
                 raise SourceError(self.url, reason)
+            if not stat.S_ISREG(os.stat(path).st_mode if stat.S_ISLNK(kind) else kind):
+                raise SourceError(self.url, f"{name!r} is no file: leave it out with exclude")
 
     def read(self, key: str) -> bytes:
         return bytes(self.fs.cat_file(self.path(key)))
@@ -129,6 +139,7 @@ class Place:
         return self._head().startswith(_NETCDF_3)
 
     def _format_of_file(self) -> str:
+        self.file()
         head = self._head()
         if head.startswith(_NETCDF_3):
             return NETCDF
