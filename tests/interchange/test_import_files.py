@@ -357,6 +357,11 @@ def test_blocks_cover_an_array_once_and_end_where_chunks_do() -> None:
     assert not seen[:13].any()
 
 
+def test_blocks_of_an_array_that_claims_any_size_come_one_by_one() -> None:
+    regions = arrays.blocks([0, 0], [1 << 62, 1 << 62], [1, 1], 1)
+    assert next(regions) == (slice(0, 1), slice(0, 1 << 24))
+
+
 # --- files of strangers, which lead to more than they hold
 
 

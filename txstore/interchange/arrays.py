@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,11 +120,19 @@ def blocks(start: Sequence[int], stop: Sequence[int], chunks: Sequence[int], ite
     for axis in reversed(range(len(sides))):
         while math.prod(sides) * max(1, itemsize) * 2 <= _BLOCK and sides[axis] < stop[axis]:
             sides[axis] *= 2
-    ranges = []
-    for first, last, side in zip(start, stop, sides, strict=True):
-        edges = [first, *range((first // side + 1) * side, last, side), last]
-        ranges.append([slice(a, b) for a, b in itertools.pairwise(edges) if a < b])
-    yield from itertools.product(*ranges)
+    yield from _regions(list(zip(start, stop, sides, strict=True)))
+
+
+def _regions(axes: Sequence[tuple[int, int, int]]) -> Iterator[Selection]:
+    """Yield the regions one by one: a small file may declare an array of any size."""
+    if not axes:
+        yield ()
+        return
+    (begin, last, side), *others = axes
+    while begin < last:
+        end = min((begin // side + 1) * side, last)
+        yield from ((slice(begin, end), *below) for below in _regions(others))
+        begin = end
 
 
 def copy_array(
