@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -290,6 +291,7 @@ WITH_SECRETS = [
     f"http:/{KEY}:{SECRET}@127.0.0.1:1/data.tx",
     f"http:{KEY}:{SECRET}@127.0.0.1:1/data.tx",
     f"simplecache::http:/{KEY}:{SECRET}@127.0.0.1:1/data.tx",
+    f"http://{KEY}%3A{quote(SECRET, safe='')}%40127.0.0.1:1/data.tx",
 ]
 
 

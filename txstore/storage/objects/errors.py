@@ -119,11 +119,13 @@ class Facts(NamedTuple):
 
 
 _USER = re.compile(r"(:/{1,2})[^/@\s]*@")
+_ESCAPED = re.compile(r"://[^/@]*%(?:25)*40")  # a user whose @ is escaped
 
 
 def _secrets_in(url: str) -> Iterator[str]:
     """Yield what a URL, perhaps a chained one, says of who opens it: users with their passwords, and queries."""
-    for link in url.split("::"):
+    yield from (each[3:] for each in _ESCAPED.findall(url))
+    for link in _ESCAPED.sub(lambda found: unquote(unquote(found[0])), url).split("::"):
         _, separator, rest = link.partition(":")  # slashes may be missing, or one of them
         if not separator:
             continue

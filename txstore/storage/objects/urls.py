@@ -154,6 +154,9 @@ def check_endpoint(endpoint: str, url: str) -> None:
 #: What begins as a URL does, but lacks slashes: it would be taken for a path of this machine, with all that it holds.
 _LACKS_SLASHES = re.compile(r"(?:.*::)?[A-Za-z][A-Za-z0-9+.-]+:(?:/(?!/)|(?![:/]).*@)")
 
+#: A user whose @ is escaped would be taken for part of the host, and shown with it.
+_ESCAPED_USER = re.compile(r"((?:https?|ftp|sftp|ssh|smb)://)[^/@]*%(?:25)*40(?=[^/@]*(?:/|$))", re.IGNORECASE)
+
 
 def lacks_slashes(url: str) -> bool:
     return _LACKS_SLASHES.match(url) is not None
@@ -163,6 +166,9 @@ def check_slashes(url: str) -> None:
     """Raise `ValueError` for what was meant to be a URL, and is none."""
     if lacks_slashes(url):
         told = "two slashes follow the scheme of a URL; if this is a path of this machine, write ./ before it"
+        raise ValueError(f"{public(url)}: {told}")
+    if _ESCAPED_USER.search(url):
+        told = "a host has no escaped @: write the user before a plain @, or give user and password in storage_options"
         raise ValueError(f"{public(url)}: {told}")
 
 
@@ -180,7 +186,7 @@ def public(url: str) -> str:
 
 
 def _without_user(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = _ESCAPED_USER.sub(r"\1", url).partition("://")
     if not separator:
         return url
     host, slash, path = rest.partition("/")
