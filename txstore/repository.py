@@ -826,7 +826,7 @@ class Repository:
     def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -840,7 +840,7 @@ class Repository:
     def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -854,7 +854,7 @@ class Repository:
     def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -867,7 +867,7 @@ class Repository:
     def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -876,20 +876,22 @@ class Repository:
         properties: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Commit | MergePlan:
-        """Merge a branch into another one: attribute by attribute, element by element. It copies no values.
+        """Merge `source` into `branch`: attribute by attribute, element by element. It copies no values.
 
-        Returns the new head of `into`, or the present head if there is nothing to merge. Other processes may commit
+        Returns the new head of `branch`, or the present head if there is nothing to merge. Other processes may commit
         meanwhile: the merge is one commit on the head at the time when it is made.
 
         Parameters
         ----------
-        source, into : str
-            Names of branches.
+        source : str
+            The branch whose changes are merged. It stays as it is.
+        branch : str
+            The branch that receives them.
         resolve : dict, optional
-            How to resolve conflicts at or below a path: "ours" (the value of `into`), "theirs", or a function that
+            How to resolve conflicts at or below a path: "ours" (the value of `branch`), "theirs", or a function that
             takes a `Conflict` and returns the elements of its region, or the document.
         append : {None, "concatenate"}
-            If both branches appended to an array: put the rows of `source` after the rows of `into`, in all arrays
+            If both branches appended to an array: put the rows of `source` after the rows of `branch`, in all arrays
             with this dimension. By default this is a conflict.
         dry_run : bool
             Change nothing. Return a `MergePlan` with the changes and the conflicts.
@@ -921,17 +923,17 @@ class Repository:
         array([7, 1, 2, 9])
         """
         self._existing()
-        if source == into:
+        if source == branch:
             raise ValueError(f"{source!r} can't be merged into itself: name two branches")
         change = merge_commits.OfBranch(self.engine, self.engine.branch(source), source)
         with showing(progress, "merge") as told:
-            return self._apply(change, into, resolve, append, message, properties, dry_run=dry_run, progress=told)
+            return self._apply(change, branch, resolve, append, message, properties, dry_run=dry_run, progress=told)
 
     @overload
     def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -944,7 +946,7 @@ class Repository:
     def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -957,7 +959,7 @@ class Repository:
     def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -969,7 +971,7 @@ class Repository:
     def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -977,15 +979,15 @@ class Repository:
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Apply the changes of one commit to a branch, as a new commit. Parameters and errors are those of `merge`."""
-        change = self._change_of(commit, onto, reverts=False)
-        return self._apply(change, onto, resolve, append, message, properties, dry_run=dry_run)
+        """Apply the changes of one commit to `branch`, as a new commit. Parameters and errors are those of `merge`."""
+        change = self._change_of(commit, branch, reverts=False)
+        return self._apply(change, branch, resolve, append, message, properties, dry_run=dry_run)
 
     @overload
     def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: Literal[False] = False,
@@ -997,7 +999,7 @@ class Repository:
     def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: Literal[True],
@@ -1009,7 +1011,7 @@ class Repository:
     def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: bool,
@@ -1020,16 +1022,19 @@ class Repository:
     def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Undo the changes of one commit in a new commit. Data that a later commit changed conflicts, as in `merge`."""
-        change = self._change_of(commit, on, reverts=True)
-        return self._apply(change, on, resolve, None, message, properties, dry_run=dry_run)
+        """Undo the changes of one commit in a new commit on `branch`.
+
+        Data that a later commit changed conflicts, as in `merge`.
+        """
+        change = self._change_of(commit, branch, reverts=True)
+        return self._apply(change, branch, resolve, None, message, properties, dry_run=dry_run)
 
     def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.OfCommit:
         found = find_commit(self._existing(), commit, self.engine.branch(branch))

@@ -45,7 +45,7 @@ def test_merge(branched: txstore.Repository) -> None:
     assert run("merge", url, "dev").stdout == "nothing to do: main has all of these changes, at main@2\n"
     told = run_json("merge", url, "dev")
     assert (told["commit"]["id"], told["is_new"], told["conflicts"]) == (merged.id, False, [])
-    told = run_json("merge", url, "main", "--into", "dev", "-m", "both")
+    told = run_json("merge", url, "main", "--branch", "dev", "-m", "both")
     assert (told["commit"]["message"], told["is_new"]) == ("both", True)
     assert value(branched, "y", branch="dev") == 2
 

@@ -49,7 +49,6 @@ OPTIONS: dict[str, tuple[set[str], str | None]] = {
     "--graph": (set(), None),
     "--host": (set(), "ADDRESS"),
     "--import": (set(), "MODULE"),
-    "--into": ({"--branch"}, "BRANCH"),
     "--json": (set(), None),
     "--keep": (set(), "N"),
     "--keep-for": (set(), "AGE"),

@@ -63,10 +63,10 @@ def test_answers_about_documents_and_nodes(repo: txstore.Repository) -> None:
 def test_with_nothing_to_do(repo: txstore.Repository) -> None:
     head = repo.head()
     assert repo.merge("dev") == head
-    assert repo.merge("main", into="dev") == head
+    assert repo.merge("main", branch="dev") == head
     assert repo.merge("dev", dry_run=True).is_empty
     with pytest.raises(ValueError, match="into itself"):
-        repo.merge("dev", into="dev")
+        repo.merge("dev", branch="dev")
     assert repo.head() == head
 
 
@@ -109,7 +109,7 @@ while True:
     with repo.transaction() as store:
         zarr.open_array(store, path="x")[1] = number
     repo.merge("dev")
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
 """
 
 
@@ -122,7 +122,7 @@ def test_killed_while_it_merges(repo: txstore.Repository, commits: int) -> None:
         array = zarr.open_array(repo.snapshot(branch=branch), path="x", mode="r")
         assert array[0] == array[7] or array[0] == 0
         assert array[0] == array.attrs.get("number", 0)
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     assert values(repo) == values(repo, branch="dev")
 
 
@@ -139,7 +139,7 @@ while True:
         array[0] = array[7] = number
         array.attrs["number"] = number
     repo.merge("dev")
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
 """
 
 
@@ -149,10 +149,10 @@ def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -
     with repo.transaction() as store:
         zarr.create_group(store, path="g")
         store.move("x", "g/x0")
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     killed_after(commits, repo, _MOVED_AGAIN_AND_AGAIN)
     repo.merge("dev")
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     for branch in ("main", "dev"):
         ((_, array),) = zarr.open_group(repo.snapshot(branch=branch), path="g", mode="r").arrays()
         assert array[0] == array[7] == array.attrs["number"] or array.attrs.get("number", 0) == 0

@@ -291,7 +291,7 @@ def test_merge(repo: txstore.Repository, mover: str) -> None:
     commit(repo, put(1, 11, "g/x" if mover == "main" else "new/g/x"), branch="dev")
     repo.merge("dev")
     assert values(repo, "new/g/x")[:2] == [10, 11]
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     assert dict(repo.mapping()) == dict(repo.mapping(branch="dev"))
     repo.vacuum(keep=1)
     assert values(repo, "new/g/y") == [*range(9)]

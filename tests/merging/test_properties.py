@@ -126,7 +126,7 @@ def test_a_merge_is_what_applying_the_changes_by_hand_gives(before: Any, here: A
     assert repo.verify().faults == []
     # What is merged is not merged again, and into the other it is what is there.
     assert repo.merge("dev") == repo.head()
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     assert read(repo, "dev") == expected
 
 

@@ -55,9 +55,9 @@ def test_what_was_merged_is_not_merged_again(repo: txstore.Repository) -> None:
     commit(repo, put(2, 12), branch="dev")
     repo.merge("dev")
     assert values(repo)[:3] == [20, 11, 12]
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     assert values(repo, branch="dev") == values(repo)
-    assert repo.merge("main", into="dev") == repo.head("dev")
+    assert repo.merge("main", branch="dev") == repo.head("dev")
     commit(repo, put(3, 13), branch="dev")
     repo.merge("dev")
     assert values(repo)[:4] == [20, 11, 12, 13]
@@ -114,7 +114,7 @@ def test_bad_branches(repo: txstore.Repository, tmp_path: Any) -> None:
     with pytest.raises(txstore.CommitNotFoundError):
         repo.merge("nowhere")
     with pytest.raises(txstore.CommitNotFoundError):
-        repo.merge("dev", into="nowhere")
+        repo.merge("dev", branch="nowhere")
     with pytest.raises(ValueError, match="append='both'"):
         repo.merge("dev", append="both")
     with pytest.raises(txstore.RepositoryNotFoundError):
@@ -195,8 +195,8 @@ def test_revert_of_the_first_commit(repo: txstore.Repository) -> None:
 
 def test_on_a_branch(repo: txstore.Repository) -> None:
     made = commit(repo, put(0, 10))
-    repo.cherry_pick(made, onto="dev")
+    repo.cherry_pick(made, branch="dev")
     assert values(repo, branch="dev")[0] == 10
-    repo.revert(repo.head("dev"), on="dev")
+    repo.revert(repo.head("dev"), branch="dev")
     assert values(repo, branch="dev")[0] == 0
     assert values(repo)[0] == 10

@@ -67,7 +67,8 @@ def merging(repo: txstore.Repository, dry_run: bool) -> None:
     repo.merge("dev", resolve={"x": "ours", "y": lambda conflict: conflict.path}, append="concatenate")
     repo.merge("dev", resolve=resolve)
     print(repo.cherry_pick("v1").id, repo.revert(-1).id, repo.revert(-1, dry_run=True).taken)
-    print(repo.cherry_pick("v1", "dev", dry_run=True).conflicts)
+    print(repo.cherry_pick("v1", branch="dev", dry_run=True).conflicts)
+    print(repo.merge("main", branch="dev").id, repo.revert(-1, branch="dev").id)
 
 
 def transactions(repo: txstore.Repository, options: Mapping[str, object]) -> None:

@@ -761,7 +761,7 @@ class AsyncRepository:
     async def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -775,7 +775,7 @@ class AsyncRepository:
     async def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -789,7 +789,7 @@ class AsyncRepository:
     async def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -802,7 +802,7 @@ class AsyncRepository:
     async def merge(
         self,
         source: str,
-        into: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -811,20 +811,22 @@ class AsyncRepository:
         properties: Mapping[str, Any] | None = None,
         progress: Wanted = None,
     ) -> Commit | MergePlan:
-        """Merge a branch into another one: attribute by attribute, element by element. It copies no values.
+        """Merge `source` into `branch`: attribute by attribute, element by element. It copies no values.
 
-        Returns the new head of `into`, or the present head if there is nothing to merge. Other processes may commit
+        Returns the new head of `branch`, or the present head if there is nothing to merge. Other processes may commit
         meanwhile: the merge is one commit on the head at the time when it is made.
 
         Parameters
         ----------
-        source, into : str
-            Names of branches.
+        source : str
+            The branch whose changes are merged. It stays as it is.
+        branch : str
+            The branch that receives them.
         resolve : dict, optional
-            How to resolve conflicts at or below a path: "ours" (the value of `into`), "theirs", or a function that
+            How to resolve conflicts at or below a path: "ours" (the value of `branch`), "theirs", or a function that
             takes a `Conflict` and returns the elements of its region, or the document.
         append : {None, "concatenate"}
-            If both branches appended to an array: put the rows of `source` after the rows of `into`, in all arrays
+            If both branches appended to an array: put the rows of `source` after the rows of `branch`, in all arrays
             with this dimension. By default this is a conflict.
         dry_run : bool
             Change nothing. Return a `MergePlan` with the changes and the conflicts.
@@ -842,7 +844,7 @@ class AsyncRepository:
         return await call(
             lambda: self.repository.merge(
                 source,
-                into,
+                branch,
                 resolve=resolve,
                 append=append,
                 dry_run=dry_run,
@@ -856,7 +858,7 @@ class AsyncRepository:
     async def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -869,7 +871,7 @@ class AsyncRepository:
     async def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -882,7 +884,7 @@ class AsyncRepository:
     async def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -894,7 +896,7 @@ class AsyncRepository:
     async def cherry_pick(
         self,
         commit: At,
-        onto: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         append: Literal["concatenate"] | None = None,
@@ -902,10 +904,10 @@ class AsyncRepository:
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Apply the changes of one commit to a branch, as a new commit. Parameters and errors are those of `merge`."""
+        """Apply the changes of one commit to `branch`, as a new commit. Parameters and errors are those of `merge`."""
         return await call(
             lambda: self.repository.cherry_pick(
-                commit, onto, resolve=resolve, append=append, dry_run=dry_run, message=message, properties=properties
+                commit, branch, resolve=resolve, append=append, dry_run=dry_run, message=message, properties=properties
             )
         )
 
@@ -913,7 +915,7 @@ class AsyncRepository:
     async def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: Literal[False] = False,
@@ -925,7 +927,7 @@ class AsyncRepository:
     async def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: Literal[True],
@@ -937,7 +939,7 @@ class AsyncRepository:
     async def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: bool,
@@ -948,17 +950,20 @@ class AsyncRepository:
     async def revert(
         self,
         commit: At,
-        on: str = MAIN,
+        branch: str = MAIN,
         *,
         resolve: Mapping[str, Answer] | None = None,
         dry_run: bool = False,
         message: str | None = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Commit | MergePlan:
-        """Undo the changes of one commit in a new commit. Data that a later commit changed conflicts, as in `merge`."""
+        """Undo the changes of one commit in a new commit on `branch`.
+
+        Data that a later commit changed conflicts, as in `merge`.
+        """
         return await call(
             lambda: self.repository.revert(
-                commit, on, resolve=resolve, dry_run=dry_run, message=message, properties=properties
+                commit, branch, resolve=resolve, dry_run=dry_run, message=message, properties=properties
             )
         )
 

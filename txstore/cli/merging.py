@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from txstore.cli.complete import complete_branch
 from txstore.cli.options import (
     BranchArgument,
     CommitArgument,
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
     from txstore.merging.three_way import MergePlan
     from txstore.repository import Repository
 
-_IntoOption = Annotated[
-    str,
-    typer.Option(
-        "--into", "--branch", metavar="BRANCH", help="The branch to commit to.", autocompletion=complete_branch
-    ),
-]
 _ResolveOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,7 +60,7 @@ _AppendOption = Annotated[
 def merge(
     path: PathArgument,
     source: BranchArgument,
-    branch: _IntoOption = MAIN,
+    branch: TargetOption = MAIN,
     resolve: _ResolveOption = None,
     append: _AppendOption = None,
     dry_run: DryOption = False,
@@ -75,7 +68,7 @@ def merge(
     storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge a branch into another. On conflicts, list them, change nothing, and exit with status 1."""
+    """Merge a branch into that of --branch. On conflicts, list them, change nothing, and exit with status 1."""
     how, answers = _append(append), _answers(resolve)
     repo = open_repository(path, storage_options)
     _report(

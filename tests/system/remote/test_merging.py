@@ -26,7 +26,7 @@ def test_changes_follow_a_move(store: str, server_of) -> None:
     with repo.transaction() as writer:
         zarr.open_array(writer, path="x")[0] = 10
     repo.merge("dev")
-    repo.merge("main", into="dev")
+    repo.merge("main", branch="dev")
     for branch in ("main", "dev"):
         reader = repo.snapshot(branch=branch)
         assert list(zarr.open_group(reader, mode="r")) == ["y"]
