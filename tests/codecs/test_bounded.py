@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import json
 import lzma
 import struct
@@ -50,8 +51,34 @@ LONG_VALUES = {
         zstd_frame(b"\xe0" + struct.pack("<Q", COUNT << 20)),
         bytes(numcodecs.Zstd().encode(b"short")) + zstd_frame(UNKNOWN),
         struct.pack("<II", 0x184D2A50, 3) + b"xyz" + zstd_frame(UNKNOWN),
+        struct.pack("<IBQ", 0xFD2FB528, 0xE0, 1 << 40) + b"\1\0\0" + struct.pack("<II", 0x184D2A50, 0),
     ],
 }
+
+
+def with_flags(value: bytes) -> bytes:
+    """Return a gzip member whose reserved flags are set: zlib refuses it, Python's module reads it."""
+    return value[:3] + b"\xe0" + value[4:]
+
+
+def with_dictionary(value: bytes) -> bytes:
+    """Return an xz stream that says that it takes 1 GiB to decode."""
+    end = 12 + 4 * value[12]
+    head = value[12:16] + b"\x24" + value[17:end]
+    return value[:12] + head + struct.pack("<I", zlib.crc32(head)) + value[end + 4 :]
+
+
+#: Values whose first member is short. The libraries decode what is behind it to 64 MiB, too.
+SHORT = b"short"
+REFUSED_VALUES = [
+    ("gzip", {"level": 1}, gzip.compress(SHORT) + b"\0" + deflated(31), "incorrect header"),
+    ("gzip", {"level": 1}, gzip.compress(SHORT) + with_flags(deflated(31)), "unknown header flags"),
+    ("lzma", {}, lzma.compress(SHORT) + with_dictionary(lzma.compress(LONG * COUNT, preset=0)), "Memory usage limit"),
+    # As a raw stream, zeros decode to many zeros; in the other formats, to many streams of nothing.
+    ("lzma", {"format": lzma.FORMAT_RAW, "filters": [{"id": lzma.FILTER_LZMA1}]}, LONG, "FORMAT_RAW"),
+    ("bz2", {"level": 1}, bz2.compress(b"") * 1001, "more than 1,000 compressed members"),
+    ("blosc", {}, bytes(numcodecs.Blosc("zstd", 1).encode(LONG * COUNT))[:4], "shorter than its header says"),
+]
 OPTIONS: dict[str, dict[str, Any]] = {
     "gzip": {"level": 1}, "zlib": {"level": 1}, "bz2": {"level": 1}, "lzma": {"preset": 0}, "lz4": {"acceleration": 1},
     "blosc": {"cname": "lz4", "clevel": 1, "shuffle": 1}, "zstd": {"level": 1},
@@ -107,6 +134,55 @@ def test_no_more_is_decoded_than_a_chunk_has(open_repo: OpenRepo, name: str, whe
             store.mapping[chunk] = value + (struct.pack("<QQ", 0, len(value)) if "shard" in where else b"")
         with pytest.raises(ValueError, match="TxStore decodes no more than that on its own"):
             list(repo.diff(repo.head()).values("x"))
+
+
+@pytest.mark.parametrize(("name", "options", "value", "why"), REFUSED_VALUES)
+def test_what_a_library_decodes_beyond_the_first_member_is_measured(
+    open_repo: OpenRepo, name: str, options: dict[str, Any], value: bytes, why: str
+) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        made = document("gzip", "format 2, as compressor") | {"compressor": {"id": name, **options}}
+        store.mapping["x/.zarray"] = json.dumps(made).encode()
+    with repo.transaction() as store:
+        store.mapping["x/0"] = value
+    with pytest.raises((ValueError, zlib.error, lzma.LZMAError), match=why):
+        list(repo.diff(repo.head()).values("x"))
+
+
+FILTERS = [
+    ("|b1", [{"id": "packbits"}] * 8, "decodes no more than that on its own"),
+    ("<f8", [{"id": "astype", "encode_dtype": "|u1", "decode_dtype": "<f8"}] * 7, "decodes no more than that on its own"),
+    ("<f8", [{"id": "astype", "encode_dtype": "|u1", "decode_dtype": "<U500000"}], "converts only numbers"),
+    ("<f8", [{"id": "fixedscaleoffset", "offset": 0, "scale": 1, "dtype": "<U500000", "astype": "|u1"}], "only numbers"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "filters", "why"), FILTERS)
+def test_filters_make_no_more_of_a_value_than_a_chunk_has(
+    open_repo: OpenRepo, dtype: str, filters: list[dict[str, Any]], why: str
+) -> None:
+    repo = open_repo()
+    made = document("gzip", "format 2, as compressor") | {"dtype": dtype, "compressor": None, "filters": filters}
+    with repo.transaction() as store:
+        store.mapping["x/.zarray"] = json.dumps(made).encode()
+    with repo.transaction() as store:
+        store.mapping["x/0"] = bytes(32)
+    with pytest.raises(ValueError, match=why):
+        list(repo.diff(repo.head()).values("x"))
+
+
+def test_a_type_between_two_codecs_does_not_say_how_long_a_chunk_is(open_repo: OpenRepo) -> None:
+    repo = open_repo()
+    made = document("gzip", "format 3")
+    text = {"encode_dtype": "<U500000", "decode_dtype": "<i4"}
+    made["codecs"].insert(0, {"name": "numcodecs.astype", "configuration": text})
+    with repo.transaction() as store:
+        store.mapping["x/zarr.json"] = json.dumps(made).encode()
+    with repo.transaction() as store:
+        store.mapping["x/c/0"] = deflated(31)
+    with pytest.raises(ValueError, match="converts only numbers"):
+        list(repo.diff(repo.head()).values("x"))
 
 
 @pytest.mark.parametrize("where", PLACES)

@@ -312,3 +312,18 @@ def test_wrong_tables_and_keys(chunks: Any) -> None:
         made.encode((), b"", bytearray(100), 64, 0, 1)
     with pytest.raises(ValueError, match="a key and what was seen"):
         made.encode((b"k",), bytes(1), bytearray(100), 63, 0, 1)
+
+
+@pytest.mark.parametrize("step", [1 << 62, (1 << 63) - 3, (1 << 63) - 1])
+def test_a_step_may_be_as_long_as_an_integer(chunks: Any, step: int) -> None:
+    data = np.arange(12, dtype="u4").tobytes()
+    taken, to = (slice(1, 4, step), slice(0, 3, 1)), (slice(0, 1, step), slice(0, 3, 1))
+    for inner in (None, (2, 3)):
+        stored = data
+        if inner is not None:
+            index = struct.pack("<QQQQ", 0, 24, 24, 24)
+            stored += index + struct.pack("<I", google_crc32c.value(index))
+        out = np.zeros((1, 3), "u4")
+        made = batch(chunks, [row(taken, to)], out, (4, 3), inner=inner, writable=True)
+        assert made.read([stored], table(ref(stored)), 1) == bytes([chunks.READ])
+        assert out.tolist() == [[3, 4, 5]]

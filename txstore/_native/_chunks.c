@@ -189,8 +189,11 @@ pick(PyObject *item, int64_t extent, picked *p)
             return -1;
         }
         Py_ssize_t count = PySlice_AdjustIndices((Py_ssize_t)extent, &start, &stop, step);
-        *p = (picked){start, step, count, 0};
-        return step < 1 || count < 1 ? -1 : 1;
+        if (step < 1 || count < 1)
+            return -1;
+        /* The step of several elements is less than the extent: no product or sum of it overflows. One has no step. */
+        *p = (picked){start, count == 1 ? 1 : step, count, 0};
+        return 1;
     }
     if (!PyLong_Check(item))
         return -1;
