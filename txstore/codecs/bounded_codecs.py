@@ -13,8 +13,8 @@ import dataclasses
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
+#: Codecs whose configuration says of what type the elements are.
+_CONVERTING = ("astype", "delta", "fixedscaleoffset", "quantize")
 #: What a chunk may decode to beside its elements, in bytes: for headers, checksums, and what is only known roughly.
 _SPARE = 1 << 20
 #: The same for each element: between codecs it may have another type, and an inner chunk of a shard has an index entry.
@@ -31,6 +33,10 @@ _SPARE_OF_ELEMENT = 32
 #: What a chunk of texts may decode to, in bytes: no document says how long they are.
 _TEXTS = 256 << 20
 _PIECE = 1 << 20
+#: How many gzip members, or streams of bz2 or lzma, a value has: finding the next one takes time.
+_MEMBERS = 1000
+#: The length of Blosc's header, in bytes.
+_BLOSC_HEADER = 16
 #: Of zstd: what a compressed block has at most, in bytes.
 _ZSTD_BLOCK = 128 << 10
 
@@ -52,6 +58,7 @@ def _bounded(codecs: Iterable[Any]) -> list[Codec]:
             inner, index = _bounded(codec.codecs), _bounded(codec.index_codecs)
             found.append(dataclasses.replace(codec, codecs=inner, index_codecs=index))  # type: ignore[arg-type]
         else:
+            _check_types(_name(codec), codec.to_dict().get("configuration") or {})
             found.append(_as(_measuring(codec.__class__), codec) if _name(codec) in _MEASURES else codec)
     return found
 
@@ -64,9 +71,18 @@ def _name(codec: Any) -> str:
 def _numcodec(codec: Any, chunk: _DecodedSize) -> Any:
     if codec is None or codec.codec_id not in _MEASURES:
         return codec
+    _check_types(codec.codec_id, codec.get_config())
     found = _as(_measuring_numcodec(codec.__class__), codec)
     found._chunk = chunk  # an underscore: it is no part of its configuration
     return found
+
+
+def _check_types(name: str, configuration: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a codec converts to what is no number: a text may be of any length."""
+    for member in ("dtype", "astype", "encode_dtype", "decode_dtype"):
+        given = configuration.get(member)
+        if name in _CONVERTING and given is not None and np.dtype(given).kind not in "biufcmM":
+            raise ValueError(f"{name} converts to {given}: TxStore converts only numbers on its own")
 
 
 def _as(kind: type, codec: Any) -> Any:
@@ -96,13 +112,13 @@ def _measuring(kind: Any) -> type:
 
     class Measuring(kind):  # type: ignore[misc]
         def _decode_sync(self, chunk_bytes: Any, chunk_spec: ArraySpec) -> Any:
-            _measure(_name(self), chunk_bytes.as_numpy_array(), _DecodedSize.of(chunk_spec.shape, chunk_spec.dtype))
+            _measure_chunk(self, chunk_bytes, chunk_spec)
             return super()._decode_sync(chunk_bytes, chunk_spec)
 
         async def _decode_single(self, chunk_bytes: Any, chunk_spec: ArraySpec) -> Any:
             if hasattr(kind, "_decode_sync"):
                 return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
-            _measure(_name(self), chunk_bytes.as_numpy_array(), _DecodedSize.of(chunk_spec.shape, chunk_spec.dtype))
+            _measure_chunk(self, chunk_bytes, chunk_spec)
             return await super()._decode_single(chunk_bytes, chunk_spec)
 
     return Measuring
@@ -116,7 +132,7 @@ def _measuring_numcodec(kind: Any) -> type:
         _chunk: _DecodedSize
 
         def decode(self, buf: Any, out: Any = None) -> Any:
-            _measure(self.codec_id, buf, self._chunk)
+            _measure(self.codec_id, self, buf, self._chunk)
             return super().decode(buf, out)
 
     return MeasuringNumcodec
@@ -125,11 +141,15 @@ def _measuring_numcodec(kind: Any) -> type:
 # --- measuring
 
 
-def _measure(name: str, encoded: Any, chunk: _DecodedSize) -> None:
+def _measure_chunk(codec: Any, encoded: Any, spec: ArraySpec) -> None:
+    _measure(_name(codec), codec, encoded.as_numpy_array(), _DecodedSize.of(spec.shape, spec.dtype))
+
+
+def _measure(name: str, codec: Any, encoded: Any, chunk: _DecodedSize) -> None:
     """Raise `ValueError` if a value decodes to more than a chunk may have."""
     data = memoryview(np.ascontiguousarray(np.asarray(encoded)).reshape(-1).view(np.uint8))
     most = chunk.elements if name.startswith("vlen") else chunk.most
-    if _MEASURES[name](data, most) > most:
+    if _MEASURES[name](codec, data, most) > most:
         raise ValueError(
             f"{len(data):,} bytes decode by {name} to more than their chunk has, of {chunk.elements:,} elements by the "
             "array's document: TxStore decodes no more than that on its own"
@@ -140,17 +160,18 @@ def _number(data: memoryview, at: int, size: int = 4) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-def _blosc(data: memoryview, _most: int) -> int:
-    if _number(data, 12) > len(data):
+def _blosc(_codec: Any, data: memoryview, _most: int) -> int:
+    # The library reads the header, and as many bytes as it says, wherever the value ends.
+    if len(data) < _BLOSC_HEADER or _number(data, 12) > len(data):
         raise ValueError("a value is shorter than its header says (blosc)")
     return _number(data, 4)
 
 
-def _first_number(data: memoryview, _most: int) -> int:
+def _first_number(_codec: Any, data: memoryview, _most: int) -> int:
     return _number(data, 0)
 
 
-def _zstd(data: memoryview, most: int) -> int:
+def _zstd(_codec: Any, data: memoryview, most: int) -> int:
     """Return the content size of a single frame; else the most that the blocks of all frames decode to."""
     at = total = frames = 0
     content = None
@@ -164,9 +185,11 @@ def _zstd(data: memoryview, most: int) -> int:
         at += 5 + (1 - is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
         size = (is_single_segment, 2, 4, 8)[descriptor >> 6]
         content = _number(data, at, size) + (256 if size == 2 else 0) if size else None
+        if content is not None and content > most:
+            return content
         at += size
         is_last = False
-        is_known = frames == 1 and content is not None and content <= most
+        is_known = frames == 1 and content is not None
         while not is_last and at < len(data) and (total <= most or is_known):
             block = _number(data, at, 3)
             is_last, kind, size = bool(block & 1), block >> 1 & 3, block >> 3
@@ -178,56 +201,68 @@ def _zstd(data: memoryview, most: int) -> int:
     return total
 
 
-def _inflated(data: memoryview, most: int, new: Callable[[], Any]) -> int:
+def _inflated(_codec: Any, data: memoryview, most: int, window: int) -> int:
     """Return how much zlib makes of all members of a value, or more than `most`."""
-    total, decoder, is_behind = 0, new(), False
+    total, members, decoder = 0, 1, zlib.decompressobj(window)
     for at in range(0, len(data), _PIECE):
         left = bytes(data[at : at + _PIECE])
         while left and total <= most:
-            try:
-                total += len(decoder.decompress(left, _PIECE))
-            except zlib.error:
-                if is_behind:  # libraries leave what is behind the first member, and is none
-                    return total
-                raise
+            total += len(decoder.decompress(left, _PIECE))
             left = decoder.unconsumed_tail
             if decoder.eof:
-                left, decoder, is_behind = decoder.unused_data, new(), True
+                left, members, decoder = decoder.unused_data, _one_more(members), zlib.decompressobj(window)
     return total
 
 
 def _decompressed(data: memoryview, most: int, new: Callable[[], Any]) -> int:
     """Return how much bz2 or lzma make of all streams of a value, or more than `most`."""
-    total, decoder, left, is_behind = 0, new(), bytes(data), False
+    total, members, decoder, left = 0, 1, new(), bytes(data)
     while total <= most:
-        try:
-            made = decoder.decompress(left, _PIECE)
-        except (OSError, lzma.LZMAError):
-            if is_behind:
-                return total
-            raise
+        made = decoder.decompress(left, _PIECE)
         total += len(made)
         left = b""
         if decoder.eof:
-            left, decoder, is_behind = decoder.unused_data, new(), True
+            left, members, decoder = decoder.unused_data, _one_more(members), new()
         if not made and not left:
             break
     return total
 
 
-def _lzma(data: memoryview, most: int) -> int:
-    # Raw streams are refused: they don't say how much memory they take.
-    return _decompressed(data, most, lambda: lzma.LZMADecompressor(memlimit=2 * most + (128 << 20)))
+def _one_more(members: int) -> int:
+    if members == _MEMBERS:
+        raise ValueError(f"a value has more than {_MEMBERS:,} compressed members: TxStore decodes no more on its own")
+    return members + 1
 
 
-_MEASURES: dict[str, Callable[[memoryview, int], int]] = {
+def _bz2(_codec: Any, data: memoryview, most: int) -> int:
+    return _decompressed(data, most, bz2.BZ2Decompressor)
+
+
+def _lzma(codec: Any, data: memoryview, most: int) -> int:
+    # In the codec's own format: the same bytes may be short in one and long in another. Python refuses raw streams
+    # with a limit: they don't say how much memory they take.
+    form, limit = getattr(codec, "_codec", codec).format, 2 * most + (128 << 20)
+    return _decompressed(data, most, lambda: lzma.LZMADecompressor(form, memlimit=limit))
+
+
+def _length(_codec: Any, data: memoryview, _most: int) -> int:
+    """Return how long a value is before a filter makes it at most 32 times as long: of many filters each does so."""
+    return len(data)
+
+
+_MEASURES: dict[str, Callable[[Any, memoryview, int], int]] = {
     "blosc": _blosc,
     "lz4": _first_number,
     "vlen-utf8": _first_number,
     "vlen-bytes": _first_number,
     "zstd": _zstd,
-    "gzip": lambda data, most: _inflated(data, most, lambda: zlib.decompressobj(31)),
-    "zlib": lambda data, most: _inflated(data, most, zlib.decompressobj),
-    "bz2": lambda data, most: _decompressed(data, most, bz2.BZ2Decompressor),
+    "gzip": partial(_inflated, window=31),
+    "zlib": partial(_inflated, window=15),
+    "bz2": _bz2,
     "lzma": _lzma,
+    "packbits": _length,
+    "astype": _length,
+    "delta": _length,
+    "fixedscaleoffset": _length,
+    "quantize": _length,
 }
