@@ -208,20 +208,35 @@ def test_a_backup_after_any_number_of_them(filled: txstore.Repository, tmp_path:
         check_erased(repo, before, v=labels)
 
 
-def test_a_backup_keeps_a_branch_that_was_deleted_here(filled: txstore.Repository, tmp_path: Path) -> None:
-    """Later erasures know nothing of its commits: what replaced their values before stays."""
+@pytest.mark.parametrize("rows", [[], [{"p": 12}]], ids=["whole", "rows"])
+@pytest.mark.parametrize("erased_before", [False, True])
+def test_a_backup_keeps_no_values_of_a_branch_that_was_deleted_here(
+    filled: txstore.Repository, tmp_path: Path, erased_before: bool, rows: list[Any]
+) -> None:
+    """The erasure knows nothing of its commits: there, each version of each chunk is erased as a whole."""
     copy = tmp_path / "copy.tx"
-    filled.erase("v", {"p": 11})
+    if erased_before:
+        filled.erase("v", {"p": 11})
     filled.backup(copy)
-    before = contents(txstore.Repository(copy))
+    before = {place: data for place, data in contents(txstore.Repository(copy)).items() if place[2] != "v"}
     del filled.branches["dev"]
     gc.collect()
     filled.vacuum()
-    filled.erase("v", {"p": 12})
+    filled.erase("v", *rows)
+    with pytest.raises(txstore.BackupErasureError):
+        filled.backup(copy)
     filled.backup(copy, erase=True)
-    after = contents(txstore.Repository(copy))
-    np.testing.assert_array_equal(after["dev", 2, "v"], before["dev", 2, "v"])
-    assert txstore.Repository(copy).verify().faults == []
+    again = txstore.Repository(copy)
+    assert leaks(copy, *secrets("v", [12])) == []
+    assert leaks(copy, *(row.tobytes() for row in VALUES["dev"])) == []
+    for key in ("v/c/0", "v/c/1"):
+        with pytest.raises(txstore.ErasedError):
+            again.mapping(branch="dev")[key]
+    for branch, version, path in before:
+        found = zarr.open_array(again.snapshot(at=version, branch=branch), path=path, mode="r")[...]
+        np.testing.assert_array_equal(found, before[branch, version, path])
+    assert again.verify().faults == []
+    assert filled.backup(copy).erasures == 0
 
 
 # --- refused before anything is changed

@@ -271,7 +271,7 @@ class _BackUp:
         # As long as an erasure of rows has no table, nothing was replaced.
         begun = [each for each in read_records(self.source) if each.table is None or each.table.run is not None]
         new = [record for record in begun if known.get(record.id) != record]
-        found = [(record, survey(copies, record.paths, record.until, self._fates(record))) for record in new]
+        found = [(record, self._survey(copies, record)) for record in new]
         refused = [as_erasure(record) for record, survey in found if survey.changes]
         if refused and not self._erases:
             values = sum(survey.values for _, survey in found)
@@ -286,7 +286,7 @@ class _BackUp:
             if record.table is not None:
                 self._copy_replacements(record, record.table)
             commits = open_commits(self.target)
-            found = survey(commits, record.paths, record.until, self._fates(record))  # two records may concern one file
+            found = self._survey(commits, record)  # again: two records may concern one file
             scrub(self.target, found)
             open_commits(self.target).head_caches.forget()  # before the record, which says that this is done
             for change in found.changes.values():
@@ -295,8 +295,15 @@ class _BackUp:
             self._erasures += 1
             self._erased += found.values
 
-    def _fates(self, record: ErasureRecord) -> RowFates | None:
-        return None if record.table is None else RowFates(self.source, record)
+    def _survey(self, copies: Commits, record: ErasureRecord) -> Survey:
+        """Search the copy for what an erasure concerns there.
+
+        The copy may have branches that were deleted before the erasure, so its record does not name them. All their
+        commits are older than the erasure: a backup after it would have copied its record first.
+        """
+        gone = set(copies.files.branch_directories()) - record.until.keys() - self._oldest_kept_versions.keys()
+        until = {**record.until, **{branch: max(copies.files.versions(branch), default=-1) for branch in gone}}
+        return survey(copies, record.paths, until, None if record.table is None else RowFates(self.source, record))
 
     def _copy_replacements(self, record: ErasureRecord, table: ReplacementTable) -> None:
         """Copy the values that replace others, and say so: from then on a reader of the copy finds them."""
