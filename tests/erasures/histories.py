@@ -19,7 +19,7 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import zarr
 
 import txstore
-from tests.crew import FailedError, WrongError, repeat
+from tests.crew import LATE, FailedError, WrongError, repeat
 from tests.maintenance.erased_rows import array_of, files_of
 from tests.maintenance.upkeep import below
 from tests.transactions.faults import watch
@@ -76,10 +76,49 @@ def erase(repo: txstore.Repository, task: Task) -> str:
     return "erased" if report.commit is not None else "nothing left"
 
 
+def elements(repo: txstore.Repository, but: Container[Place] = ()) -> dict[Place, Values | None]:
+    """Return each array of each commit, but for some; None if some of it was erased as a whole.
+
+    What has the same bytes is decoded once.
+    """
+    found: dict[Place, Values | None] = {}
+    decoded: dict[tuple[tuple[str, bytes], ...], Values] = {}
+    for branch in repo.branches:
+        for commit in repo.log(branch):
+            try:
+                keys = repo.mapping(at=commit.version, branch=branch)
+                of_nodes = {node_of_document(key): [] for key in keys if is_document(key)}
+                for key in sorted(keys):
+                    of_nodes.setdefault(_node_of_key(key), []).append(key)
+            except (txstore.CommitNotFoundError, txstore.SnapshotExpiredError):
+                continue
+            for path, keys_of_node in of_nodes.items():
+                place = branch, commit.version, path
+                if place in but:
+                    continue
+                try:
+                    described = describe(keys.get_view, path)
+                    if described is None or described.kind != "array":
+                        continue
+                    content = tuple((key, bytes(keys[key])) for key in keys_of_node)
+                    if content not in decoded:
+                        snapshot = repo.snapshot(at=commit.version, branch=branch)
+                        decoded[content] = zarr.open_array(snapshot, path=path, mode="r")[...]  # type: ignore[assignment]
+                    found[place] = decoded[content]
+                except txstore.ErasedError:
+                    found[place] = None
+    return found
+
+
+def _node_of_key(key: str) -> str:
+    return node_of_document(key) if is_document(key) else key.rpartition("/c/")[0]
+
+
 # --- other processes
 
 
 def serve(connection: Any) -> None:
+    gc.freeze()
     while (told := connection.recv()) is not None:
         url, task = told
         try:
@@ -94,7 +133,7 @@ class Others:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.erasures.histories", "txstore.labels.erasing"])
+        self._context.set_forkserver_preload([*LATE, "tests.erasures.histories", "txstore.labels.erasing"])
         self._members = [self._member() for _ in range(2)]
 
     def _member(self) -> tuple[Any, Any]:
@@ -165,6 +204,9 @@ class History:
     #: Of each array of unique values and each label: all that was written.
     written: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)
     secrets: set[bytes] = field(default_factory=set)
+    #: Those that a backup must not have. If a branch is deleted, it may be the last that has some values: an erasure
+    #: that finds nothing then leaves no record.
+    recorded: set[bytes] = field(default_factory=set)
     unfinished: list[Task] = field(default_factory=list)
     labels: int = 0  # how many there are
     copied: bool = False
@@ -194,7 +236,10 @@ class History:
     # --- what others do to the repository
 
     def _path(self, store: Any) -> str | None:
-        there = [path for path in (*FEW, *UNIQUE) if f"{path}/zarr.json" in store]
+        there = list[str]()
+        for path in (*FEW, *UNIQUE):
+            with contextlib.suppress(txstore.ErasedError):  # the branch begins with a commit that had it
+                there += [path] * (f"{path}/zarr.json" in store)
         return self.drawn.choice(there) if there else None
 
     def _branch(self) -> str:
@@ -237,9 +282,6 @@ class History:
         name = self._branch()
         if name != "main":
             del self.repo.branches[name]
-            if self.copied:  # it would stay there as it is, and later erasures do not reach it
-                shutil.rmtree(self._copy)
-                self.copied = False
             self.known = {place: values for place, values in self.known.items() if place[0] != name}
 
     def restore(self) -> None:
@@ -315,13 +357,14 @@ class History:
             if answer == "killed":
                 self.unfinished.append(task)
             elif answer in ("erased", "nothing left"):
-                self._note(task, before)
+                self._note(task, before, answer)
         self.check(tasks, {task: answer for task, answer in zip(tasks, answers, strict=True) if answer != "killed"})
 
-    def _note(self, task: Task, before: dict[tuple[str, int], set[bytes]]) -> None:
+    def _note(self, task: Task, before: dict[tuple[str, int], set[bytes]], answer: str) -> None:
         for (path, label), pieces in before.items():
             if task.covers(path) and (task.rows is None or label in task.rows):
                 self.secrets |= pieces
+                self.recorded |= pieces if answer == "erased" else set()
         self.unfinished = [each for each in self.unfinished if each != task]
 
     def _run(self, tasks: list[Task]) -> list[str]:
@@ -356,33 +399,22 @@ class History:
 
     # --- checks
 
-    def read(self, repo: txstore.Repository) -> dict[Place, Values | None]:
-        """Return each array of each commit; None if some of it was erased as a whole.
+    def read(self, but: Container[Place] = ()) -> dict[Place, Values | None]:
+        """Return each array of each commit, without those that are known; None if some of it was erased as a whole.
 
-        `repo` was just opened: a process that has read something before may have it in memory.
+        A process that has read something before may have it in memory, so this opens the repository anew.
         """
-        found: dict[Place, Values | None] = {}
-        for branch in repo.branches:
-            for commit in repo.log(branch):
-                try:
-                    keys = repo.mapping(at=commit.id, branch=branch)
-                    snapshot = repo.snapshot(at=commit.id, branch=branch)
-                    nodes = sorted({node_of_document(key) for key in keys if is_document(key)})
-                except (txstore.CommitNotFoundError, txstore.SnapshotExpiredError):
-                    continue
-                for path in nodes:
-                    try:
-                        described = describe(keys.get_view, path)
-                        if described is not None and described.kind == "array":
-                            found[branch, commit.version, path] = zarr.open_array(snapshot, path=path, mode="r")[...]
-                    except txstore.ErasedError:
-                        found[branch, commit.version, path] = None
+        found = elements(txstore.Repository(self.repo.url, **self.options), but)
         gc.collect()
         return found
 
+    def look(self) -> None:
+        """Read what is new. What was known is compared after the next erasure, and so after all that came between."""
+        self.known |= self.read(self.known)
+
     def check(self, tasks: list[Task], ended: dict[Task, str]) -> None:
         """Compare all commits with what they were before these erasures."""
-        now = self.read(txstore.Repository(self.repo.url, **self.options))
+        now = self.read()
         for place, was in self.known.items():
             if place in now or not any(
                 each.rows is None and each.covers(place[2]) for each in [*tasks, *self.unfinished]
@@ -421,8 +453,9 @@ class History:
             found: Iterator[tuple[str, bytes]] = ((path, bytes(objects.get(path))) for path, _ in list(below(objects)))
         else:
             found = files_of(self.repo.url)
-        files = [*found, *(files_of(self._copy) if self.copied else ())]
-        return [path for path, content in files if any(piece in content for piece in self.secrets)]
+        leaks = [path for path, content in found if any(piece in content for piece in self.secrets)]
+        copied = files_of(self._copy) if self.copied else ()
+        return leaks + [path for path, content in copied if any(piece in content for piece in self.recorded)]
 
     def end(self) -> Counter[str]:
         while self.unfinished:  # each is done again, and what was interrupted is finished by then
@@ -432,12 +465,13 @@ class History:
             gc.collect()
             self.counts[f"again: {answer}"] += 1
             if answer in ("erased", "nothing left"):
-                self._note(task, before)
+                self._note(task, before, answer)
             self.check([task], {task: answer})
         if self.copied:
             self.back_up()
             copy = txstore.Repository(self._copy)
-            theirs, ours = self.read(copy), self.read(txstore.Repository(self.repo.url, **self.options))
+            theirs, ours = elements(copy), self.read()
+            gc.collect()
             for place in ours.keys() & theirs.keys():
                 if not np.array_equal(ours[place], theirs[place]):  # type: ignore[arg-type]
                     raise WrongError(f"the backup has {theirs[place]} at {place}, not {ours[place]}")
@@ -482,7 +516,7 @@ def history(others: Others, directory: Path, seed: int) -> Counter[str]:
                 steps.append(work.__name__)
                 work(found)
             gc.collect()
-            found.known = found.read(txstore.Repository(url, **options))
+            found.look()
             steps.append("erase")
             found.erase()
         return found.end()
@@ -492,6 +526,8 @@ def history(others: Others, directory: Path, seed: int) -> Counter[str]:
 
 
 def histories(count: int, seed: int) -> Counter[str]:
+    gc.collect()
+    gc.freeze()  # what is imported is not looked through by each collection, of which a history makes dozens
     others = Others()
     try:
         return repeat(partial(history, others), count, seed)
