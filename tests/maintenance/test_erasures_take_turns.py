@@ -193,6 +193,19 @@ def test_an_array_that_was_interrupted_is_erased_before_rows_of_another(filled: 
     assert filled.erase("w").commit is None
 
 
+def test_one_of_the_arrays_was_erased_as_a_whole_since(filled: txstore.Repository) -> None:
+    """The interrupted call can't be repeated then: one of its arrays is gone. It is repeated for the other."""
+    interrupt(filled, "replace", at(names.ERASED, 1, interrupted), lambda repo: repo.erase("v", "w", {"p": 11}))
+    before = {place: data for place, data in contents(filled).items() if place[2] != "w"}
+    filled.erase("w")
+    [fault] = filled.verify().faults
+    assert "the erasure of 'v' by" in fault.reason
+    with pytest.raises(txstore.NodeNotFoundError):
+        filled.erase("v", "w", {"p": 11})
+    filled.erase("v", {"p": 11})
+    check_erased(filled, before, v=[11])
+
+
 def test_a_reader_of_what_was_interrupted_is_waited_for(filled: txstore.Repository) -> None:
     interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w"))
     reader = filled.snapshot(at=1)

@@ -174,10 +174,14 @@ class Erasing:
         ]
         report = erasing.run(is_begun=bool(begun or same))
         for record in self._unfinished():  # their rows are gone, with the rest or as these
-            is_gone = all(is_below(path, erasing.paths) for path in record.paths) if rows is None else record in begun
-            if is_gone:
-                self._check_turn()
+            left = [path for path in record.paths if not is_below(path, erasing.paths)]
+            if rows is not None:
+                left = [] if record in begun else [*record.paths]
+            self._check_turn()
+            if not left:
                 self._commits.storage.delete(record.path)
+            elif left != [*record.paths]:  # else nobody could erase these rows again: some of the arrays are gone
+                write_record(self._commits.storage, replace(record, paths=tuple(left)))
         return same[-1] if same and report.commit is None else report
 
     def _of(self, paths: Collection[str], delete: Delete | None, rows: RowsToErase | None) -> _Erasing:
