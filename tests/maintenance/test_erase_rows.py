@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -785,3 +786,26 @@ def test_a_declared_fill_value_counts_if_the_array_can_hold_it(
     found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]
     np.testing.assert_array_equal(found[1], expected)
     assert not {found[0], found[2]} & {found[1]}
+
+
+@pytest.mark.parametrize("change", ["restore", "copy"])
+def test_what_a_snapshot_had_read_before_is_read_again_for_a_copy(change: str) -> None:
+    """On an object store nobody waits for readers. A ref to the value from before would be damage to other readers."""
+    options: dict[str, Any] = {"single_writer": True}
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    repo = txstore.Repository(url, **options)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        array_of(store, "v", np.arange(1, 5), ["p"], (4,))
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="v")[:] = np.arange(11, 15)
+    reader = repo.snapshot(at=0)
+    assert zarr.open_array(reader, path="v", mode="r")[2] == 3
+    txstore.Repository(url, **options).erase("v", {"p": 2})
+    with repo.transaction(change) as store:
+        store.restore("v", at=0) if change == "restore" else store.copy("v", "w", at=0)
+    repo.optimize()
+    path = "v" if change == "restore" else "w"
+    again = txstore.Repository(url, **options)
+    np.testing.assert_array_equal(zarr.open_array(again.snapshot(), path=path, mode="r")[:], [1, 2, 0, 4])
+    assert again.verify().faults == []

@@ -30,7 +30,7 @@ from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
 from txstore.segments.replaced import ReplacedValues, read_records
-from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Located, OpenPacks, OpenRun, Runs, names_of
+from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Listed, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.objects.errors import NoListsError
@@ -187,7 +187,7 @@ class Snapshot(Hierarchy):
             observing.observer.count("io.read", view.nbytes)
         return view
 
-    def view_of(self, key: str, found: Found) -> memoryview:
+    def view_of(self, key: str, found: Found | Listed) -> memoryview:
         """Return the value in a pack that `lookup` has found."""
         try:
             return self.runs.open_pack(found.run, found.pack).view(found.offset, found.length, found.checksum, key)

@@ -255,7 +255,7 @@ class _Copies:
         done = 0
         writers: dict[int, int] = {}  # by the group of their values
         places: dict[int, int] = {}  # the packs by their numbers in the transaction
-        for found, value in self._values(head.runs, chosen):
+        for found, value in self._values(head, chosen):
             group = self._commits.staged.group(found.key.decode(errors="replace"))
             number = writers.get(group)
             if number is None or self.writers[number - 1].size >= PACK_LENGTH:
@@ -273,12 +273,13 @@ class _Copies:
             done += found.length + len(found.key) + _FRAME_OVERHEAD
             self._progress(done)
 
-    def _values(self, runs: index.Runs, chosen: set[PackName]) -> Iterator[tuple[index.Listed, memoryview]]:
+    def _values(self, head: Snapshot, chosen: set[PackName]) -> Iterator[tuple[index.Listed, memoryview]]:
         """Yield the values in the chosen packs, ascending by key."""
 
         def view(found: index.Listed) -> memoryview:
-            return runs.stored(found.key.decode(errors="replace"), found)
+            return head.view_of(found.key.decode(errors="replace"), found)
 
+        runs = head.runs
         wanted = (found for found in runs.scan_all() if runs.pack_name(found.run, found.pack) in chosen)
         dispatch = self._commits.storage.dispatch
         batches, again = tee(_batches(wanted))

@@ -48,6 +48,8 @@ class NodeCopies:
         """Copy an array or group by reference, from here or from a snapshot. Raises the errors of `move`."""
         start, to = self._places(source, destination, may_be_inside=at is not None)
         self._snapshots.heed_erasures()
+        if at is not None:
+            at = self._snapshots.of(at.stored)  # anew: what it had read may have been replaced since
         if at is not None or self._snapshots.is_ranged:  # else an erasure waits for whoever is based on what it erases
             (at or self._staging.view.base).check_not_erased(source)
         self._check_node(self._view if at is None else at, source)
@@ -65,6 +67,7 @@ class NodeCopies:
         """
         prefix = directory_prefix(path)
         self._snapshots.heed_erasures()
+        at = self._snapshots.of(at.stored)  # as in `copy`
         at.check_not_erased(path)
         is_here, was_there = self._view.has_keys_below(path), at.has_keys_below(path)
         if not is_here and not was_there:
