@@ -466,6 +466,8 @@ class History:
             self.counts[f"again: {answer}"] += 1
             if answer in ("erased", "nothing left"):
                 self._note(task, before, answer)
+            elif answer == "no node" and len(task.paths) > 1:  # one of them was erased as a whole since
+                self.unfinished += [Task((path,), task.rows) for path in task.paths]
             self.check([task], {task: answer})
         if self.copied:
             self.back_up()
