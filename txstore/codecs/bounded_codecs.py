@@ -18,9 +18,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from zarr.abc.codec import Codec
+from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.codecs._v2 import V2Codec
+from zarr.core import codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
@@ -41,8 +42,23 @@ _BLOSC_HEADER = 16
 _ZSTD_BLOCK = 128 << 10
 
 
-def bounded_codecs(metadata: Any) -> list[Codec]:
-    """Return the codecs of an array, each of which decodes no more than a chunk may have. They encode as before."""
+def bounded_pipeline(metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] | None = None) -> CodecPipeline:
+    """Return a pipeline of zarr's own for an array. Each of its codecs decodes no more than a chunk may have.
+
+    `kind`: the class of the pipeline; by default the newest one that works on one chunk at a time.
+    """
+    codecs, is_new = _codecs(metadata), hasattr(codec_pipeline, "FusedCodecPipeline")
+    if kind is None:
+        kind = codec_pipeline.FusedCodecPipeline if is_new else codec_pipeline.BatchedCodecPipeline
+    if is_new:
+        return kind.from_codecs(codecs).evolve_from_array_spec(spec)
+    for place, codec in enumerate(codecs):  # pipelines of older versions can't do that
+        codecs[place] = codec.evolve_from_array_spec(spec)
+        spec = codecs[place].resolve_metadata(spec)
+    return kind.from_codecs(codecs)
+
+
+def _codecs(metadata: Any) -> list[Codec]:
     if isinstance(metadata, ArrayV3Metadata):
         return _bounded(metadata.codecs)
     assert isinstance(metadata, ArrayV2Metadata)

@@ -168,17 +168,15 @@ def _coded(
 
     What the C libraries can't do is done by a pipeline of zarr's own, whatever is configured: another may be ours.
     """
-    from zarr.core import codec_pipeline
     from zarr.core.array_spec import ArrayConfig, ArraySpec
     from zarr.core.buffer.cpu import buffer_prototype
 
-    from txstore.codecs.bounded_codecs import bounded_codecs  # late: as all that needs zarr
+    from txstore.codecs.bounded_codecs import bounded_pipeline  # late: as all that needs zarr
     from txstore.codecs.layout import layout_of
     from txstore.codecs.part_codec import PartCodec
 
     metadata = _metadata(document, content, more)
     options: Any = {"write_empty_chunks": write_empty_chunks}
-    codecs = bounded_codecs(metadata)
     if document == "zarr.json":
         dtype = metadata.data_type
     else:
@@ -186,14 +184,7 @@ def _coded(
         options["order"] = metadata.order
     config = ArrayConfig.from_dict(options)
     spec = ArraySpec(shape, dtype, metadata.fill_value, config, buffer_prototype)
-    if hasattr(codec_pipeline, "FusedCodecPipeline"):
-        fused = codec_pipeline.FusedCodecPipeline.from_codecs(codecs).evolve_from_array_spec(spec)
-        return PartCodec(spec, layout_of(metadata), fused), spec
-    present = spec
-    for place, codec in enumerate(codecs):
-        codecs[place] = codec.evolve_from_array_spec(present)
-        present = codecs[place].resolve_metadata(present)
-    return PartCodec(spec, layout_of(metadata), codec_pipeline.BatchedCodecPipeline.from_codecs(codecs)), spec
+    return PartCodec(spec, layout_of(metadata), bounded_pipeline(metadata, spec)), spec
 
 
 def _shape(metadata: Any, chunk: str) -> Sequence[int]:

@@ -28,7 +28,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.bounded_codecs import bounded_codecs
+from txstore.codecs.bounded_codecs import bounded_pipeline
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
@@ -402,7 +402,7 @@ def _bounded(metadata: Any) -> CodecPipeline:
         config=ArrayConfig.from_dict({} if is_3 else {"order": metadata.order}),
         prototype=default_buffer_prototype(),
     )
-    return _ordinary_class().from_codecs(bounded_codecs(metadata)).evolve_from_array_spec(spec)
+    return bounded_pipeline(metadata, spec, _ordinary_class())
 
 
 def _is_plain(rows: list[Row], buffer: NDBuffer) -> bool:
