@@ -127,4 +127,5 @@ def test_as_over_zarrs_own_store(tmp_path: Path, dtype: str, stored: str, operat
         found = outcome(store, STORED[stored], dtype, OPERATIONS[operation])
         store.rollback()
     assert found == expected
-    assert (expected is TypeError) == (stored == "format 2")  # zarr hands such arrays to numcodecs as they are
+    # zarr from 3.2 on hands such arrays of format 2 to numcodecs as they are.
+    assert expected is not TypeError or stored == "format 2"
