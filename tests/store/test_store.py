@@ -90,7 +90,9 @@ def test_a_store_without_keys_is_true(repo: txstore.Repository, store: TxStore) 
 def test_it_answers_as_a_store_of_zarr(repo: txstore.Repository, store: TxStore, key: str, committed: bool) -> None:
     async def answers(of: Store) -> list[Any]:
         found = await of.get(key, PROTOTYPE)
-        told = [found and found.to_bytes(), await of.exists(key), await of.is_empty(key), await of.getsize_prefix(key)]
+        told = [found and found.to_bytes(), await of.exists(key), await of.is_empty(key)]
+        if key not in values:  # whose own length counts in newer versions of zarr alone
+            told.append(await of.getsize_prefix(key))
         told.append(sorted([name async for name in of.list_dir(key)]))
         try:
             told.append(await of.getsize(key))
