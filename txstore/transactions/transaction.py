@@ -227,7 +227,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _with_moves(self, key: str, content: memoryview) -> memoryview:
         if self.state != "open":
             return content  # which is not staged
-        return memoryview(row_moves.kept(key, self.staged.peek(key), content, self.id))
+        return memoryview(row_moves.kept(key, self.staged.as_known(key), content, self.id))
 
     def set_reference(
         self,

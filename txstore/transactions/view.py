@@ -99,6 +99,10 @@ class View(Hierarchy):
     def peek(self, key: str) -> memoryview | None:
         """Return the present value without recording the read: no write relies on it."""
         self._members.look_at_others()
+        return self.as_known(key)
+
+    def as_known(self, key: str) -> memoryview | None:
+        """Return the value that this process knows of: a write that learned of others' would count as built on them."""
         link = self.staged.get(key)
         if link is not None:
             return None if link.kind == packfile.FRAME_TOMBSTONE else self._staged_view(key, link)
