@@ -42,7 +42,7 @@ def encode_labels(name: str, labels: xr.Variable, stored: xr.Variable) -> npt.ND
     check_no_zone(name, labels)
     values = in_nanoseconds(np.asarray(labels.values))
     check_present(name, values)
-    if not values.size:  # of objects, nobody knows whether they would be dates
+    if not values.size:  # of objects, no type says whether they would be dates
         return np.empty(values.shape, stored.dtype)
     if values.dtype.kind in TEXT and not is_date(values):
         encoded = encode_texts(name, values, stored.dtype)

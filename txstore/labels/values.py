@@ -32,7 +32,7 @@ def encode_variable(name: str, variable: xr.Variable, stored: xr.Variable) -> An
     if set(variable.dims) != set(stored.dims):
         raise ValueError(f"{name!r} has dimensions {variable.dims}, and the stored array {stored.dims}")
     check_no_zone(name, variable)
-    if not variable.size:  # of objects, nobody knows whether they would be dates
+    if not variable.size:  # of objects, no type says whether they would be dates
         return np.empty([variable.sizes[dim] for dim in stored.dims], stored.dtype)
     if not stored.size:  # xarray can't decode no dates of a calendar such as 360_day
         stored = xr.Variable(stored.dims, np.zeros((1,) * stored.ndim, stored.dtype), stored.attrs)

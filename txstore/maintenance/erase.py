@@ -180,7 +180,7 @@ class Erasing:
             self._check_turn()
             if not left:
                 self._commits.storage.delete(record.path)
-            elif left != [*record.paths]:  # else nobody could erase these rows again: some of the arrays are gone
+            elif left != [*record.paths]:  # else no call could match the record again: some of the arrays are gone
                 write_record(self._commits.storage, replace(record, paths=tuple(left)))
         return same[-1] if same and report.commit is None else report
 
@@ -339,7 +339,7 @@ class _Erasing:
                 self._has_collected = True
 
     def _warn(self, holder: str) -> None:
-        """Tell this process, once, that it waits for itself: perhaps nobody else will close what it has opened."""
+        """Tell this process, once, that it waits for itself: perhaps no other thread will close what it has opened."""
         if not self._has_warned:
             self._has_warned = True
             told = f"{holder}, and the erasure waits for that: close the stores, snapshots and datasets opened there"
