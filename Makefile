@@ -76,7 +76,7 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help aio docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
 .DEFAULT_GOAL := help
 
 help:
@@ -93,7 +93,6 @@ help:
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
 	@echo 'make check       ruff, mypy --strict, the layers'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
-	@echo 'make aio         txstore/aio/faces.py, after a change of Repository or TxStore'
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
@@ -301,6 +300,7 @@ test-plain: $(TEST)/stamp $(PLAIN)/stamp
 	  $(TEST)/bin/python -m pytest $(PARALLEL) tests/interchange -k 'test_references or without_' $(PYTEST_ARGS)
 
 check: $(TEST)/stamp
+	$(TEST)/bin/python aio_stub.py
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy --strict txstore tests/typing/calls.py
@@ -309,10 +309,6 @@ check: $(TEST)/stamp
 format: $(TEST)/stamp
 	$(TEST)/bin/ruff check --fix .
 	$(TEST)/bin/ruff format .
-
-# Checked in: editors and type checkers see it. tests/aio/test_made.py fails if it is not what this makes.
-aio: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.aio.make
 
 demo: $(DEMO)/stamp
 	$(DEMO)/bin/txstore demo
@@ -545,4 +541,5 @@ dist:
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f txstore/aio/__init__.pyi
 	find txstore -name '*.so' -delete

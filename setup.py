@@ -1,10 +1,12 @@
-"""The C extensions; everything else about the package is said in pyproject.toml.
+"""The C extensions, and the types of `txstore.aio`; everything else about the package is said in pyproject.toml.
 
-All are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python fallbacks.
+All extensions are optional: where they can't be built (no compiler, no headers), the package runs on their pure Python
+fallbacks.
 TXSTORE_WERROR=1 is for whoever works on the C: warnings are errors then, and so is a build that fails.
 """
 
 import os
+import runpy
 import sys
 from glob import glob
 
@@ -27,4 +29,6 @@ EXTENSIONS = ["_chunks", "_header", "_index", "_local"]
 if sys.platform == "linux":
     EXTENSIONS += ["_locktable", "_watch"]
 
+# Into the source, so that editable installations and the sdist have it, too.
+runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "aio_stub.py"), run_name="__main__")
 setup(ext_modules=[extension(name) for name in EXTENSIONS])

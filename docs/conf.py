@@ -6,10 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
 import txstore
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "_extensions"))
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+
+import aio_stub  # noqa: E402
+
+# The methods of txstore.aio are made at run time. Their order and overloads are those of the file for type checkers.
+ModuleAnalyzer.cache["module", "txstore.aio.faces"] = ModuleAnalyzer.for_string(
+    aio_stub.source(), "txstore.aio.faces", aio_stub.STUB
+)
 
 project = "TxStore"
 author = "The TxStore authors"
