@@ -521,8 +521,10 @@ def batch(seed: int, begin: int, count: int) -> list[Finding]:
     """Try `count` inputs of a seed, from one on. To be called in a process that does nothing else."""
     found: list[Finding] = []
     warnings.simplefilter("ignore")
-    # What is asked for beyond reason is refused, and not taken from everybody else on the machine.
-    resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, resource.RLIM_INFINITY))
+    # What is asked for beyond reason is refused, and not taken from everybody else on the machine. The address
+    # sanitizer alone has more than that.
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, resource.RLIM_INFINITY))
     with scratch() as directory:
         inputs = Inputs(Path(directory), seed)
         for number in range(begin, begin + count):

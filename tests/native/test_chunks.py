@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import google_crc32c
@@ -288,6 +291,8 @@ def test_compressors_and_what_only_looks_compressed(chunks: Any, codec: Any, aro
         ({"strides": (4, 4)}, ValueError),
         ({"codecs": (("nothing",),)}, ValueError),
         ({"inner": (3, 2)}, ValueError),
+        ({"inner": (2,)}, ValueError),
+        ({"inner": (2, 2, 2)}, ValueError),
     ],
 )
 def test_what_makes_no_batch(chunks: Any, change: dict[str, Any], error: type[Exception]) -> None:
@@ -327,3 +332,59 @@ def test_a_step_may_be_as_long_as_an_integer(chunks: Any, step: int) -> None:
         made = batch(chunks, [row(taken, to)], out, (4, 3), inner=inner, writable=True)
         assert made.read([stored], table(ref(stored)), 1) == bytes([chunks.READ])
         assert out.tolist() == [[3, 4, 5]]
+
+
+def test_inner_chunks_with_more_axes_than_the_shard(chunks: Any) -> None:
+    with pytest.raises(ValueError):
+        batch(chunks, [], np.empty((), "i4"), (), inner=(1, 1, 1))
+
+
+@contextmanager
+def meanwhile(function: Any) -> Iterator[None]:
+    """Call a function in a thread, again and again, until the block ends."""
+    over, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not over.is_set():
+            function(number)
+            begun.set()
+            number += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_an_array_that_another_thread_changes_meanwhile(chunks: Any) -> None:
+    """What is stored may be of two moments, but its checksum is that of what is stored."""
+    size = 1 << 20
+    array = np.ones(4 * size, "i4")
+    rows = [row((slice(0, size),), (slice(at, at + size),)) for at in range(0, 4 * size, size)]
+    with meanwhile(lambda number: array.fill(number + 1)):
+        for _ in range(10):
+            encoded(chunks, batch(chunks, rows, array, (size,)), (b"a", b"b", b"c", b"d"), room=20 << 20)
+
+
+def test_a_value_that_is_erased_while_it_is_read(chunks: Any) -> None:
+    """An erasure writes zeros to a file that is mapped: no reader takes them for elements."""
+    values = np.arange(1, (1 << 19) + 1, dtype="i4").reshape(2, -1)
+    half = values.shape[1] - 1
+    taken = (slice(0, 2), slice(0, half))
+    data = values.tobytes()
+    place = table(ref(data))
+    for _ in range(30):
+        stored, out = bytearray(data), np.zeros((2, half), "i4")
+        made = batch(chunks, [row(taken, taken)], out, values.shape, writable=True)
+        erase, backwards = threading.Event(), np.frombuffer(stored, "u1")[::-1]
+        thread = threading.Thread(target=lambda erase=erase, stored=backwards: (erase.wait(), stored.fill(0)))
+        thread.start()
+        erase.set()
+        state = made.read([stored], place, 1)
+        thread.join()
+        assert state == bytes([2]) or (out == values[taken]).all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,3 +130,32 @@ def test_a_operation_that_has_staged_nothing_can_be_tried_again(
     z[2:3] = 7
     store.commit()
     assert z[...].tolist() == [0, 0, 7, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["raw", "format 2", "a key"])
+def test_an_array_that_another_thread_changes_while_it_is_written(tmp_path: Path, kind: str) -> None:
+    """The values may be of two moments, as with plain Zarr; what is committed can be read."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    array, over = np.ones(4 << 20, "u1"), threading.Event()
+
+    def change() -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            array.fill(number % 255 + 1)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        with repo.transaction() as store:
+            for number in range(10):
+                if kind == "a key":
+                    store.mapping[f"{number}"] = array
+                else:
+                    z = zarr.create_array(store, name=f"{number}", shape=array.shape, chunks=(1 << 20,), dtype="u1",
+                                          compressors=None, zarr_format=2 if kind == "format 2" else 3)  # fmt: skip
+                    z[:] = array
+    finally:
+        over.set()
+        thread.join()
+    assert repo.verify().faults == []

@@ -14,6 +14,7 @@ import pytest
 import txstore
 from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
+from txstore.format.encoding import crc32c
 from txstore.segments import object_writer
 from txstore.segments.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
 from txstore.segments.pack_writer import Staged
@@ -43,6 +44,41 @@ def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.M
     writer.finish(writer.size)
     assert [writer.read(each) for each in staged] == values
     writer.drop()
+
+
+@pytest.mark.parametrize("size", [5, 100_000, object_writer.LONG - 1])
+def test_a_value_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    writer, value = _changed_meanwhile(monkeypatch, size)
+    staged = [writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING) for _ in range(3)]
+    writer.finish(writer.size)
+    assert [writer.read(each)[0] for each in staged] == [0, 1, 2]
+    writer.drop()
+
+
+def test_a_long_value_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is uploaded from where it lies: the checksum before it is another by then."""
+    writer, value = _changed_meanwhile(monkeypatch, object_writer.LONG)
+    with pytest.raises(OSError, match="another thread changed a value"):
+        writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING)
+    with pytest.raises(OSError, match="another thread changed a value"):
+        writer.finish(writer.size)
+    writer.drop()
+
+
+def _changed_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> tuple[ObjectWriter, bytearray]:
+    """Return a writer, and what changes as soon as it has computed a checksum."""
+    value = bytearray(size)
+
+    def checksum_then_change(data: memoryview) -> int:
+        found = crc32c(data)
+        value[:] = bytes([value[0] + 1]) * size
+        return found
+
+    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+    monkeypatch.setattr(object_writer, "crc32c", checksum_then_change)
+    return ObjectWriter(
+        RemoteStorage(open_objects(f"memory://{uuid.uuid4().hex}")), os.urandom(16), 0, bytes(16)
+    ), value
 
 
 def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:

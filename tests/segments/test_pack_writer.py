@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from txstore.format import packfile
+from txstore.format.encoding import crc32c
 from txstore.history.opening import open_storage
+from txstore.segments import pack_writer
 from txstore.segments.pack_writer import PackWriter, Staged
 
 SIZES = [0, 1, 7, 1023, 1024, 5000, 16 << 10, (16 << 10) + 1, 100_000, (128 << 10) - 1, 128 << 10, 3 << 20]
@@ -96,3 +98,27 @@ def test_frames_overwrite_what_an_attempt_to_commit_has_left(writer: PackWriter,
     writer.finish(writer.size)
     assert len(frames(tmp_path / "pack", writer.size)) == 3
     assert (tmp_path / "pack").stat().st_size == writer.size
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_value_that_another_thread_changes_meanwhile(
+    writer: PackWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_published: bool
+) -> None:
+    """Its frame has the checksum of the bytes that it has, whatever moments these are of."""
+    value = bytearray(size)
+
+    def checksum_then_change(data: memoryview, before: int = 0) -> int:
+        found = crc32c(data, before)
+        value[:] = bytes([value[0] + 1]) * size if size else b""
+        return found
+
+    monkeypatch.setattr(pack_writer, "crc32c", checksum_then_change)
+    if is_published:
+        writer.publish()
+    staged = [writer.append(packfile.FRAME_VALUE, b"key", value, seen=False) for _ in range(3)]
+    monkeypatch.undo()
+    writer.finish(writer.size)
+    stored = [writer.read(one) for one in staged]
+    assert [one.checksum for one in staged] == [frame.checksum for frame in frames(tmp_path / "pack", writer.size)]
+    assert stored[0][:1000] == bytes(min(size, 1000))

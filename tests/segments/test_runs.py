@@ -1086,6 +1086,13 @@ def test_chunks_get_other_numbers(seed: int, separator: str, lead: str) -> None:
     assert written[0] == written[1]
 
 
+def test_numbers_at_any_address(index: Any) -> None:
+    run = index.Run(index.build([(b"a/0", 1, 1, 2, 3)], []), 5)
+    numbers = memoryview(bytes(1) + (7).to_bytes(8, "little"))[1:].cast("q")
+    moved = index.Run(index.reflink((run,), [(b"pack",)], b"a/", None, b"a/", moves=(b"", b"/", numbers)), 6)
+    assert [key for key, *_ in moved.scan(b"", None, -1)] == [b"a/7"]
+
+
 def test_reflink_refuses_moves(index: Any) -> None:
     runs = (index.Run(index.build([(b"a/0", 1, 0, 0, 0), (b"a/1", 1, 0, 0, 0)], []), 1),)
     far = np.array([0, 10**18])

@@ -310,13 +310,15 @@ batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             goto failed;
         b->is_sharded = 1;
         b->inner_chunks = 1;
-        for (int i = 0; i < b->chunk.axes; i++) {
-            if (b->inner.axes != b->chunk.axes || b->chunk.shape[i] % b->inner.shape[i]) {
-                PyErr_SetString(PyExc_ValueError, "inner chunks do not fill a shard");
-                goto failed;
-            }
+        int fills = b->inner.axes == b->chunk.axes;
+        for (int i = 0; fills && i < b->chunk.axes; i++) {
+            fills = b->chunk.shape[i] % b->inner.shape[i] == 0;
             b->inner_count[i] = b->chunk.shape[i] / b->inner.shape[i];
             b->inner_chunks *= b->inner_count[i];
+        }
+        if (!fills) {
+            PyErr_SetString(PyExc_ValueError, "inner chunks do not fill a shard");
+            goto failed;
         }
     }
     if (parse_rows(b, rows) < 0)
@@ -516,7 +518,8 @@ read_shard(const batch *b, worker *w, const row *r, const picked *p, const uint8
 
 #define PIECE ((int64_t)128 << 10) /* fits in a processor's own cache */
 
-/* Copies a raw value, and returns its CRC-32C. Each piece is read from memory once. */
+/* Copies a value, and returns the CRC-32C of the copy: another thread may change the original. Each piece is read from
+ * memory once. */
 static uint32_t
 copy_checked(uint8_t *to, const uint8_t *data, int64_t length)
 {
@@ -524,7 +527,7 @@ copy_checked(uint8_t *to, const uint8_t *data, int64_t length)
     for (int64_t at = 0; at < length; at += PIECE) {
         size_t size = (size_t)(length - at < PIECE ? length - at : PIECE);
         memcpy(to + at, data + at, size);
-        checksum = txs_crc32c(checksum, to + at, size); /* of what the caller gets */
+        checksum = txs_crc32c(checksum, to + at, size);
     }
     return checksum;
 }
@@ -561,17 +564,19 @@ read_row(call *c, worker *w, Py_ssize_t i)
             return;
         }
     }
-    /* For a partial read of a shard, only the index's checksum is checked. */
-    if ((!b->is_sharded || !b->index_is_checked || selects_all(b, p)) &&
-        txs_crc32c(0, data, (size_t)length) != (uint32_t)ref[3])
-        return;
-    if (b->is_sharded) {
-        if (read_shard(b, w, r, p, data, length) == 0)
-            r->status = ROW_READ;
-        return;
+    int failed;
+    if (b->is_sharded)
+        failed = read_shard(b, w, r, p, data, length);
+    else {
+        selected_box(b, r, p, &b->chunk, NULL, &where);
+        failed = read_chunk(b, w, &b->chunk, data, length, &where);
     }
-    selected_box(b, r, p, &b->chunk, NULL, &where);
-    if (read_chunk(b, w, &b->chunk, data, length, &where) == 0)
+    if (failed)
+        return;
+    /* The checksum comes last: an erasure writes zeros to mapped files, also while they are read. For a partial read of
+     * a shard, only the index's checksum is checked. */
+    if ((b->is_sharded && b->index_is_checked && !selects_all(b, p)) ||
+        txs_crc32c(0, data, (size_t)length) == (uint32_t)ref[3])
         r->status = ROW_READ;
 }
 
@@ -767,11 +772,13 @@ frame_layout(int64_t start, int64_t key, int64_t length, int64_t *value)
 static void
 put_frame(const call *c, Py_ssize_t i, int64_t start, int64_t end, const uint8_t *payload)
 {
-    const row *r = &c->batch->rows[i];
+    row *r = &c->batch->rows[i];
     const char *key = PyBytes_AS_STRING(c->keys[i]);
     size_t key_length = (size_t)PyBytes_GET_SIZE(c->keys[i]);
     uint8_t *frame = c->arena + (start - c->position), *value = c->arena + (r->offset - c->position);
     uint16_t short_length = (uint16_t)key_length;
+    r->checksum = copy_checked(value, payload, r->length);
+    memset(value + r->length, 0, (size_t)(end - r->offset - r->length));
     memcpy(frame, "TXFR", 4);
     frame[4] = FRAME_VALUE;
     frame[5] = c->seen[i];
@@ -783,8 +790,6 @@ put_frame(const call *c, Py_ssize_t i, int64_t start, int64_t end, const uint8_t
     memcpy(frame + 28, &checksum, sizeof checksum);
     memcpy(frame + FRAME_BYTES, key, key_length);
     memset(frame + FRAME_BYTES + key_length, 0, (size_t)(value - frame) - FRAME_BYTES - key_length);
-    memcpy(value, payload, (size_t)r->length);
-    memset(value + r->length, 0, (size_t)(end - r->offset - r->length));
 }
 
 static void
@@ -812,7 +817,6 @@ encode_row(call *c, worker *w, Py_ssize_t i)
         r->status = length < 0 ? ROW_ORDINARY : ROW_EMPTY;
         return;
     }
-    r->checksum = txs_crc32c(0, payload, (size_t)length);
     r->length = length;
     pthread_mutex_lock(&c->placing);
     int64_t start = c->position + c->used;

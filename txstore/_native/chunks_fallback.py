@@ -137,16 +137,15 @@ class Batch:
             return _ODD
         data = packs[pack][offset : offset + length]
         try:
-            whole = self._inner is None or not self._index_is_checked or row.out.shape == self._shape
-            if whole and _crc32c(data) != checksum:
-                return _ODD
             found = (
                 self._decode(data, self._shape, self._axes) if self._inner is None else self._decode_shard(data, row)
             )
         except _UnreadableError:
             return _ODD
         row.out[...] = found[row.chunk]
-        return READ
+        # Last, as in C: what is mapped may become zeros while it is read.
+        whole = self._inner is None or not self._index_is_checked or row.out.shape == self._shape
+        return READ if not whole or _crc32c(data) == checksum else _ODD
 
     def _decode(self, data: memoryview, shape: Shape, axes: Shape) -> Array:
         for _ in range(self._checksums):

@@ -113,7 +113,7 @@ moved_name(const chunk_moves *m, span name, uint8_t *to, size_t *length)
             at++;
         }
         uint64_t known = (uint64_t)m->targets[i].len / 8;
-        numbers[i] = number < known ? ((const int64_t *)m->targets[i].buf)[number] : -1;
+        numbers[i] = number < known ? (int64_t)load64((const uint8_t *)m->targets[i].buf + 8 * number) : -1;
         is_kept &= numbers[i] >= 0;
     }
     if (!is_chunk || at != end) {

@@ -28,7 +28,7 @@ from txstore.format.encoding import crc32c
 from txstore.format.keys import is_document
 from txstore.format.packfile import Seen, frame_parts, lay_frame
 from txstore.observing import carried
-from txstore.segments.pack_writer import Frames, PackWriter, Staged, bytes_of
+from txstore.segments.pack_writer import Frames, PackWriter, Staged, bytes_of, own_bytes_of
 from txstore.storage.leases import Lease
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import executor, in_parallel
@@ -121,8 +121,9 @@ class ObjectWriter:
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame. `value` is not needed afterwards. Raises `OSError`, also of an earlier upload."""
-        view = bytes_of(value)
-        checksum, is_long = crc32c(view), view.nbytes >= LONG
+        is_long = memoryview(value).nbytes >= LONG
+        view = bytes_of(value) if is_long else own_bytes_of(value)
+        checksum = crc32c(view)
         full = None
         with self._lock:
             self._check()
@@ -142,6 +143,7 @@ class ObjectWriter:
             self._uploads.begin(full)
         if is_long:
             self._uploads.begin_long(pack, self._store)
+            self._check_unchanged(view, checksum)
         elif self._uploads.is_published:
             self._store(pack)
         return staged
@@ -151,6 +153,13 @@ class ObjectWriter:
         if not self._packs or (self._aside is not None and not packfile.split_offset(offset)[0]):
             return None
         return self._documents.at(offset)
+
+    def _check_unchanged(self, view: memoryview, checksum: int) -> None:
+        """Raise `OSError`, also from all that follows, if a value was changed while it was copied or uploaded."""
+        if crc32c(view) != checksum:
+            error = OSError("another thread changed a value while it was written: call rollback(), then write again")
+            self._uploads.fail(error)
+            raise error
 
     def _room_for(self, length: int) -> tuple[_Pack, _Pack | None]:
         """Return the pack that the next frame goes to, and one that is full by then; the caller holds the lock.

@@ -30,8 +30,8 @@ _WRITEBACK_STEP = 8 << 20
 #: Frames are collected up to this length, so that small values cost a copy each and no system call. A transaction of
 #: this process alone is lost with it anyway; what others have to find (I8) is flushed before `append` returns.
 _BUFFER_SMALLEST, _BUFFER_LARGEST = 16 << 10, 1 << 20
-#: A value from this length on is written from where it lies.
-_WRITTEN_DIRECTLY = 128 << 10
+#: A value from this length on is written piece by piece from where it lies; each piece stays in the processor's cache.
+_WRITTEN_DIRECTLY, _PIECE = 128 << 10, 256 << 10
 
 #: How much of a batch of chunks is encoded before it is written: little, so that it is still in the processor's cache.
 _ARENA = 4 << 20
@@ -111,10 +111,17 @@ def bytes_of(value: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # one of shape (5, 0) has no bytes, and length 5
 
 
+def own_bytes_of(value: Buffer) -> memoryview:
+    """Return the bytes of any contiguous buffer as they are now: another thread of the caller may change the buffer."""
+    view = bytes_of(value)
+    return view if type(view.obj) is bytes else memoryview(bytes(view))
+
+
 class BufferedFile:
     """A staged file behind buffers. It is created when there is something to write to it.
 
-    REQUIRES: the caller holds the lock of the writer, but for `write_retired`, `write_directly`, `sync` and `close`.
+    REQUIRES: the caller holds the lock of the writer, but for `write_retired`, `copy_value`, `write_around`, `sync` and
+    `close`.
     """
 
     def __init__(self, storage: Storage, path: str, lock: threading.Lock, head: bytes) -> None:
@@ -186,9 +193,20 @@ class BufferedFile:
             if len(buffer) == _BUFFER_LARGEST:
                 self._spare.append(buffer)
 
-    def write_directly(self, start: int, parts: Sequence[Buffer], end: int) -> None:
-        """Write a long frame, for which `retire` has made room."""
-        self._created().write(start, parts)
+    def copy_value(self, offset: int, view: memoryview) -> int:
+        """Write a long value, for which `retire` has made room; return the checksum of the bytes that were written."""
+        checksum, piece = 0, memoryview(bytearray(_PIECE))
+        for at in range(0, len(view), _PIECE):
+            part = piece[: len(view) - at]
+            part[:] = view[at : at + _PIECE]
+            checksum = crc32c(part, checksum)
+            self._created().write(offset + at, [part])
+        return checksum
+
+    def write_around(self, start: int, before: Sequence[Buffer], behind: bytes, end: int) -> None:
+        """Write the rest of a long frame: what lies before its value and behind it."""
+        self._created().write(start, before)
+        self._created().write(end - len(behind), [behind])
         self._start_writeback(end)
 
     def write_through(self, start: int, parts: Sequence[Buffer], end: int) -> None:
@@ -356,14 +374,21 @@ class PackWriter:
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:
         """Append one frame.
 
-        `value` is any contiguous buffer of bytes; it is not needed afterwards. `region` is that of a partial frame,
-        encoded. Raises `OSError`.
+        `value` is any contiguous buffer of bytes; it is not needed afterwards. If another thread changes it meanwhile,
+        its frame has what was copied, and the checksum of that. `region` is that of a partial frame, encoded. Raises
+        `OSError`.
         """
-        view = bytes_of(value)
-        length, checksum, file = len(view), crc32c(view), self._file
+        view, file = bytes_of(value), self._file
+        length, checksum = len(view), None
+        if length < _WRITTEN_DIRECTLY or self._is_published:
+            view = own_bytes_of(value)
+            checksum = crc32c(view)
         with self._lock:
+            if checksum is None and self._is_published:  # since then
+                view = own_bytes_of(value)
+                checksum = crc32c(view)
             start, sequence = self._end, self._sequence
-            head, offset, end = lay_frame(start, kind, seen, sequence, key, length, checksum, region)
+            head, offset, end = lay_frame(start, kind, seen, sequence, key, length, checksum or 0, region)
             if file.end != start:
                 file.drop_sections(start)
             if self._is_published:
@@ -371,17 +396,19 @@ class PackWriter:
                 file.write_through(start, frame_parts(start, head, offset, view, end), end)
                 self._sequence += 1
                 self._end = end
-                return Staged(offset, length, checksum, sequence)
+                return Staged(offset, length, checksum or 0, sequence)
             self._sequence += 1
             self._end = end
-            directly = length >= _WRITTEN_DIRECTLY
-            full = file.retire(end, 0) if directly else file.append(start, head, offset, view, end)
+            full = file.retire(end, 0) if checksum is None else file.append(start, head, offset, view, end)
         if full is not None:
             # Not under the lock: a thread that waits for it would wait for the disk, and then for the interpreter's
             # lock.
             file.write_retired(full)
-        if directly:
-            file.write_directly(start, frame_parts(start, head, offset, view, end), end)
+        if checksum is None:
+            checksum = file.copy_value(offset, view)
+            head, _, _ = lay_frame(start, kind, seen, sequence, key, length, checksum, region)
+            *before, _, behind = frame_parts(start, head, offset, view, end)
+            file.write_around(start, before, bytes(behind), end)
         return Staged(offset, length, checksum, sequence)
 
     def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
