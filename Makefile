@@ -472,7 +472,7 @@ crash: $(TEST)/stamp
 # What is counted is left in build/ceph.json*.
 CEPH_EACH := $(addprefix tests/system/remote/,test_objects.py test_races.py test_commit_races.py test_backups.py test_ceph.py suites)
 CEPH_S3 := $(addprefix tests/system/remote/,test_lost_answers.py test_full_bucket.py test_opening.py test_bad_input.py \
-  test_errors.py test_proxy.py test_group_commits.py test_tickets.py test_named.py test_participants.py)
+  test_errors.py test_proxy.py test_group_commits.py test_named.py test_participants.py)
 CEPH := TXSTORE_REQUIRE_SERVERS=1 TXSTORE_RACE_ROUNDS=200 TXSTORE_COMMIT_ROUNDS=25 TXSTORE_GATEWAY_KILLS=8 \
   TXSTORE_LOST_COMMITS=200 TXSTORE_RELIABILITY_JSON=build/ceph.json TXSTORE_SERVERS=memory,ceph
 ceph: $(TEST)/stamp

@@ -115,12 +115,10 @@ class Engine:
         isolation: str = SNAPSHOT,
         other_parent: Stored | None = None,
         settle_conflicts: Settle | None = None,
-        transaction: bytes | None = None,
     ) -> Transaction:
         """Begin a transaction at `base`, or at the head. With `lock`, at the head at the time when it holds the locks.
 
-        `other_parent` is the second parent of a merge commit. `settle_conflicts` resolves conflicts. `transaction` is
-        the transaction's id; no process has ever staged anything under it.
+        `other_parent` is the second parent of a merge commit. `settle_conflicts` resolves conflicts.
         """
         check_description(message, properties)
         check_isolation(isolation)
@@ -129,9 +127,7 @@ class Engine:
             locks, base = TransactionLocks.at_newest(self, lambda: self.newest(branch), lock, lock_timeout)
         elif base is None:
             base = self.newest(branch)
-        record = new_record(
-            base, branch, self.durability, message, properties, isolation=isolation, transaction=transaction
-        )
+        record = new_record(base, branch, self.durability, message, properties, isolation=isolation)
         own = self.snapshots.own(base)
         staging = Staging(self.commits, own, record, other_parent=other_parent, settle_conflicts=settle_conflicts)
         return self._transaction(staging, locks)

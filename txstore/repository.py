@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 from txstore import observing
 from txstore.codecs.chunk_cache import ChunkCache, parse_size
 from txstore.commit import MAIN, Commit, Stored
-from txstore.commit_queue.tickets import Turns
 from txstore.comparing.diff import Diff, OpenArray
 from txstore.comparing.nodes import compare
 from txstore.deriving.declared import decode
@@ -325,31 +324,6 @@ class Repository:
         TransactionStateError
             A process is ending the transaction with this name, or it has less isolation.
         """
-        return self._transaction(
-            message,
-            name=name,
-            branch=branch,
-            lock=lock,
-            lock_timeout=lock_timeout,
-            properties=properties,
-            isolation=isolation,
-            on_conflict=on_conflict,
-        )
-
-    def _transaction(
-        self,
-        message: str | None = None,
-        *,
-        name: str | None = None,
-        branch: str = MAIN,
-        lock: Lock | None = None,
-        lock_timeout: float | None = 60.0,
-        properties: Mapping[str, Any] | None = None,
-        isolation: Isolation = SNAPSHOT,
-        on_conflict: Literal["merge"] | None = None,
-        turn: tuple[Snapshot, bytes] | None = None,
-    ) -> TxStore:
-        """Do as `transaction`. `turn` is the head that the transaction begins at, and its id."""
         from txstore.store import TxStore  # late: `begin` and `mapping` work without zarr 3
 
         if name is not None and lock is not None:
@@ -358,10 +332,8 @@ class Repository:
         first, branch = None, self.engine.branch(branch)
         if name is not None:
             first = self.engine.named(name, branch=branch, message=message, properties=properties, isolation=isolation)
-        elif lock is not None or turn is not None:
-            base, transaction = turn or (None, None)
+        elif lock is not None:
             first = self.engine.begin(
-                base,
                 branch=branch,
                 message=message,
                 properties=properties,
@@ -369,7 +341,6 @@ class Repository:
                 lock_timeout=lock_timeout,
                 isolation=isolation,
                 settle_conflicts=settle,
-                transaction=transaction,
             )
         return TxStore.begin(
             self.engine, branch=branch, message=message, properties=properties, first=first, isolation=isolation,
@@ -421,19 +392,18 @@ class Repository:
         `ConflictError` or `SnapshotExpiredError` after `retries` retries; by default after `timeout` seconds and at
         least ten retries. `fn` must not keep array objects of an earlier run.
 
-        Committers that have met conflicts wait in a queue: `fn` runs when the committers ahead have committed. On a
-        disk they wait for 3 seconds, or as long as twenty runs of `fn` take, but no longer than 30 seconds.
+        On a disk, committers that have met conflicts take turns: `fn` runs when the committers ahead have committed.
+        They wait for 3 seconds, or as long as twenty runs of `fn` take, but no longer than 30 seconds. On an object
+        store, each pauses for a random time before it tries again.
         """
         began = time.monotonic()
         pause, made = _FIRST_PAUSE, 0
-        with self._turns(transaction_arguments) as turns, self._retry_turn(transaction_arguments) as retry_turn:
+        with self._retry_turn(transaction_arguments) as retry_turn:
             while True:
                 tried = time.monotonic()
                 try:
-                    with self._in_turn(turns, began + timeout, transaction_arguments) as store:
+                    with self.transaction(**transaction_arguments) as store:
                         result = fn(store)
-                        if turns is not None:
-                            turns.about_to_commit()
                     return result
                 except (ConflictError, SnapshotExpiredError) as error:
                     now, reason = time.monotonic(), type(error).__name__
@@ -443,8 +413,6 @@ class Repository:
                 made += 1
                 _log.info("%s: commit retried on the new head, retry %d: %s", self.url, made, reason)
                 observing.count("commit.retries", 1, reason=reason)
-                if turns is not None and turns.lost():
-                    continue
                 if retry_turn is not None and retry_turn.lost(tried, began + timeout):
                     continue
                 # If one attempt takes long, as on an object store, a short pause would not separate the committers.
@@ -452,25 +420,11 @@ class Repository:
                 time.sleep(random.uniform(0, pause))
                 pause *= 2
 
-    def _turns(self, arguments: Mapping[str, Any]) -> AbstractContextManager[Turns | None]:
-        """Return this process's place in the commit queue; None if committers do not queue."""
-        # A holder of locks needs no queue: others wait for the locks. Another process may have begun a named one.
-        if arguments.get("name") is not None or arguments.get("lock") is not None:
-            return nullcontext()
-        return self.engine.commits.versions.turns(self.engine.branch(arguments.get("branch", MAIN)))
-
     def _retry_turn(self, arguments: Mapping[str, Any]) -> AbstractContextManager[RetryTurn | None]:
         """Return the turn that this process takes if it has met conflicts; None where processes take no turns."""
         if arguments.get("name") is not None or arguments.get("lock") is not None or not self.exists:
             return nullcontext()
         return self.engine.storage.retry_turn(self.engine.branch(arguments.get("branch", MAIN)))
-
-    def _in_turn(self, turns: Turns | None, until: float, arguments: Mapping[str, Any]) -> TxStore:
-        """Return a store of a new transaction at its turn in the queue, or at the time `until` of `time.monotonic`."""
-        if turns is None:
-            return self.transaction(**arguments)
-        head = turns.next(until)
-        return self._transaction(**arguments, turn=(self.engine.snapshots.newest(turns.branch, head), turns.id))
 
     @keeps_nothing
     def upsert(

@@ -1,1 +1,1 @@
-"""Queues committers: under the commit lock on a file system, by group commits and tickets on an object store."""
+"""Queues committers: under the commit lock on a file system, by group commits on an object store."""

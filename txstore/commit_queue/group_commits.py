@@ -284,12 +284,11 @@ class BranchListing(NamedTuple):
     versions: dict[int, Object]
     proposals: dict[tuple[int, bytes], Object]  # by version and commit
     leads: dict[int, Object]
-    tickets: dict[tuple[int, bytes], Object]  # by the version at which each was drawn, and the commit's id
     stops: Sequence[tuple[int, bytes]] = ()  # commits that may have taken another's version, or lost their own
 
     @classmethod
     def of(cls, found: Collection[Object]) -> BranchListing:
-        listed, stops = cls({}, {}, {}, {}), list[tuple[int, bytes]]()
+        listed, stops = cls({}, {}, {}), list[tuple[int, bytes]]()
         for each in found:
             if (version := names.parse_version(each.name)) is not None:
                 listed.versions[version] = each
@@ -297,8 +296,6 @@ class BranchListing(NamedTuple):
                 listed.proposals[proposal] = each
             elif (led := names.parse_lead(each.name)) is not None:
                 listed.leads[led] = each
-            elif (ticket := names.parse_ticket(each.name)) is not None:
-                listed.tickets[ticket] = each
             elif (stop := names.parse_stop(each.name)) is not None:
                 stops.append(stop)
         return listed._replace(stops=stops)

@@ -50,7 +50,6 @@ LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
 _RUN = ".run"
 _ROWS = ".rows"
-_WAIT = "wait-"
 _STOP = "stop-"
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -156,24 +155,6 @@ def parse_lead(file: str) -> int | None:
     return parse_version(file.removesuffix(".lead")) if file.endswith(".lead") else None
 
 
-def ticket_path(branch: str, ticket: tuple[int, bytes]) -> str:
-    """The file by which a committer takes a place in the commit queue.
-
-    It lies behind all versions: every process that lists these sees it.
-    """
-    version, commit_id = ticket
-    return f"{commits_directory(branch)}/{_WAIT}{version_name(version)}-{commit_id.hex()}"
-
-
-def parse_ticket(file: str) -> tuple[int, bytes] | None:
-    """Return of a ticket's file name the version of the head when it was drawn, and the id of the commit that it is
-    for.
-
-    None for any other name.
-    """
-    return _parse_behind(_WAIT, file)
-
-
 def stop_path(branch: str, version: int, commit_id: bytes) -> str:
     """What says that a commit may have taken another's version, or lost its own.
 
@@ -195,7 +176,7 @@ def _parse_behind(begin: str, file: str) -> tuple[int, bytes] | None:
 
 
 #: What parses the names that lie beside commits on an object store: no part of the data.
-_BESIDE_COMMITS = (parse_proposal, parse_lead, parse_ticket, parse_stop)
+_BESIDE_COMMITS = (parse_proposal, parse_lead, parse_stop)
 
 
 def staging_path(transaction: bytes, participant: int) -> str:

@@ -62,10 +62,6 @@ class Contention:
         is_group = line[-1].header.group_commit is not None
         self._is_contended[branch] |= (len(line) > 1 and self._listings.has_listed_on) or is_group
 
-    def note_in_turn(self, branch: str) -> None:
-        """Note that this committer is in the queue. Those in the queue make no group: each needs the commit before."""
-        self._is_contended[branch] = self._has_lost = False
-
     def note_group(self, stored: Stored, length: int) -> None:
         """Note that a commit belongs to a group commit of `length` commits."""
         branch = stored.header.branch

@@ -11,7 +11,6 @@ import errno
 
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import BEHIND, Look
-from txstore.commit_queue.tickets import End, Seen
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.format.records import HeadCache
@@ -38,7 +37,7 @@ _UNKNOWN = (
 
 
 class ObjectHeads:
-    """The `Heads` of an object store, and the `VersionLog` of committers that wait for a version."""
+    """The `Heads` of an object store."""
 
     def __init__(
         self,
@@ -88,15 +87,11 @@ class ObjectHeads:
         return last  # the server says whether the next version is still free
 
     def find(self, branch: str) -> Stored | None:
-        return self.head_in(branch, None)
-
-    def head_in(self, branch: str, seen: Seen | None) -> Stored | None:
-        newest = self._known.of(branch)
-        look = Look.now() if seen is None else seen.look
+        newest, look = self._known.of(branch), Look.now()
         known, head_cache = newest, None
         if newest is None or newest.header.branch != branch:
             head_cache, known = self._head_caches.commit(branch, self._files)
-        found = self._look_above(branch, known, seen) if known is not None else None
+        found = self._look_above(branch, known) if known is not None else None
         if found is None:
             found = self._search(branch) or self._files.fork_point(branch)
         if newest is not None and found is not None and _has_taken_place_of(newest, found):
@@ -110,20 +105,10 @@ class ObjectHeads:
         self._looks.note(branch, look)
         return found
 
-    def see(self, branch: str) -> Seen | None:
-        newest, look = self._known.of(branch), Look.now()
-        if newest is None or newest.header.branch != branch:
-            return None
-        listed = self._listings.above(branch, max(newest.header.version - BEHIND, 0))
-        return None if listed is None else Seen(look, listed)
-
-    def _look_above(self, branch: str, known: Stored, seen: Seen | None) -> Stored | None:
-        """Return the newest commit from a known one on. None if neither that nor a newer one exists.
-
-        `seen`: a listing from there that is a moment old.
-        """
+    def _look_above(self, branch: str, known: Stored) -> Stored | None:
+        """Return the newest commit from a known one on. None if neither that nor a newer one exists."""
         version = known.header.version
-        listed = self._listings.above(branch, max(version - BEHIND, 0)) if seen is None else seen.listed
+        listed = self._listings.above(branch, max(version - BEHIND, 0))
         if listed is None:
             return self._walk_above(branch, known)
         versions = {at: each for at, each in listed.versions.items() if at >= version}
@@ -219,36 +204,6 @@ class ObjectHeads:
                     found = above
                 return self._groups.whole(found, range(head_cache.version, found.header.version + 1))
         raise CorruptionError(path, reason=f"{reason}, and {_UNKNOWN}")
-
-    @property
-    def shows_tickets(self) -> bool:
-        return self._listings.can_list_on
-
-    def head_that_was_met(self, branch: str) -> Stored | None:
-        self._contention.note_in_turn(branch)
-        return self.to_follow(branch)
-
-    def note_free(self, branch: str, look: Look) -> None:
-        before = self._looks.of(branch)
-        if before is None or before.monotonic < look.monotonic:
-            self._looks.note_free(branch, look, before)
-
-    def end_of(self, branch: str, version: int) -> End | None:
-        try:
-            return self._storage.read_tail(names.commit_path(branch, version), self._files.tail_size)
-        except FileNotFoundError:
-            return None
-
-    def note_next(self, known: Stored, branch: str, version: int, end: End) -> Stored | None:
-        newest, found = (
-            self._known.of(branch),
-            self._files.decode(names.commit_path(branch, version), branch, version, *end),
-        )
-        is_next = found.follows(known) and newest is not None and newest.header.id == known.header.id
-        if not is_next or found.header.group_commit is not None:
-            return self.find(branch)
-        self._known.note(branch, found)
-        return found
 
 
 def _is_before(found: Stored | None, head_cache: HeadCache) -> bool:

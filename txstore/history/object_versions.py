@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager
 from functools import partial
 
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import GroupCommits, Look
 from txstore.commit_queue.strategy import AtVersion, CommitStrategy
-from txstore.commit_queue.tickets import Tickets, Turns
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import names
 from txstore.format.commitfile import Header
@@ -58,7 +55,6 @@ class ExclusiveCreate:
         decided: DecidedCommits,
         group_commits: GroupCommits,
         proof: CreationProof,
-        tickets: Tickets,
         *,
         makes_requests: bool,
     ) -> None:
@@ -74,13 +70,8 @@ class ExclusiveCreate:
         self._decided = decided
         self._group_commits = group_commits
         self._proof = proof
-        self._tickets = tickets
         self._makes_requests = makes_requests
         self._sure_of: bytes | None = None  # the last commit here, if it can't have taken a version that was freed
-
-    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        has_lines = self._makes_requests and self._identity.exists()
-        return self._tickets.turns(branch) if has_lines else contextlib.nullcontext()
 
     def may_have_taken(self, stored: Stored) -> bool:
         return True  # the server may still execute a request whose answer this process did not wait for

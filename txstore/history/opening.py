@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from fsspec.core import split_protocol
 
 from txstore.commit_queue.group_commits import GroupCommits
-from txstore.commit_queue.tickets import Tickets
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
 from txstore.history.branch_names import BranchNames
@@ -223,7 +222,6 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
         decided,
         group_commits,
         proof,
-        Tickets(heads, storage.objects),
         makes_requests=makes_requests,
     )
     way = Way(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from txstore.commit import Stored
 from txstore.commit_queue.strategy import CommitStrategy, UnderLock
-from txstore.commit_queue.tickets import Turns
 from txstore.errors import CommitUnknownError, TxStoreError
 from txstore.format import names
 from txstore.format.commitfile import Header
@@ -42,9 +39,6 @@ class VersionTaking(Protocol):
     @property
     def strategy(self) -> CommitStrategy:
         """The steps of a commit that depend on whether committers take turns."""
-
-    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        """Return the turns of a committer that repeats its work after a conflict. None if committers do not queue."""
 
     def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         """Move a finished file to its version. Return the commit as it was made.
@@ -143,9 +137,6 @@ class RenameUnderLock:
         self._files = files
         self._oldest_kept = oldest_kept
         self._known = known
-
-    def turns(self, branch: str) -> AbstractContextManager[Turns | None]:
-        return contextlib.nullcontext()
 
     def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
         put_in_version(self._storage, source, stored, self)

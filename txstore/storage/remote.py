@@ -281,7 +281,7 @@ class RemoteStorage:
             lease.close()
 
     def retry_turn(self, branch: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # committers queue by tickets
+        return contextlib.nullcontext()  # they pause for random times
 
     def lock_directory(self) -> str:
         reason = "an object store has no locks between processes: leave out lock=, and repeat what is in conflict"

@@ -67,14 +67,10 @@ def new_record(
     properties: Mapping[str, Any] | None,
     name: str | None = None,
     isolation: str = SNAPSHOT,
-    transaction: bytes | None = None,
 ) -> TransactionRecord:
-    """Return the record of a transaction that this process begins, from checked arguments.
-
-    `transaction` is its id; no process has ever staged anything under it.
-    """
+    """Return the record of a transaction that this process begins, from checked arguments."""
     return TransactionRecord(
-        id=transaction or os.urandom(16),
+        id=os.urandom(16),
         branch=branch,
         base=None if base.stored is None else (base.stored.header.version, base.stored.header.id.hex()),
         name=name,

@@ -71,7 +71,7 @@ def test_a_small_commit(open_repo, proxy):
 
 
 def test_a_run_that_meets_nobody(open_repo, proxy):
-    """It takes as many requests as a transaction: nobody draws a ticket who is alone."""
+    """It takes as many requests as a transaction."""
     repo = open_repo()
     with repo.transaction() as store:
         zarr.create_array(store, name="log", shape=(0,), chunks=(100,), dtype="i4", fill_value=-1)
