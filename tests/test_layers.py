@@ -226,7 +226,7 @@ OPENED_ELSEWHERE = {
     "pipeline.own_reads.open_own": "the function itself",
     "codecs.decoder_process._answer": "a process of its own, with limits; the codecs are checked before it is asked",
     "cli.main._nodes": "lists nodes, and reads no chunk",
-    "cli.demo_scenes": "the demonstration, which reads what it has written",
+    "cli.demo": "the demonstration, which reads what it has written",
     "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
     "interchange.virtual_datasets": "makes groups, and resizes arrays",
     "interchange.zarr_arrays.ZarrArrays.__init__": "then calls `made_own`",

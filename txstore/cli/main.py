@@ -135,8 +135,8 @@ def demo(
 
     report = run(seconds, directory, None if no_picture else picture, Console(stderr=as_json), keep)
     if as_json:
-        print_json(report.as_dict())
-    if not report.ok:
+        print_json(report)
+    if not report["ok"]:
         raise typer.Exit(1)
 
 
