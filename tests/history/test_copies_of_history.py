@@ -18,13 +18,41 @@ def test_the_first_commit_is_missing(repo: txstore.Repository, tmp_path: Path) -
             transaction[f"{number}"] = b"1"
     copy = shutil.copytree(repo.url, tmp_path / "copy.tx")
     (copy / "commits/main/0000000000").unlink()
-    with pytest.raises(CorruptionError, match="there is version 1, and a commit below it is missing"):
+    with pytest.raises(CorruptionError, match="there is version 2, and a commit below it is missing"):
         txstore.Repository(copy).head()
     with pytest.raises(CorruptionError, match="copy again"), txstore.Repository(copy).begin() as transaction:
         transaction["late"] = b"1"
     (copy / "heads/main").unlink()  # what tells that this is a copy
     with pytest.raises(CorruptionError):
         txstore.Repository(copy).mapping()["0"]
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_a_commit_in_the_middle_is_missing(repo: txstore.Repository, tmp_path: Path, is_copy: bool) -> None:
+    """Those above are no orphans, which a writer could move aside: they vouch for it."""
+    for number in range(4):
+        with repo.begin() as transaction:
+            transaction[f"{number}"] = b"1"
+    path = shutil.copytree(repo.url, tmp_path / "other.tx")
+    if not is_copy:
+        (path / "heads/main").unlink()
+    (path / "commits/main/0000000002").unlink()
+    before = sorted((path / "commits/main").iterdir())
+    for use in (txstore.Repository.head, txstore.Repository.log, txstore.Repository.mapping):
+        with pytest.raises(CorruptionError, match="there is version 3, and a commit below it is missing"):
+            use(txstore.Repository(path))
+    with pytest.raises(CorruptionError, match="copy again"), txstore.Repository(path).begin() as transaction:
+        transaction["late"] = b"1"
+    assert sorted((path / "commits/main").iterdir()) == before
+    report = txstore.Repository(path).verify(repair=True)
+    assert [fault.path for fault in report.faults] == ["commits/main/0000000002"]
+    assert sorted(txstore.Repository(path).mapping()) == ["0", "1"]
+    with txstore.Repository(path).begin() as transaction:
+        transaction["late"] = b"1"
+    assert txstore.Repository(path).verify().ok
+    (record,) = [each for each in txstore.Repository(path).log(operations=True) if each.operation == "repair"]
+    assert "version 2 was durable and is lost" in str(record.result["lost"])
+    assert next((path / "quarantine/commits/main").iterdir()).name.startswith("0000000003")
 
 
 def test_the_first_commit_of_a_branch_is_missing(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -39,7 +67,7 @@ def test_the_first_commit_of_a_branch_is_missing(repo: txstore.Repository, tmp_p
     (directory,) = [each for each in (copy / "commits").iterdir() if each.name != "main"]
     (directory / "0000000001").unlink()
     assert txstore.Repository(copy).head() == repo.head()
-    with pytest.raises(CorruptionError, match="there is version 2, and a commit below it is missing"):
+    with pytest.raises(CorruptionError, match="there is version 3, and a commit below it is missing"):
         txstore.Repository(copy).head("dev")
 
 

@@ -220,13 +220,16 @@ def test_while_others_commit(tmp_path):
 
 
 @pytest.mark.parametrize("missed", [1, 3, 4])
-def test_a_copy_that_missed_a_commit_ends_before_it(source, tmp_path, missed):
+def test_a_copy_that_missed_a_commit_ends_before_it_once_repaired(source, tmp_path, missed):
     """`cp -r` may list a directory while it grows. What the head cache says was true of the original."""
     repo, contents = source
     shutil.copytree(repo.url, tmp_path / "copy")
     (tmp_path / f"copy/commits/main/{missed:010d}").unlink()
     (tmp_path / "copy/tags/v1").unlink()
+    with pytest.raises(txstore.CorruptionError, match="copy again"):
+        txstore.Repository(tmp_path / "copy").head()
     copy = txstore.Repository(tmp_path / "copy")
+    assert [fault.path for fault in copy.verify(repair=True).faults] == [f"commits/main/{missed:010d}"]
     assert copy.head().version == missed - 1
     assert dict(copy.mapping()) == contents[missed - 1]
     put(copy, "e", b"another way")

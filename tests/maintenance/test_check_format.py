@@ -25,6 +25,7 @@ DEPARTING = {
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
     "damaged-trailer": "commits/main/0000000000", "damaged-value": "commits/main/0000000002",
     "missing-commit": "commits/main/0000000000", "missing-pack": "packs/8b/8b2df175ac8862af1d9e6aa8a1ed8e58",
+    "missing-in-the-middle": "commits/main/0000000001",
     "orphan": "commits/main/0000000002", "orphan-without-head-cache": "commits/main/0000000002",
     "pack-of-another-copy": "commits/main/0000000000", "unknown-required": "commits/main/0000000000",
     "zeros": "commits/main/0000000002",

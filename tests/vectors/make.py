@@ -649,6 +649,13 @@ def missing_commit(path: Path) -> None:
     (path / "commits/main/0000000000").unlink()
 
 
+@vector("A commit in the middle is missing, and there is no head cache: the one above vouches for it")
+def missing_in_the_middle(path: Path) -> None:
+    several_commits(path)
+    (path / "commits/main/0000000001").unlink()
+    (path / "heads/main").unlink()
+
+
 # --- writing
 
 

@@ -9,6 +9,7 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import decided
 from txstore.errors import CorruptionError
 from txstore.format import encoding, names
+from txstore.format.commitfile import Header
 from txstore.format.records import HeadCache
 from txstore.history.branch_names import BranchNames
 from txstore.history.commit_files import CommitFiles
@@ -199,8 +200,7 @@ class FileHeads:
                 continue
             vouches = stored.header.synced and version - stored.header.pending > first
             if vouches or (version > first and branch in self._durable.copied):
-                reason = f"there is version {version}, and a commit below it is missing. If this is a copy, copy again"
-                raise CorruptionError(names.commits_directory(branch), reason=reason)
+                raise _missing_below(branch, version)
 
     def _whole(self, found: Stored) -> Stored:
         """Return the last commit of a group commit. In a copy of an object store, files may be missing: write them."""
@@ -218,14 +218,14 @@ class FileHeads:
             pass  # a process that may only read stops at the last commit whose file exists
         return found
 
-    def _has_gaps(self, stored: Stored, known: Stored | None) -> bool:
-        """Tell whether a version is missing. In a copy any may be missing: commits vouch for the original only."""
+    def _gap(self, stored: Stored, known: Stored | None) -> int | None:
+        """Return the lowest missing version. In a copy any may be missing: commits vouch for the original only."""
         header, versions = stored.header, set(self._files.versions(stored.header.branch))
         fork = self._branches.fork(header.branch)
         first = max(
             header.oldest_kept, -1 if known is None else known.header.version, 0 if fork is None else fork.version + 1
         )
-        return any(version not in versions for version in range(first, header.version))
+        return next((version for version in range(first, header.version) if version not in versions), None)
 
     def _is_whole(self, stored: Stored, known: Stored | None) -> bool:
         return self._break_below(stored, known) is None
@@ -236,8 +236,11 @@ class FileHeads:
         The chain is unbroken if all parents exist down to one that was durable before its child was made. A synced
         commit vouches for all commits below it except the pending ones that it counts (I1). A commit made with
         `durability="none"` vouches for none.
+
+        Raises `CorruptionError` if no commit is in a version that one of the commits above vouches for (I4).
         """
-        if stored.header.branch in self._durable.copied and self._has_gaps(stored, known):
+        if stored.header.branch in self._durable.copied and (gap := self._gap(stored, known)) is not None:
+            self._check_none_lost_at(stored.header, gap, 0)
             return stored.header.version
         vouched = 0  # below this version, commits were durable when one of the commits above was made
         oldest_kept = 0
@@ -249,6 +252,8 @@ class FileHeads:
             below = self._files.parent(stored)
             if not stored.follows(below):
                 is_removed = below is None and self._oldest_kept.is_above(header.branch, header.version - 1)
+                if below is None and not is_removed and not header.fork:
+                    self._check_none_lost_at(header, header.version - 1, vouched)
                 return None if is_removed else header.version
             if header.fork:
                 return None  # the commit that a branch starts at was durable before the branch was made
@@ -258,3 +263,16 @@ class FileHeads:
                 return None
             stored = below
         return None
+
+    def _check_none_lost_at(self, header: Header, missing: int, vouched: int) -> None:
+        """Raise `CorruptionError` if a missing version was durable, by a commit above it, or by `vouched`."""
+        if header.synced:
+            vouched = max(vouched, header.version - header.pending)
+        # On a network, the client asks the server for a list: it may still believe that there is no such file.
+        if missing < vouched and missing not in self._files.versions(header.branch):
+            raise _missing_below(header.branch, header.version)
+
+
+def _missing_below(branch: str, version: int) -> CorruptionError:
+    reason = f"there is version {version}, and a commit below it is missing. If this is a copy, copy again"
+    return CorruptionError(names.commits_directory(branch), reason=reason)

@@ -106,6 +106,7 @@ class _Repairer:
             self._repair_ends(commits, branch)
             self.lost += make_one_line(self.storage, self._files, branch)
             self._give_up_lost(branch)
+            self._give_up_above_gap(branch)
         commits = open_commits(self.storage)
         self._repair_packs(commits)
         self._drop_torn_commits()
@@ -246,6 +247,24 @@ class _Repairer:
             told = f"commit {lost.hex()} was durable here and is lost: a rest of it may be in {names.QUARANTINE}/"
             self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
         self._files.move_away(names.head_cache_path(branch), f"moved away: it names commit {lost.hex()}, which is lost")
+
+    def _give_up_above_gap(self, branch: str) -> None:
+        """Let a branch go on from below a missing version, if no head cache of this place says what its head is."""
+        commits = open_commits(self.storage)
+        try:
+            commits.head(branch)
+            return
+        except CorruptionError as error:
+            if error.path != names.commits_directory(branch):
+                return
+        oldest_kept, fork = commits.oldest_kept.of(branch), commits.branches.fork(branch)
+        first = max(oldest_kept, 0 if fork is None else fork.version + 1)
+        versions = {version for version in commits.files.versions(branch) if version >= first}
+        missing = next((v for v in range(first, max(versions, default=first)) if v not in versions), first)
+        if missing > first:  # else nothing is left below
+            told = f"version {missing} was durable and is lost: what was above it is in {names.QUARANTINE}/"
+            self.lost.append(Fault(names.commit_path(branch, missing), told, part="missing"))
+            self._drop_from(branch, missing, versions, f"version {missing} below it is missing")
 
     # --- packs
 

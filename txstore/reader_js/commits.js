@@ -143,9 +143,8 @@ export class Commits {
     }
     for (const version of [...versions].reverse()) {
       const stored = await this.stored(branch, version);
-      const vouches = stored?.header.synced && version - stored.header.pending > (first ?? 0);
-      if (stored && (vouches || (there && version > (first ?? 0)))) {
-        throw new CorruptionError(`commits/${branch}: there is version ${version}, and a commit below it is missing. If this is a copy, copy again`);
+      if (stored && (vouchedBy(stored) > (first ?? 0) || (there && version > (first ?? 0)))) {
+        missingBelow(stored);
       }
     }
     return undefined;
@@ -161,13 +160,17 @@ export class Commits {
   }
 
   /**
-   * Return the version whose parent is missing; undefined if the commit is whole.
+   * Return the version whose parent is missing; undefined if the commit is whole. One that a commit above vouches for is an error.
    * @param {Stored} stored @param {number} kept @param {number} [first] @param {number[]} [there] in a copy, where any may be missing, the versions that there are
    */
   async breakBelow(stored, kept, first, there) {
     const { version, oldestKept } = stored.header;
     const lowest = Math.max(oldestKept, kept, first ?? there?.at(-1) ?? 0);
-    if (there && there.filter((each) => each >= lowest && each < version).length < version - lowest) return version;
+    if (there) {
+      let gap = lowest;
+      for (const each of [...there].reverse()) if (each === gap) gap++;
+      if (gap < version) return gap < vouchedBy(stored) ? missingBelow(stored) : version;
+    }
     let vouched = 0; // below this version, commits were durable when one of the commits above was made
     let floor = kept;
     for (let last = stored; ; ) {
@@ -175,8 +178,9 @@ export class Commits {
       floor = Math.max(floor, header.oldestKept);
       if (header.version <= floor) return undefined;
       const below = await this.stored(header.fork ?? header.branch, header.version - 1);
+      vouched = Math.max(vouched, vouchedBy(last));
+      if (!below && header.fork === undefined && header.version <= vouched && (await this.oldestKept(header.branch)) < header.version) missingBelow(last);
       if (!below || !follows(last, below)) return header.version;
-      if (header.synced) vouched = Math.max(vouched, header.version - header.pending);
       if (header.fork !== undefined || below.header.version < vouched) return undefined;
       last = below;
     }
@@ -280,6 +284,14 @@ export class Commits {
 
 /** Return the versions among names, the highest first. @param {string[]} names */
 const versionsOf = (names) => names.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
+
+/** Return the version below which all commits were durable when this one was made, as far as it says. @param {Stored} stored */
+const vouchedBy = ({ header }) => (header.synced ? header.version - header.pending : 0);
+
+/** @param {Stored} above @returns {never} */
+function missingBelow({ header }) {
+  throw new CorruptionError(`commits/${header.branch}: there is version ${header.version}, and a commit below it is missing. If this is a copy, copy again`);
+}
 
 /** Tell whether a commit has another as its parent. @param {Stored} above @param {Stored} below */
 export function follows({ header }, below) {
