@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import txstore
 from tests.history.test_branches import commit, on
+from tests.maintenance import test_vacuum
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
 from txstore.history.open_transactions import recorded
@@ -165,6 +168,52 @@ def test_taken_at_every_step_of_giving_up(steps: Steps, no_lock: None, pins: Non
         steps.end()
         if refused or steps.step < steps.count:
             assert check(other, expected) != bool(refused)
+    assert steps.count > 30
+
+
+def rename_branch(repo: txstore.Repository) -> None:
+    repo.branches.rename("dev", "theirs")
+
+
+def rename_tag(repo: txstore.Repository) -> None:
+    repo.tags["v2"] = repo.tags["v1"]
+    del repo.tags["v1"]
+
+
+def tag_and_delete_branch(repo: txstore.Repository) -> None:
+    repo.tags["theirs"] = repo.head("dev")
+    del repo.branches["dev"]
+
+
+THEIRS_NOW = {**NEW, **THEIRS, "p/zarr.json": GROUP, "d": b"dev"}
+
+
+@pytest.mark.parametrize(
+    ("give", "at", "expected"),
+    [
+        (rename_branch, {"branch": "theirs"}, THEIRS_NOW),
+        (rename_tag, {"tag": "v2"}, {**OLD, "p/zarr.json": GROUP}),
+        (tag_and_delete_branch, {"tag": "theirs"}, THEIRS_NOW),
+    ],
+)
+def test_what_gets_another_name_at_any_step_of_a_vacuum_stays(
+    steps: Steps,
+    no_lock: None,
+    monkeypatch: pytest.MonkeyPatch,
+    give: Callable[[txstore.Repository], None],
+    at: dict[str, Any],
+    expected: dict[str, bytes],
+) -> None:
+    monkeypatch.setattr(test_vacuum, "STRIDE", 1)  # it takes one read
+    steps.step = -1
+    steps.repo.optimize(branch="dev")
+    for repo, other in steps:
+        steps.act = partial(give, other)
+        with contextlib.suppress(CommitNotFoundError):  # then nothing was deleted
+            repo.vacuum(keep=1)
+        steps.end()
+        if steps.step < steps.count:
+            assert dict(txstore.Repository(other.url).mapping(**at)) == expected
     assert steps.count > 30
 
 

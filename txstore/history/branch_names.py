@@ -15,6 +15,7 @@ from txstore.format.commitfile import CommitName
 from txstore.format.names import MAIN
 from txstore.format.records import Branch
 from txstore.history.identity import Identity
+from txstore.history.listed_names import read_listed
 from txstore.steps import step
 from txstore.storage.interface import Storage, write_over
 from txstore.storage.objects.errors import NoListsError
@@ -124,8 +125,8 @@ class BranchNames:
 
     def all(self) -> dict[str, Branch]:
         """Return all branches but the first, by their names. Raises `CorruptionError`."""
-        found = filter(None, map(self.read, self.files()))  # None: deleted since the listing
-        return {record.name: record for record in found}
+        found = read_listed(self.files, self.read)
+        return {record.name: record for record in found.values()}
 
     def related(self) -> set[str]:
         """Return the ids of all branches, and of the branches that they forked from."""

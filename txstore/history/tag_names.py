@@ -9,6 +9,7 @@ from txstore.format import encoding, names
 from txstore.format.keys import check_name
 from txstore.format.records import Tag
 from txstore.history.identity import Identity
+from txstore.history.listed_names import read_listed
 from txstore.steps import step
 from txstore.storage.interface import Storage
 
@@ -22,11 +23,13 @@ class TagNames:
 
     def all(self) -> dict[str, Tag]:
         """Return all tags by their names. Raises `CorruptionError`."""
-        found = {}
-        for name in self.names():
-            with contextlib.suppress(CommitNotFoundError):  # another process has just deleted it
-                found[name] = self.read(name)
-        return found
+
+        def read(name: str) -> Tag | None:
+            with contextlib.suppress(CommitNotFoundError):
+                return self.read(name)
+            return None
+
+        return read_listed(self.names, read)
 
     def names(self) -> list[str]:
         return [name for name in self._storage.list(names.TAGS) if names.is_name(name)]

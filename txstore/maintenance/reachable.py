@@ -66,8 +66,10 @@ def kept_commits(commits: Commits, oldest_kept_versions: Mapping[str, int]) -> I
     """
     met: set[CommitName] = set()
     merged: set[tuple[str, int]] = set()
-    tagged = [find_tagged(commits, name) for name in commits.tags.all()]
+    # Before the tags, too: a tag may be made on a branch that is deleted before it would be listed.
     living = living_branches(commits)
+    tagged = [find_tagged(commits, name) for name in commits.tags.all()]
+    living = [*dict.fromkeys([*living, *living_branches(commits)])]
     related = commits.branches.related()
     begun = [stored for stored in map(commits.files.fork_point, living) if stored is not None]
     for branch in living:
