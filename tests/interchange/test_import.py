@@ -179,6 +179,30 @@ def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plai
     assert all(b"secret" not in value for value in repo.mapping().values())
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_file_that_is_exchanged_for_a_link_meanwhile(
+    repo: txstore.Repository, tmp_path: Path, plain: Path, is_joined: bool
+) -> None:
+    """All was checked when the import began; when it ends, all is as it was."""
+    private = zarr.create_array(tmp_path / "private.zarr", data=np.arange(10) + 4711, zarr_format=2)
+    chunk, kept = next((plain / "x").rglob("9")), tmp_path / "kept"
+    secret = Path(str(private.store_path.store.root)) / "0"  # type: ignore[attr-defined]
+    before = shutil.copytree(plain, tmp_path / "before.zarr")
+    if not is_joined:
+        secret.write_bytes(b"s" * chunk.stat().st_size)
+
+    def exchange(done: int, total: int) -> None:
+        if not kept.exists() and done < total:
+            chunk.rename(kept)
+            chunk.symlink_to(secret)
+        elif done == total:
+            kept.rename(chunk)
+
+    with pytest.raises(txstore.SourceError, match=r"a link leads from 'x/.*9' to somewhere else"):
+        repo.import_from([before, plain] if is_joined else plain, concat=0 if is_joined else None, progress=exchange)
+    assert repo.head() is None
+
+
 @pytest.mark.parametrize("name", ["x/c/1", "zarr.json", ""])
 def test_a_pipe_is_no_file(repo: txstore.Repository, tmp_path: Path, name: str) -> None:
     zarr.create_group(tmp_path / "piped.zarr").create_array("x", data=np.arange(4), chunks=(2,))

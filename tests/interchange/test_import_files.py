@@ -487,3 +487,25 @@ def test_no_other_file_of_the_user_is_imported(
     with pytest.raises(txstore.SourceError, match="can't be imported"):
         repo.import_from(name, exclude=exclude)
     assert repo.head() is None
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.nc"])
+def test_a_file_that_was_another_one_meanwhile(repo: txstore.Repository, tmp_path: Path, name: str) -> None:
+    """Its length and its time are as they were: a user who writes it may set both."""
+    first, second, kept = tmp_path / "0" / name, tmp_path / "1" / name, tmp_path / "kept"
+    for number, path in enumerate((first, second, tmp_path / "other")):
+        path.parent.mkdir(exist_ok=True)
+        with h5py.File(path, "w") as file:
+            file["a"] = np.arange(5) + 10 * number
+            file["a"].dims[0].label = "x"
+
+    def exchange(done: int, total: int) -> None:
+        if not kept.exists() and done < total:
+            second.rename(kept)
+            (tmp_path / "other").rename(second)
+        elif done == total:
+            kept.rename(second)
+
+    with pytest.raises(txstore.SourceError, match="the source has changed while it was imported"):
+        repo.import_from([first, second], concat=0, progress=exchange)
+    assert repo.head() is None

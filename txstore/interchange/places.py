@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
+from txstore._native import local
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import check_slashes, missing_package, public
+from txstore.storage.tree import real_path
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
 FORMATS = (ZARR, NETCDF, HDF5)
@@ -39,6 +44,52 @@ class ForeignFile:
         return cls(info["name"], int(info.get("size") or 0), version_of(info))
 
 
+class _FilesBelow(LocalFileSystem):  # type: ignore[misc]
+    """The files of this machine, of which it reads only regular ones below a root.
+
+    Others may write there, and exchange a file for a link after it was checked.
+    """
+
+    cachable = False  # each has a root of its own
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self._given = root
+        self._root = real_path(root)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        with self._opened(path) as number, open(number, "rb", closefd=False) as file:
+            start, end, _step = slice(start, end).indices(os.fstat(number).st_size)
+            file.seek(start)
+            return file.read(max(0, end - start))
+
+    def _opened(self, path: str) -> local.Descriptor:
+        inner = _relative(path, self._given)
+        try:
+            return local.open_below(self._root, inner, os.O_RDONLY)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a link may be on the way
+            real = os.path.realpath(path)
+            if not os.path.join(real, "").startswith(os.path.join(self._root, "")):
+                raise SourceError(self._given, _leads_out(inner)) from None
+        try:
+            return local.open_below(self._root, _relative(real, self._root), os.O_RDONLY)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise SourceError(self._given, f"{inner!r} was exchanged while it was read") from error
+
+
+def _relative(path: str, root: str) -> str:
+    found = os.path.relpath(path, root)
+    return "" if found == "." else found
+
+
+def _leads_out(name: str) -> str:
+    return f"a link leads from {name!r} to somewhere else: copy it to here, or leave it out with exclude"
+
+
 class Place:
     """A directory or file at a URL."""
 
@@ -55,6 +106,11 @@ class Place:
             raise missing_package(address, error) from None
         self.url = public(address) if "://" in address or "::" in address else address
         self.root = path.rstrip("/") or path
+        self._guard()
+
+    def _guard(self) -> None:
+        if self.is_local:
+            self.fs = _FilesBelow(self.root)
 
     def __repr__(self) -> str:
         return f"<Place {self.url}>"
@@ -77,7 +133,10 @@ class Place:
         info = self.fs.info(self.root)
         if info["type"] != "file":
             raise SourceError(self.url, "this is no file")
-        return ForeignFile.of(info)
+        found = ForeignFile.of(info)
+        if self.is_local:  # the one time that nobody can set: a file that was away in the meantime has another one
+            found = replace(found, version=f"{found.version} {os.stat(self.root).st_ctime_ns}")
+        return found
 
     def files(self) -> dict[str, ForeignFile]:
         """Return all files below here by relative name, sorted.
@@ -106,8 +165,7 @@ class Place:
                 is_inside[directory] = os.path.join(os.path.realpath(directory), "").startswith(root)
             kind = os.lstat(path).st_mode
             if not is_inside[directory] or (stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(root)):
-                reason = f"a link leads from {name!r} to somewhere else: copy it to here, or leave it out with exclude"
-                raise SourceError(self.url, reason)
+                raise SourceError(self.url, _leads_out(name))
             if not stat.S_ISREG(os.stat(path).st_mode if stat.S_ISLNK(kind) else kind):
                 raise SourceError(self.url, f"{name!r} is no file: leave it out with exclude")
 
@@ -171,6 +229,7 @@ def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]
             one = Place.__new__(Place)
             one.fs, one.root = place.fs, match
             one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
+            one._guard()
             found.append(one)
     return found
 

@@ -117,7 +117,7 @@ class ZarrArrays:
 
         self._place = place
         self._exclude = exclude
-        source: Any = place.root if place.is_local else place.fs.get_mapper(place.root)
+        source = place.fs.get_mapper(place.root)
         # Consolidated metadata may be older than the documents, and name arrays outside of this place.
         root = zarr.open(source, mode="r", use_consolidated=False)
         nodes: dict[str, Any] = {"": root}
