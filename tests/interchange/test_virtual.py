@@ -128,6 +128,14 @@ def test_a_file_of_json_with_templates_and_relative_urls(repo: txstore.Repositor
         repo.import_references(path, "again")
 
 
+def test_templates_make_no_long_text(repo: txstore.Repository) -> None:
+    """A manifest of 500 KB would make a text of 12 GB."""
+    refs = {".zgroup": '{"zarr_format": 2}', "x/0": ["/data/" + "{{a}}" * 60_000, 0, 1]}
+    with pytest.raises(SourceError, match="templates make a URL of 12,000,000,000 characters"):
+        repo.import_references({"version": 1, "templates": {"a": "x" * 200_000}, "refs": refs})
+    assert repo.head() is None
+
+
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
 def test_parquet(repo: txstore.Repository, nc: Path) -> None:
     pytest.importorskip("fastparquet")
@@ -299,14 +307,16 @@ def test_a_source_may_shrink_while_it_is_read(
 ) -> None:
     """What is looked at after the range was read decides: a change in between is not overlooked."""
     repo.import_references(references_of(nc))
-    content = repo.engine.sources._content
+    file, looks, fstat = nc.stat().st_ino, [], os.fstat
 
-    def slowly(url: str, offset: int, length: int) -> bytes:
-        found = content(url, offset, length)
-        touch(nc)
-        return found
+    def later(descriptor: int) -> os.stat_result:
+        if fstat(descriptor).st_ino == file:
+            looks.append(descriptor)
+            if len(looks) == 2:
+                touch(nc)
+        return fstat(descriptor)
 
-    monkeypatch.setattr(repo.engine.sources, "_content", slowly)
+    monkeypatch.setattr(os, "fstat", later)
     with pytest.raises(SourceChangedError):
         repo.snapshot()["temperature/0.0"]
 
@@ -385,6 +395,33 @@ def test_what_no_file_has(open_repo: OpenRepo, binary: Path) -> None:
         with pytest.raises(SourceError):  # at once: no pipe is waited for, nor memory taken for what is not there
             tx[key]
     tx.commit()
+
+
+def test_a_file_that_is_put_back_after_it_was_read(
+    open_repo: OpenRepo, binary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is of another file, though the name has the right version before and after."""
+    repo = open_repo(sources=binary.parent)
+    with repo.transaction() as store:
+        stage(store, binary)
+    kept = binary.rename(binary.parent / "kept")
+    binary.write_bytes(bytes(kept.stat().st_size))
+    seen, status = [], os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path == str(binary):
+            if seen and kept.exists():
+                os.replace(kept, binary)
+            seen.append(path)
+        return status(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(SourceChangedError):
+        repo.snapshot()["x/c/0"]
+    monkeypatch.undo()
+    if kept.exists():
+        os.replace(kept, binary)
+    np.testing.assert_array_equal(read(repo.snapshot()), VALUES)
 
 
 def test_what_is_no_record_is_damage(open_repo: OpenRepo) -> None:

@@ -29,6 +29,8 @@ _PARQUET = b'"record_size"'
 #: A table with the references of the chunks from `number` times the record size on; its columns.
 _RECORDS = re.compile(r"(?P<node>.+)/refs\.(?P<number>0|[1-9][0-9]*)\.parq")
 _COLUMNS = ("path", "offset", "size", "raw")
+#: How many characters templates add to a URL at most.
+_LONGEST_URL = 4096
 
 
 class FileRange(NamedTuple):
@@ -79,6 +81,9 @@ class Manifest:
             value = self._templates.get(match[1])
             return value if isinstance(value, str) else match[0]
 
+        length = sum(len(filled(each)) for each in _TEMPLATE.finditer(url))
+        if length > _LONGEST_URL:  # a small manifest may make texts of any length
+            raise SourceError(self.url, f"templates make a URL of {length:,} characters of that of {key!r}")
         url = _TEMPLATE.sub(filled, url)
         if "{{" in url:
             reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"

@@ -60,8 +60,7 @@ class Sources:
         url = canonical(url)
         self._allowing(url)
         if url.startswith("file://"):
-            status = _status(url)
-            return FileVersion(url, status.st_size, version_of({"mtime": status.st_mtime}))
+            return _version(url, os.stat(_path(url)))
         client, path = self._client(url)
         info = client.info(path)
         if info.get("type") == "directory":
@@ -81,8 +80,7 @@ class Sources:
         url = canonical(found.file.url)  # again: it is what somebody else has written
         self._allowing(url)
         try:
-            content = self._content(url, begin, end - begin)
-            now = self.look(url)  # after it was read: if it is the same now, it was then
+            content, now = self._content(url, begin, end - begin)
         except GONE:
             raise SourceChangedError(url, found.file.shown, "there is no such file") from None
         if now != found.file._replace(url=url):
@@ -91,15 +89,21 @@ class Sources:
             raise SourceError(url, f"it gives {len(content)} bytes at {begin}, not the {end - begin} that are there")
         return memoryview(content)
 
-    def _content(self, url: str, offset: int, length: int) -> Content:
-        if url.startswith("file://"):
-            if offset + length > _status(url).st_size:
-                return b""  # it is shorter than it was, which is found out next
-            with open(url.removeprefix("file://"), "rb") as file:
-                file.seek(offset)
-                return file.read(length)
-        client, path = self._client(url)
-        return client.get_range(path, offset, length)
+    def _content(self, url: str, offset: int, length: int) -> tuple[Content, FileVersion]:
+        """Return what was read, and the version of the file after that: if it is the same then, it was before."""
+        if not url.startswith("file://"):
+            client, path = self._client(url)
+            return client.get_range(path, offset, length), self.look(url)
+        descriptor = os.open(_path(url), _WITHOUT_WAITING)  # one file, whatever has its name meanwhile
+        try:
+            size, content = _version(url, os.fstat(descriptor)).size, b""
+            if offset + length <= size:
+                with open(descriptor, "rb", closefd=False) as file:
+                    file.seek(offset)
+                    content = file.read(length)
+            return content, _version(url, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
 
     def range_of(self, file: FileVersion, offset: int, length: int | None) -> ForeignRange:
         """Return a range of a file; without a length, up to its end. Raises `SourceError` if it could not be read."""
@@ -172,12 +176,19 @@ def _counts(what: str, numbers: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return given.astype(np.uint64)
 
 
-def _status(url: str) -> os.stat_result:
-    """Raises `SourceError` for what is no regular file: to open one of another kind may wait for ever."""
-    status = os.stat(url.removeprefix("file://"))
+#: How a local file is opened: to open one of another kind than a regular one may wait for ever.
+_WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def _path(url: str) -> str:
+    return url.removeprefix("file://")
+
+
+def _version(url: str, status: os.stat_result) -> FileVersion:
+    """Return the version of a local file. Raises `SourceError` for what is no regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(url, "this is no file")
-    return status
+    return FileVersion(url, status.st_size, version_of({"mtime": status.st_mtime}))
 
 
 class _Client(ObjectClient):
