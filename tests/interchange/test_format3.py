@@ -86,6 +86,21 @@ def test_scalars_and_arrays_without_elements() -> None:
     assert zarr.open_array(opened, path="e", mode="r", zarr_format=3).shape == (0, 3)
 
 
+@pytest.mark.parametrize("path", ["", "x"])
+@pytest.mark.parametrize("dtype", ["<i2", ">i2"])
+def test_records_keep_their_values_or_are_refused(open_repo: Any, tmp_path: Path, dtype: str, path: str) -> None:
+    """Format 3 has no byte order for the fields of a record."""
+    values = np.array([(1, 2), (3, 4)], [("a", "<i4"), ("b", dtype)])
+    zarr.create_array(tmp_path / "plain.zarr", data=values, zarr_format=2)
+    repo = open_repo()
+    if path and dtype == ">i2":
+        with pytest.raises(SourceError, match="big-endian records"):
+            repo.import_from(tmp_path / "plain.zarr", path)
+        return
+    repo.import_from(tmp_path / "plain.zarr", path)
+    assert zarr.open_array(repo.snapshot(), path=path, mode="r")[:].tolist() == values.tolist()
+
+
 @pytest.fixture
 def with_root(repo: txstore.Repository) -> txstore.Repository:
     with repo.transaction() as store:

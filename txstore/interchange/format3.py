@@ -99,6 +99,9 @@ def _codecs(document: Mapping[str, Any], dtype: Any, rank: int) -> list[dict[str
     compressor = document.get("compressor")
     is_transposed = document["order"] == "F" and rank > 1
     big_endian = getattr(dtype, "endianness", None) == "big"
+    native = dtype.to_native_dtype()
+    if native.names is not None and native != native.newbyteorder("<"):
+        raise NoEquivalentError("it has big-endian records")
     before: list[dict[str, Any]] = []
     serializer: dict[str, Any] | None = None
     after: list[dict[str, Any]] = []
