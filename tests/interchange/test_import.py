@@ -170,6 +170,8 @@ def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plai
     for options in ({}, {"concat": 0}):
         with pytest.raises(txstore.SourceError, match="a link leads from 'linked"):
             repo.import_from(plain, "a", **options)  # type: ignore[arg-type]
+    with pytest.raises(txstore.SourceError, match="a link leads from 'linked"):
+        repo.import_from(f"simplecache::file://{plain}", "a")
     repo.import_from(plain, "b", exclude=["linked*"])
     link.unlink()
     root = next(path for name in ("zarr.json", ".zgroup") if (path := plain / name).exists())

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from txstore._native import local
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
-from txstore.storage.objects.urls import check_slashes, missing_package, public
+from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
 from txstore.storage.tree import real_path
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
@@ -27,6 +28,8 @@ ROOT_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
+#: fsspec's caching protocols.
+_CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -98,6 +101,9 @@ class Place:
 
         address = os.fspath(url)
         check_slashes(address)
+        *caches, last = address.split("::")
+        if {each.partition("://")[0] for each in caches} <= _CACHES and split_protocol(last)[0] in (None, *LOCAL):
+            address = last  # their file system would not say that a file of this machine is a link
         if "://" not in address and "::" not in address:
             address = os.path.abspath(os.path.expanduser(address))
         try:
