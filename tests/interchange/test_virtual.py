@@ -146,6 +146,21 @@ def test_parquet(repo: txstore.Repository, nc: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
+def test_a_table_has_no_more_rows_than_a_manifest_needs(repo: txstore.Repository, nc: Path) -> None:
+    """A few kilobytes may hold any number of them."""
+    fastparquet = pytest.importorskip("fastparquet")
+    import pandas as pd
+
+    manifest = nc.parent / "station.parq"
+    write_parquet(manifest, references_of(nc)["refs"])
+    part = next(manifest.glob("*/refs.0.parq"))
+    table = pd.DataFrame({"offset": np.zeros(2_000_000, "i8")})
+    fastparquet.write(str(part), table, compression="ZSTD", write_index=False)
+    with pytest.raises(SourceError, match="it has 2,000,000 rows"):
+        repo.import_references(manifest)
+
+
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
 def test_a_part_of_a_parquet_manifest_that_can_not_be_read_is_an_error(repo: txstore.Repository, nc: Path) -> None:
     pytest.importorskip("fastparquet")
     manifest = nc.parent / "station.parq"

@@ -29,6 +29,8 @@ _PARQUET = b'"record_size"'
 #: A table with the references of the chunks from `number` times the record size on; its columns.
 _RECORDS = re.compile(r"(?P<node>.+)/refs\.(?P<number>0|[1-9][0-9]*)\.parq")
 _COLUMNS = ("path", "offset", "size", "raw")
+#: How many rows a table has at most: in a few kilobytes it may have any number.
+_MOST_ROWS = 1 << 20
 #: How many characters templates add to a URL at most.
 _LONGEST_URL = 4096
 
@@ -193,19 +195,36 @@ def _rows(place: Place, name: str) -> Iterator[tuple[int, Any]]:
         from pandas import read_parquet
 
         engine: Any = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
-        table = read_parquet(io.BytesIO(place.read(name)), engine=engine)
+        content = place.read(name)
+        count, columns = _told_by_parquet(content, engine)
+        if count > _MOST_ROWS:
+            raise ValueError(f"it has {count:,} rows: write at most {_MOST_ROWS:,} to a file (record_size)")
+        table = read_parquet(io.BytesIO(content), engine=engine, columns=[each for each in _COLUMNS if each in columns])
     except ImportError as error:
         reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
     except Exception as error:  # the libraries raise many kinds for a damaged file
         raise SourceError(place.url, f"{name!r} can't be read ({error!r}): write the manifest again") from error
-    columns = [table[each].tolist() if each in table else [None] * len(table) for each in _COLUMNS]
-    for row, (path, offset, length, raw) in enumerate(zip(*columns, strict=True)):
+    found = [table[each].tolist() if each in table else [None] * len(table) for each in _COLUMNS]
+    for row, (path, offset, length, raw) in enumerate(zip(*found, strict=True)):
         if isinstance(raw, bytes | str):
             yield row, raw
         elif isinstance(path, str):
             whole = offset is None or (offset == 0 and length == 0)
             yield row, [path] if whole else [path, int(offset), int(length)]
+
+
+def _told_by_parquet(content: bytes, engine: str) -> tuple[int, Sequence[str]]:
+    """Return how many rows a file has, and the names of its columns."""
+    if engine == "pyarrow":
+        from pyarrow.parquet import ParquetFile
+
+        opened = ParquetFile(io.BytesIO(content))
+        return opened.metadata.num_rows, opened.schema_arrow.names
+    import fastparquet
+
+    file = fastparquet.ParquetFile(io.BytesIO(content))
+    return file.count(), file.columns
 
 
 def _chunk(grid: Sequence[int], number: int) -> str | None:
