@@ -539,7 +539,8 @@ class Repository:
         workers : int, optional
             The number of pieces that are copied at once; all of them have to fit in `max_memory`. By default 2.
         name : str, optional
-            A name for this job, by default after the path.
+            A name for this job, by default a hash of the path and the branch. The log of operations keeps it, also
+            after the array was erased.
         branch : str
             The branch to commit to.
         timeout : float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -18,7 +20,12 @@ import txstore
 import txstore.rechunk.job
 from tests.transactions.arrays import HAS_RECTILINEAR
 from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
+from txstore.format import names
 from txstore.rechunk.job import RechunkJob
+from txstore.storage.interface import paths_in
+
+#: The branch of a job that rechunks "x" on "main".
+JOB = "rechunk-58e373b1c47a"
 
 
 def written(repo: txstore.Repository, data: Any, **options: Any) -> Any:
@@ -331,8 +338,8 @@ def test_the_same_call_continues(repo, monkeypatch, call, vacuum):
     data = written(repo, np.random.default_rng(5).integers(0, 9, (60, 9)), chunks=(2, 9))
     with pytest.raises(InterruptedError_) as caught:
         repo.rechunk("x", chunks=(4, 9), workers=1, progress=interrupt_at(call))
-    assert "rechunk-x" in caught.value.__notes__[-1]
-    assert list(repo.branches) == ["main", "rechunk-x"]
+    assert JOB in caught.value.__notes__[-1]
+    assert list(repo.branches) == ["main", JOB]
     with repo.transaction() as store:
         zarr.open_array(store, path="x")[3, 3] = data[3, 3] = -4
     if vacuum:
@@ -381,8 +388,8 @@ def test_the_branch_of_another_job(repo):
     assert repo.rechunk("x", chunks=(8,), name="other") is not None
     with pytest.raises(txstore.ConflictError, match="other chunks") as caught:
         repo.rechunk("x", chunks=(7,))
-    assert "rechunk-x" in caught.value.__notes__[-1]
-    del repo.branches["rechunk-x"]
+    assert JOB in caught.value.__notes__[-1]
+    del repo.branches[JOB]
     assert repo.rechunk("x", chunks=(7,)) is not None
 
 
@@ -392,7 +399,7 @@ def test_another_grid_at_the_last_moment(repo, monkeypatch):
     turn = RechunkJob._turn
 
     def after_another(job: RechunkJob) -> Any:
-        if not job._work.endswith("other"):
+        if not job.work.endswith("other"):
             txstore.Repository(repo.url).rechunk("x", chunks=(8,), name="other")
             monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
         return turn(job)
@@ -400,7 +407,7 @@ def test_another_grid_at_the_last_moment(repo, monkeypatch):
     monkeypatch.setattr(RechunkJob, "_turn", after_another)
     with pytest.raises(txstore.ConflictError, match="other chunks") as caught:
         repo.rechunk("x", chunks=(7,))
-    assert "rechunk-x" in caught.value.__notes__[-1]
+    assert JOB in caught.value.__notes__[-1]
     assert read(repo).chunks == (8,)
 
 
@@ -503,20 +510,72 @@ def test_any_path(repo):
     assert zarr.open_array(repo.snapshot(), path=path, mode="r").chunks == (7,)
 
 
+@pytest.mark.parametrize("storage", ["disk", "objects"])
+@pytest.mark.parametrize("path", ["ward-7/Ann Lee", "x"])
+def test_the_log_of_operations_has_no_path(repo, path, storage):
+    """It would stay there when the array is erased."""
+    if storage == "objects":
+        repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with repo.transaction() as store:
+        zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
+    del store
+    gc.collect()
+    parts = [f"-{path}", *re.split("[^A-Za-z]", path)] if "/" in path else [f"-{path}", f'"{path}']
+
+    def recorded() -> list[str]:
+        storage = repo.engine.storage
+        return [bytes(storage.read(each)).decode() for each in paths_in(storage, names.OPERATIONS)]
+
+    def check(count: int) -> None:
+        assert len(recorded()) == count
+        assert not [each for each in recorded() for part in parts if part and part in each]
+
+    with pytest.raises(InterruptedError_):
+        repo.rechunk(path, chunks=7, progress=interrupt_at(0))
+    _, job = repo.branches
+    assert path in repo.branches[job].message
+    check(2)  # "create branch", "rename branch"
+    assert repo.rechunk(path, chunks=7) is not None
+    check(3)  # "delete branch"
+    repo.rechunk(path, chunks=5)
+    with pytest.raises(txstore.NodeNotFoundError):
+        repo.rechunk(f"{path}/none", chunks=5)
+    check(6)
+    repo.erase(path)
+    check(7)
+
+
+def test_one_job_for_each_path_and_branch(repo):
+    """Whatever the paths and branches have in common: none is taken for the job of another."""
+    jobs = [(path, branch) for path in ("a/b", "a-b", "a b") for branch in ("main", "dev")]
+    with repo.transaction() as store:
+        for path in ("a/b", "a-b", "a b"):
+            zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
+    repo.branches["dev"] = repo.head()
+    for path, branch in jobs:
+        with pytest.raises(InterruptedError_):
+            repo.rechunk(path, chunks=7, branch=branch, progress=interrupt_at(0))
+    assert len(list(repo.branches)) == 2 + len(jobs)
+    for path, branch in jobs:
+        repo.rechunk(path, chunks=7, branch=branch)
+        assert zarr.open_array(repo.snapshot(branch=branch), path=path, mode="r").chunks == (7,)
+    assert sorted(repo.branches) == ["dev", "main"]
+
+
 @pytest.mark.parametrize("has_commits", [False, True])
 def test_a_branch_of_the_user_with_that_name(repo, has_commits):
     data = written(repo, np.arange(20), chunks=(5,))
-    repo.branches["rechunk-x"] = repo.head()
+    repo.branches[JOB] = repo.head()
     if has_commits:
-        with repo.transaction("of the user", branch="rechunk-x") as store:
+        with repo.transaction("of the user", branch=JOB) as store:
             zarr.open_array(store, path="x")[0] = 100
-    mine = repo.branches["rechunk-x"]
+    mine = repo.branches[JOB]
     with pytest.raises(txstore.TransactionStateError, match="another name=") as caught:
         repo.rechunk("x", chunks=(7,))
     assert not any("To drop it" in note for note in caught.value.__notes__)
-    assert repo.branches["rechunk-x"] == mine
+    assert repo.branches[JOB] == mine
     assert repo.rechunk("x", chunks=(7,), name="mine") is not None
-    assert repo.branches["rechunk-x"] == mine
+    assert repo.branches[JOB] == mine
     assert is_equal(read(repo)[:], data)
 
 
@@ -524,21 +583,21 @@ def test_a_branch_of_the_user_with_that_name(repo, has_commits):
 @pytest.mark.parametrize(
     "what",
     [
-        lambda repo: repo.freeze("published", branch="rechunk-x"),
-        lambda repo: repo.optimize(branch="rechunk-x"),
-        lambda repo: repo.transaction("of another array", branch="rechunk-x"),
+        lambda repo: repo.freeze("published", branch=JOB),
+        lambda repo: repo.optimize(branch=JOB),
+        lambda repo: repo.transaction("of another array", branch=JOB),
     ],
 )
 def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
     data = written(repo, np.arange(100), chunks=(3,))
     with pytest.raises(InterruptedError_):
         repo.rechunk("x", chunks=(7,), progress=lambda done, total: interrupt_at(0)(1, 1) if done > part * total else 0)
-    newest = repo.branches["rechunk-x"]
+    newest = repo.branches[JOB]
     made = what(repo)
     if isinstance(made, txstore.TxStore):
         with made as store:
             zarr.create_array(store, name="y", data=data)
-    assert repo.branches["rechunk-x"] != newest
+    assert repo.branches[JOB] != newest
     assert repo.rechunk("x", chunks=(7,)) is not None
     assert is_equal(read(repo)[:], data)
     assert list(repo.branches) == ["main"]
@@ -548,8 +607,8 @@ def test_another_commit_has_changed_the_copy(repo):
     written(repo, np.arange(100), chunks=(3,))
     with pytest.raises(InterruptedError_):
         repo.rechunk("x", chunks=(7,), progress=interrupt_at(1))
-    with repo.transaction("by mistake", branch="rechunk-x") as store:
+    with repo.transaction("by mistake", branch=JOB) as store:
         zarr.open_array(store, path="x")[0] = 100
-    with pytest.raises(txstore.TransactionStateError, match="delete the branch 'rechunk-x'"):
+    with pytest.raises(txstore.TransactionStateError, match=f"delete the branch '{JOB}'"):
         repo.rechunk("x", chunks=(7,))
     assert read(repo).chunks == (3,)

@@ -131,7 +131,7 @@ def rechunk(
         typer.Option(
             metavar="NAME",
             help="Name of this job. After an interruption, the same command continues.",
-            show_default="after NODE",
+            show_default="a hash of NODE",
         ),
     ] = None,
     message: MessageOption = None,

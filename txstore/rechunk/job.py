@@ -11,10 +11,10 @@ erasure the job begins anew: nothing that was read before it is committed any mo
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -111,17 +111,23 @@ def rechunk(
     path = path.strip("/")
     if max_memory < 1 or (workers is not None and workers < 1):
         raise ValueError(f"max_memory={max_memory!r}, workers={workers!r}: give 1 or more")
-    work = f"rechunk-{name or re.sub(r'[^A-Za-z0-9_-]+', '-', path)[:88]}".rstrip("-")
-    job = RechunkJob(repo, path, work, branch, max_memory, workers or _WORKERS, progress)
+    job = RechunkJob(
+        repo, path, f"rechunk-{name or _hashed(path, branch)}", branch, max_memory, workers or _WORKERS, progress
+    )
     try:
         return job.run(chunks, shards, compressors, message, timeout)
     except BaseException as error:
         if job.has_begun:
             error.add_note(
-                f"What was copied is kept in the branch {work!r}: the same call continues. To drop it: "
-                f"del repo.branches[{work!r}], or `txstore branch delete`"
+                f"What was copied is kept in the branch {job.work!r}: the same call continues. To drop it: "
+                f"del repo.branches[{job.work!r}], or `txstore branch delete`"
             )
         raise
+
+
+def _hashed(path: str, branch: str) -> str:
+    """Return a name for the job on a branch: names of branches come to the log of operations, and paths must not."""
+    return hashlib.sha256(f"{branch}\0{path}".encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 class RechunkJob:
@@ -141,12 +147,12 @@ class RechunkJob:
         self._engine = repo.engine
         self._path = path
         self._between = f"{path}/{_BETWEEN}".strip("/")
-        self._work = work
+        self.work = work
         self._on = work  # the name that the branch of the job has now
         self._branch = branch
         self._room = max(1, max_memory // _SHARE // workers)
         self._committed = max_memory // _COMMITTED
-        self._workers = workers
+        self.workers = workers
         self._progress = progress
         self.has_begun = False  # whether the branch of the job exists
         self._branch_id: str
@@ -215,10 +221,10 @@ class RechunkJob:
     def _copied(self) -> Commit:
         """Return the commit that is copied: where the branch of the job starts, or the head if there is none yet."""
         with suppress(KeyError):  # it is left if a process was killed while it began: that one has copied nothing
-            del self._repo.branches[self._work + _NEW]
-        if self._work in self._repo.branches:
-            self._on = self._work
-            self._branch_id = self._engine.branch(self._work)
+            del self._repo.branches[self.work + _NEW]
+        if self.work in self._repo.branches:
+            self._on = self.work
+            self._branch_id = self._engine.branch(self.work)
             self._newest, self._told = self._look()
             commits = self._engine.commits
             fork = commits.branches.fork(self._branch_id)
@@ -233,7 +239,7 @@ class RechunkJob:
     def _begin(self, metadata: Any) -> None:
         """Make the branch of the job. It has its name from when a commit on it says that it is the job's."""
         planned = plan(read_axes(metadata), self._target.written, element_size(metadata), self._room)
-        start, self._on = self._start, self._work + _NEW
+        start, self._on = self._start, self.work + _NEW
         self._repo.branches[self._on] = self._newest = start
         self._branch_id = self._engine.branch(self._on)
         state = _JobState(
@@ -248,11 +254,11 @@ class RechunkJob:
             _log.info("%s: %r is rechunked in two passes, with %s between", self._engine.url, self._path, planned)
         try:
             self._set_up(metadata, planned, state)
-            self._repo.branches.rename(self._on, self._work)
+            self._repo.branches.rename(self._on, self.work)
         except BaseException:  # nothing was copied that could be continued
             self._drop()
             raise
-        self._on = self._work
+        self._on = self.work
         self.has_begun = True
 
     def _look(self) -> tuple[Commit, Commit]:
@@ -290,7 +296,7 @@ class RechunkJob:
         wanted = self._path, self._branch, self._target.as_dict()
         if (self._state.path, self._state.branch, self._state.form) != wanted:
             raise TransactionStateError(
-                f"the branch {self._work!r} is of another rechunk, of {self._state.path!r} to {self._state.form}: "
+                f"the branch {self.work!r} is of another rechunk, of {self._state.path!r} to {self._state.form}: "
                 "repeat that call, or give this one another name=",
                 state="open",
             )
@@ -334,7 +340,7 @@ class RechunkJob:
         if self._on not in self._repo.branches:
             self.has_begun = False
             raise TransactionStateError(
-                f"the branch {self._work!r} is gone: another process has done this rechunk, or dropped what was copied",
+                f"the branch {self.work!r} is gone: another process has done this rechunk, or dropped what was copied",
                 state="ended",
             )
         with (
@@ -344,7 +350,7 @@ class RechunkJob:
             base = store.base
             if base is None or (base.id != self._newest.id and self._look()[1].id != self._told.id):
                 raise TransactionStateError(
-                    f"another process rechunks {self._path!r}, and has committed to the branch {self._work!r}: let it, "
+                    f"another process rechunks {self._path!r}, and has committed to the branch {self.work!r}: let it, "
                     "or give this call another name=",
                     state="open",
                 )
@@ -385,7 +391,7 @@ class RechunkJob:
                         done += bytes_of(copied, size)
                         self._tell(done, nbytes * (last + 1))
 
-                    copy_pieces(source, target, group, workers=self._workers, done=tell)
+                    copy_pieces(source, target, group, workers=self.workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
                         store.delete_dir_sync(self._between)
 
