@@ -516,13 +516,22 @@ class Snapshots:
         Who writes values of older commits again, or copies stored ones, calls this first. Where files are mapped, what
         an erasure replaces becomes zeros in memory, but not in a map of what an earlier erasure had replaced.
         """
-        records = [(record.id, record.finished) for record in read_records(self._commits.storage)]
-        told = blake2b(repr(records).encode(), digest_size=16).digest()
-        if records and told != self._heeded:
+        told = self._erasures()
+        if told != self._heeded:
             if self.is_ranged:
                 self._commits.storage.cache.heed(told)
             self.forget(())
             self._heeded = told
+
+    @property
+    def heeds_all_erasures(self) -> bool:
+        """Whether no erasure has begun or ended since `heed_erasures`."""
+        return self._erasures() == self._heeded
+
+    def _erasures(self) -> bytes:
+        """Return what stands for the erasures so far: b"" for none."""
+        records = [(record.id, record.finished) for record in read_records(self._commits.storage)]
+        return blake2b(repr(records).encode(), digest_size=16).digest() if records else b""
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""

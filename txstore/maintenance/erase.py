@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from txstore.commit import MAIN, Commit, Stored
@@ -267,7 +268,7 @@ class _Erasing:
         else:
             record = self._new_record(until)
             self._write(record)
-            record = self._scrub(record)
+            record = self._scrub(self._pass_by(record))
         return self._end(record)
 
     def _end(self, record: ErasureRecord) -> ErasureReport:
@@ -445,6 +446,20 @@ class _Erasing:
 
     # --- deleting and recording
 
+    def _pass_by(self, record: ErasureRecord) -> ErasureRecord:
+        """Where no pins tell who has a transaction open: let each of them meet the record before it can commit.
+
+        A transaction looks for records when it moves to a head that it does not know. Each branch gets such a head now:
+        what was committed before is among what is erased, and what is committed behind it has looked.
+        """
+        if self._commits.are_pins_seen:
+            return record
+        for branch in living_branches(self._commits):
+            self._while_living(branch, lambda each: self._commit(each, f"erasing {_shown(self.paths)}", {}))
+        record = replace(record, until=self._delete_everywhere())
+        self._write(record)
+        return record
+
     def _delete_everywhere(self) -> dict[str, int]:
         """Delete the paths from every head; return, for each branch, the last version that may still have values."""
         until = {}
@@ -495,14 +510,15 @@ class _Erasing:
         while True:
             kept = self._kept()
 
-            def note(table: ReplacementTable) -> ErasureRecord:
-                noted = replace(record, table=table)
+            def note(table: ReplacementTable, begun: ErasureRecord) -> ErasureRecord:
+                noted = replace(begun, table=table)
                 self._write(noted)
                 return noted
 
             try:
-                note(ReplacementTable(()))
-                return self._scrub(note(write_replacements(self._commits, rows.values(), note)))
+                record = self._pass_by(note(ReplacementTable(()), record))
+                note_table = partial(note, begun=record)
+                return self._scrub(note_table(write_replacements(self._commits, rows.values(), note_table)))
             except (CorruptionError, FileNotFoundError):
                 if self._kept() == kept:
                     raise
@@ -524,18 +540,22 @@ class _Erasing:
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
-        writer = self._commits.staged.new(os.urandom(16), 0)
         message = f"erased {_shown(self.paths)}"
         properties: dict[str, Any] = {"erased": list(self.paths), "erasure": record.id}
         if record.dimensions:
             message = f"erased rows of {_shown(self.paths)} along {_shown(record.dimensions)}"
             properties["dimensions"] = list(record.dimensions)
+        return self._commit(MAIN, message, properties)
+
+    def _commit(self, branch: str, message: str, properties: Mapping[str, Any]) -> Commit:
+        """Make a commit that changes nothing."""
+        writer = self._commits.staged.new(os.urandom(16), 0)
         publisher = Publisher(
-            self._commits, writer, branch=MAIN, durable=True, message=message, properties=properties
+            self._commits, writer, branch=branch, durable=True, message=message, properties=properties
         )  # fmt: skip
         try:
-            publisher.prepare(self._commits.head(MAIN))
-            stored = publisher.publish(_Unchanged(self._snapshots))
+            publisher.prepare(self._commits.head(branch))
+            stored = publisher.publish(_Unchanged(self._snapshots, branch))
             assert stored is not None
             return stored.commit
         finally:
@@ -546,11 +566,12 @@ class _Erasing:
 class _Unchanged:
     """A commit that changes nothing: a `Plan` of `history.publisher`."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: Snapshots, branch: str) -> None:
         self._snapshots = snapshots
+        self._branch = branch
 
     def catch_up(self) -> Snapshot:
-        return self._snapshots.newest(MAIN)
+        return self._snapshots.newest(self._branch)
 
     def contents(self, head: Snapshot) -> Contents:
         return Contents((), tuple(head.run_names))

@@ -395,6 +395,8 @@ class _Optimizer:
         return self.snapshots.newest(self.branch)
 
     def contents(self, head: Snapshot) -> Contents | None:
+        if head is not self.head and not self.commits.are_pins_seen and not self.snapshots.heeds_all_erasures:
+            return None  # I12: the copies may have what was erased since
         runs = list(head.run_names)
         if self.merged is not None and (at := index.find_runs(self.inputs, runs)) is not None:
             section, merged = self.merged

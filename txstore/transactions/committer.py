@@ -23,11 +23,13 @@ from txstore.history import declarations, declared_constraints
 from txstore.history.ancestry import Ancestry
 from txstore.history.changes import changed
 from txstore.history.commits import Commits
+from txstore.history.erasures import as_erasure
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.compaction_outputs import CompactionOutput
+from txstore.segments.replaced import read_records
 from txstore.steps import step
 from txstore.transactions import conflicts
 from txstore.transactions.commit_run import CommitRun
@@ -269,6 +271,8 @@ class Committer:
         if head.oldest_kept > max(self.base.version, 0):
             # I10: tombstones of later deletions may be gone.
             raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
+        if not self.commits.are_pins_seen:
+            self._check_erasures(head)
         self.writes = self.writes or self._writes()
         since = self.head.seq if self.merges.settled is None else self.base.seq
         was_made_for_another, self._derived = self.merges.leave_head(), None
@@ -284,6 +288,15 @@ class Committer:
             self._append_runs(head)
         self._derive(head)
         return head
+
+    def _check_erasures(self, head: Snapshot) -> None:
+        """I12: raise `ConflictError` if staged values may be made of erased ones: no erasure has waited for this."""
+        for record in read_records(self.commits.storage):
+            if record.until.get(self.publisher.branch, -1) > self.base.version:
+                staged = (key for key, link in self.view.staged.items() if link.kind != packfile.FRAME_TOMBSTONE)
+                if keys := list(filter(as_erasure(record).covers, staged)):
+                    reason = "keys lie below what was erased after this transaction had begun"
+                    raise ConflictError(keys, reason=reason, base=self.base.commit, head=head.commit)
 
     def _append_runs(self, head: Snapshot) -> None:
         """Write the runs anew, behind values that were added, or at their place. All are synced with the header."""
@@ -402,6 +415,8 @@ class Committer:
         staging, own = self.staging, self.own_run.section
         if own is None or own.offset + own.length > PROPOSED:
             return False
+        if self.merges.values:
+            return False  # what it was merged of may be erased before the leader decides
         if self.own_run.packs and staging.members.is_shared:
             return False  # this process can't know that the packs of others will stay
         is_more = staging.other_parent is not None or staging.declared or self.view.reflinks.any or staging.sources
