@@ -11,7 +11,7 @@ from txstore.commit import Stored
 from txstore.commit_queue.group_commits import PROPOSED
 from txstore.deriving import declared as declared_views
 from txstore.deriving.derivation import derive
-from txstore.errors import ConflictError, SnapshotExpiredError
+from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError
 from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.constraints import as_text
@@ -117,14 +117,14 @@ class Committer:
         sources = [source.stored for source in self.view.reflinks.sources]
         found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
         if not found:
-            return self._run(is_wanted)
+            return self._run_or_tell(is_wanted)
         self.staging.sources = held = HeldSources(self.commits, found)
         try:
             for stored in found:
                 self.snapshots.check_kept(stored)
                 if self.publisher.durable and stored.header.branch != self.publisher.branch:
                     self._make_durable(stored)  # on the commit's own branch, the parent ensures this
-            made = self._run(is_wanted)
+            made = self._run_or_tell(is_wanted)
         except BaseException:
             if not self.publisher.proposed:  # else the commit may have been made, and may need them
                 held.release()
@@ -143,6 +143,13 @@ class Committer:
         self.merges.put_together()
         self.own_run.append(self.head)
         self._keep_constraints(self.catch_up())
+
+    def _run_or_tell(self, is_wanted: bool) -> Stored | None:
+        try:
+            return self._run(is_wanted)
+        except (CorruptionError, ErasedError):
+            self._check_erasures(self.head)  # it has read what was erased since, and needs no repair
+            raise
 
     def _run(self, is_wanted: bool) -> Stored | None:
         # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
@@ -271,8 +278,7 @@ class Committer:
         if head.oldest_kept > max(self.base.version, 0):
             # I10: tombstones of later deletions may be gone.
             raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
-        if not self.commits.are_pins_seen:
-            self._check_erasures(head)
+        self._check_erasures(head)
         self.writes = self.writes or self._writes()
         since = self.head.seq if self.merges.settled is None else self.base.seq
         was_made_for_another, self._derived = self.merges.leave_head(), None
@@ -291,7 +297,7 @@ class Committer:
 
     def _check_erasures(self, head: Snapshot) -> None:
         """I12: raise `ConflictError` if staged values may be made of erased ones: no erasure has waited for this."""
-        for record in read_records(self.commits.storage):
+        for record in () if self.commits.are_pins_seen else read_records(self.commits.storage):
             if record.until.get(self.publisher.branch, -1) > self.base.version:
                 staged = (key for key, link in self.view.staged.items() if link.kind != packfile.FRAME_TOMBSTONE)
                 if keys := list(filter(as_erasure(record).covers, staged)):
