@@ -23,9 +23,11 @@ import txstore
 from tests.maintenance.erased_rows import array_of, files_of
 from tests.maintenance.upkeep import below
 from tests.system.processes.workers import QUICK, Worker, ended
+from tests.transactions.test_dead_uploads import kill
 from tests.waiting import wait_for_background_cleanup, wait_until
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import optimize as optimizing
+from txstore.storage import leases
 
 #: The labels 10 and so on; a row has 16 elements, and there are 4 rows in a chunk.
 ROWS = np.frombuffer(random.Random(8).randbytes(8 * 8 * 16), np.uint64).reshape(8, 16)
@@ -234,6 +236,30 @@ def test_on_a_newer_commit_it_is_not_waited_for(somewhere: txstore.Repository) -
     gc.collect()
     somewhere.erase("v", timeout=0)
     assert leaks(somewhere, new, *ROWS) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ERASED)
+@pytest.mark.parametrize("ending", ["commit", "rollback", "killed"])
+def test_what_has_been_uploaded_is_waited_for(
+    in_objects: txstore.Repository, monkeypatch: pytest.MonkeyPatch, kind: str, ending: str
+) -> None:
+    """As long as there is a lease on it."""
+    store = again(in_objects).transaction("large")
+    write_beside(store)
+    for number in range(8):
+        store[f"v/more/{number}"] = ROWS[2].tobytes() + bytes(LONG)
+    store.mapping._staging.part.writer._uploads.wait()  # type: ignore[union-attr, attr-defined]
+    assert leaks(in_objects)
+    with pytest.raises(txstore.ErasureTimeoutError, match=r"transaction [0-9a-f]{32} is open"):
+        in_objects.erase(*ERASED[kind], timeout=0)
+    if ending == "killed":
+        kill(store)
+        monkeypatch.setattr(leases, "TERM", 10.0)  # else it takes half a minute
+    else:
+        store.commit() if ending == "commit" else store.rollback()
+    in_objects.erase(*(ERASED["path"] if ending == "commit" else ERASED[kind]))
+    assert leaks(in_objects) == []
 
 
 # --- other processes
