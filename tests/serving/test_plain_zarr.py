@@ -295,6 +295,20 @@ def test_what_was_erased_is_not_missing(get: Get, repo: txstore.Repository, app:
     assert get(f"/at/main/{KEY}").status in (404, 410)
 
 
+def test_no_document_that_was_erased_comes_from_memory(get: Get, repo: txstore.Repository, app: Application) -> None:
+    with repo.transaction() as store:
+        zarr.open_group(store, path="three").attrs["patient"] = "ann"
+    old = repo.head()
+    assert old is not None
+    for path in ("", "three/"):
+        assert b"ann" in get(f"/at/{old.id}/{path}zarr.json").body
+    app.positions.let_go(idle=0)
+    repo.erase("three")
+    assert b"ann" not in get(f"/at/{old.id}/zarr.json").body
+    answer = get(f"/at/{old.id}/three/zarr.json")
+    assert (answer.status, error(answer)) == (410, "ErasedError")
+
+
 def test_damage_is_no_missing_key(get: Get, open_repo: Any) -> None:
     repo = txstore.Repository(open_repo("bad.tx").url)
     with repo.begin() as mapping:

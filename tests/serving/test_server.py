@@ -305,6 +305,33 @@ async def test_nobody_waits_for_an_answer_that_nobody_waits_for(
         may_go_on.set()
 
 
+async def test_a_walk_through_the_history_holds_up_nobody(
+    served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for the first digits of an id, which each commit may have."""
+    may_go_on, has_begun = threading.Event(), threading.Event()
+    chain = repo.engine.commits.chain
+    ancestors = chain.ancestors
+
+    def slowly(*arguments: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(20), "the others were held up"
+        return ancestors(*arguments)
+
+    monkeypatch.setattr(chain, "ancestors", slowly)
+    head = repo.head()
+    assert head is not None
+    waiting, other = await Connection.open(served.port), await Connection.open(served.port)
+    await waiting.ask(f"/at/{head.id[:8]}/scalar/c")
+    assert await asyncio.to_thread(has_begun.wait, 20)
+    for ref in ("main", "v1", "no-such-name"):  # none of which has the form of an id
+        assert (await other.get(f"/at/{ref}/scalar/c"))[0] == (410 if "-" in ref else 200)
+    may_go_on.set()
+    assert (await waiting.head())[0] == 200
+    await waiting.close()
+    await other.close()
+
+
 async def hostile_bytes(server: Running, sent: bytes) -> bytes:
     connection = await Connection.open(server.port)
     connection.writer.write(sent)

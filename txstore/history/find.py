@@ -32,6 +32,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 #: Names of branches and tags can't have these forms: `main@3` is version 3 of main, `NAME~2` two commits before NAME.
 _IN_VERSION = re.compile(r"(.+)@(-?\d+)")
 _BEFORE = re.compile(r"(.+)~(\d*)")
+_DIGITS = re.compile(r"[0-9A-Fa-f]{4,32}")
 _UNDERSTOOD = "a version, a tag, a branch, HEAD, branch@version, the first 4 digits of an id or more, a date, or NAME~1"
 
 
@@ -147,10 +148,15 @@ def _existing_head(commits: Commits, branch: str) -> Stored:
     return head
 
 
+def may_be_id(name: str) -> bool:
+    """Tell whether a name may be an id, or its first digits: to find out is a walk through the history."""
+    return _DIGITS.fullmatch(name) is not None
+
+
 def _by_id(commits: Commits, commit_id: str, branch: str) -> Stored:
     wanted = commit_id.lower()
     found: dict[bytes, Stored] = {}
-    for stored in _kept(commits, branch) if len(wanted) >= 4 else ():
+    for stored in _kept(commits, branch) if may_be_id(wanted) else ():
         if stored.header.id.hex().startswith(wanted):
             found[stored.header.id] = stored
             if len(wanted) == 32:

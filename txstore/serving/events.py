@@ -66,7 +66,8 @@ class Events:
             about = [*PROTECTED, (b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": about})
             if scope["method"] != "HEAD" and not self._is_closed:
-                await self._tell(queue, gone, send, _event("heads", _ids(first)))
+                # Not `first`: while it was found, others may have been told of commits that came after it.
+                await self._tell(queue, gone, send, _event("heads", _ids(self._heads)))
             await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from txstore.errors import CorruptionError, KeyFormatError
 from txstore.format import packfile
 from txstore.format.consolidated import ZMETADATA, consolidate, documents_of
 from txstore.format.keys import check_name, encode_key
+from txstore.history.find import may_be_id
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found
 from txstore.serving.answers import (
@@ -65,7 +67,7 @@ class PlainZarr:
         """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
         snapshot = self._positions.kept(ref)
-        if snapshot is None and (self._is_ranged or is_id(ref)):
+        if snapshot is None and (self._is_ranged or may_be_id(ref)):
             snapshot = await in_thread(self._positions.snapshot, ref)
         elif snapshot is None:
             snapshot = self._positions.snapshot(ref)
@@ -93,7 +95,7 @@ class PlainZarr:
             return None
         snapshot, cache = self._positions.kept(ref), self._immutable
         if snapshot is None:
-            if is_id(ref):
+            if may_be_id(ref):
                 return None  # to find it is a walk through the history
             snapshot, cache = self._positions.snapshot(ref), REVALIDATED
         return _from_map(scope, snapshot, key, _look_up(snapshot, key), cache)
@@ -300,12 +302,20 @@ def _kind_of(key: str) -> bytes:
     return b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
 
 
+class _Kept(NamedTuple):
+    snapshot: weakref.ref[Snapshot]
+    document: tuple[bytes, bytes] | None
+
+
 class _Consolidated:
-    """Group documents that contain the documents of all nodes below: HTTP can't list. Safe in threads."""
+    """Group documents that contain the documents of all nodes below: HTTP can't list. Safe in threads.
+
+    A document counts as long as the snapshot that it was read from: an erasure waits until that is released.
+    """
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()
-        self._kept: OrderedDict[tuple[str, str, str], tuple[bytes, bytes] | None] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str], _Kept] = OrderedDict()
         self._size = 0
 
     def get(self, snapshot: Snapshot, path: str, name: str) -> tuple[bytes, bytes] | None:
@@ -313,16 +323,18 @@ class _Consolidated:
         commit_id = "" if snapshot.commit is None else snapshot.commit.id
         place = commit_id, path, name
         with self._lock:
-            if place in self._kept:
+            kept = self._kept.get(place)
+            if kept is not None and kept.snapshot() is snapshot:
                 self._kept.move_to_end(place)
-                return self._kept[place]
+                return kept.document
         made = consolidate(documents_of(snapshot, path)).get(name)
         document = None if made is None else (made, f'"{hashlib.sha256(made).hexdigest()[:32]}"'.encode())
         with self._lock:
-            self._size += 0 if place in self._kept else _size(document)
-            self._kept[place] = document
+            replaced = self._kept.pop(place, None)
+            self._kept[place] = _Kept(weakref.ref(snapshot), document)
+            self._size += _size(document) - (0 if replaced is None else _size(replaced.document))
             while self._size > _DOCUMENTS:
-                self._size -= _size(self._kept.popitem(last=False)[1])
+                self._size -= _size(self._kept.popitem(last=False)[1].document)
         return document
 
 
