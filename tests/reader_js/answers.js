@@ -19,6 +19,9 @@ const compressed = async (response) => {
   return new Response(body, { status: 200, headers: { "Content-Length": String(body.byteLength - 7) } });
 };
 
+/** Stores that stay open, by the names that questions give them. */
+const stores = new Map();
+
 const questions = {
   opened: () => null,
   log: async (repo, { branch, limit }) => (await repo.log({ branch, limit })).map((commit) => commit.id),
@@ -43,8 +46,10 @@ const questions = {
     aborting.abort();
     return waiting;
   },
-  async range(repo, { at, key, range }) {
-    const value = await (await repo.at(at)).getRange(key, range);
+  async range(repo, { at, key, range, hold }) {
+    const store = stores.get(hold) ?? (await repo.at(at));
+    if (hold) stores.set(hold, store);
+    const value = await store.getRange(key, range);
     return value ? Buffer.from(value).toString("hex") : null;
   },
 };
@@ -69,7 +74,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   };
   const began = performance.now();
   try {
-    const options = { fetch: counting, retries: 4, allowForeign: () => foreign === true };
+    const options = { fetch: counting, retries: 4, allowForeign: (url) => foreign === true || foreign === url };
     const repo = kept.get(keep) ?? (await openRepository(url, options));
     if (keep) kept.set(keep, repo);
     answer = { is: await questions[what](repo, question) };

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 import numpy as np
@@ -18,7 +23,7 @@ import pytest
 import zarr
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -236,6 +241,49 @@ def test_values_that_lie_elsewhere(tmp_path: Path, node: Node) -> None:
         (tmp_path / "raw.bin").write_bytes(b"HEAD12345")
         with pytest.raises(Refused, match="has changed since"):
             node.ask("get", f"{base}/data.tx", at="main", key="y", foreign=True)
+
+
+def test_a_file_elsewhere_that_leads_to_a_third_place(tmp_path: Path, node: Node) -> None:
+    """Its server may send a reader to any URL, of another host, too."""
+    (tmp_path / "raw.bin").write_bytes(b"head1234")
+    asked: list[bytes] = []
+    leads = False
+    with served(tmp_path) as there:
+
+        def answer(request: Request) -> Response:
+            asked.append(request.scope["raw_path"])
+            return RedirectResponse(f"{there}/raw.bin") if leads else FileResponse(tmp_path / "raw.bin")
+
+        with running(Starlette(routes=[Route("/{path:path}", answer)])) as base:
+            repo, url = txstore.Repository(tmp_path / "data.tx", sources=[base]), f"{base}/a%2Fb.bin"
+            with repo.transaction() as store:
+                store.set_reference("y", url, 4, 4)
+            there_is = content(repo.mapping())["y"]
+            ask = partial(node.ask, "get", f"{there}/data.tx", at="main", key="y")
+            assert ask(foreign=url) == there_is
+            assert {*asked} == {b"/a%2Fb.bin"}
+            leads = True
+            with pytest.raises(Refused, match=f"leads to another URL, at {there}. Allow that, too") as caught:
+                ask(foreign=url)
+            assert caught.value.name == "ForeignError"
+            assert ask(foreign=True) == there_is
+
+
+def test_a_file_elsewhere_of_which_no_version_is_told(tmp_path: Path, node: Node) -> None:
+    """It may have changed, and have the same length."""
+    (tmp_path / "raw.bin").write_bytes(b"head1234")
+    with served(tmp_path) as base:
+        repo = txstore.Repository(tmp_path / "data.tx", sources=[base])
+        with repo.transaction() as store:
+            store.set_reference("y", f"{base}/raw.bin", 4, 4)
+        port = urlsplit(base).port
+    (tmp_path / "raw.bin").write_bytes(b"HEAD5678")
+    with ThreadingHTTPServer(("127.0.0.1", port), partial(Listing, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(Refused, match="tells no ETag") as caught:
+            node.ask("get", tmp_path / "data.tx", at="main", key="y", foreign=True)
+        server.shutdown()
+    assert caught.value.name == "ForeignError"
 
 
 # --- damage
@@ -493,6 +541,51 @@ def test_a_repository_that_was_restored_while_it_was_open(tmp_path: Path, where:
         del repo
         shutil.rmtree(path)
         shutil.copytree(tmp_path / "backup.tx", path)
+
+
+def test_parts_of_a_file_that_was_replaced_meanwhile(tmp_path: Path, where: str, node: Node) -> None:
+    """Nothing but the head of a file says whose it is; a checksum is of a whole value."""
+    path = tmp_path / "data.tx"
+    for first in range(2):
+        with txstore.Repository(path).begin() as transaction:
+            transaction["a"] = bytes((each + first) % 256 for each in range(256)) * 400
+            transaction["b"] = bytes(20_000)
+        path.rename(tmp_path / f"{first}.tx")
+    shutil.copytree(tmp_path / "0.tx", path)
+    question = {"keep": f"replaced {where}", "hold": f"replaced {where}", "at": "main", "key": "a"}
+    read = partial(node.ask, "range", f"{where}/data.tx", **question)
+    assert read(range={"offset": 1000, "length": 4}) == bytes([232, 233, 234, 235]).hex()
+    shutil.copyfile(tmp_path / "1.tx" / "commits/main/0000000000", path / "commits/main/0000000000")
+    os.utime(path / "commits/main/0000000000", (1e9, 1e9))  # `http.server` says it in seconds
+    with pytest.raises(Refused, match="another pack") as caught:
+        read(range={"offset": 40_000, "length": 4})
+    assert caught.value.name == "CorruptionError"
+
+
+def test_a_page_of_absolute_links(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    """As Tomcat makes them; a page that leads elsewhere tells no names."""
+
+    class Absolute(Listing):
+        before = ""
+
+        def list_directory(self, path: Any) -> Any:
+            names = [f"{each.name}/" if each.is_dir() else each.name for each in sorted(Path(path).iterdir())]
+            links = [f'<a href="{self.before}{self.path}{name}">{name}</a>' for name in names]
+            content = f"<title>Directory Listing For [{self.path}]</title><a href='/'>up</a>{links}".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            return io.BytesIO(content)
+
+    with listed(tmp_path, Absolute) as base:
+        assert node.ask("branches", f"{base}/data.tx") == ["main", "Dev"]
+        assert node.ask("tags", f"{base}/data.tx") == ["v1"]
+        (tmp_path / "data.tx" / "heads" / "main").unlink()
+        assert node.ask("content", f"{base}/data.tx", at="main", prefix="")["commit"] == str(repo.head().id)
+        Absolute.before = "/behind/a/proxy"
+        for question in ("branches", "tags", "log"):
+            with pytest.raises(Refused, match="this server lists no names"):
+                node.ask(question, f"{base}/data.tx")
 
 
 def test_a_page_that_takes_long_to_read(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:

@@ -31,7 +31,7 @@ export class Commits {
     this.id = id;
     /** @type {Cache<{ begin: number, bytes: Uint8Array }>} the ends of commit files, by path and id: after a restore, another commit may be in a version */
     this.ends = new Cache(ENDS);
-    /** @type {Cache<void>} by path and id */
+    /** @type {Cache<void>} by path, id, and version of the file */
     this.packs = new Cache(KNOWN_PACKS);
     /** @type {Promise<boolean> | undefined} whether the server lists names, as far as that was found out */
     this.lists = undefined;
@@ -237,6 +237,7 @@ export class Commits {
     if (footer.fileLength !== size) throw new CorruptionError(`${path}: it has ${size} bytes instead of ${footer.fileLength}`);
     const begin = size - tail.length;
     void this.ends.get(`${path} ${footer.id}`, tail.length, async () => ({ begin, bytes: tail }));
+    this.notePack(path, footer.id);
     const made = (/** @type {Uint8Array} */ encoded) => {
       const { header, hash } = decodeHeader(encoded, footer, path);
       if (header.repository !== this.id || header.branch !== branch || header.version !== version) {
@@ -251,17 +252,30 @@ export class Commits {
   }
 
   /**
-   * See to it that a file is the pack that it was named as: checksums say so of whole values, and neither of parts nor of runs.
-   * @param {import("./header.js").Place} place
+   * Return what is read of a pack, if its file is the one that was named: checksums say so of whole values, and neither of parts nor of runs.
+   * @template T
+   * @param {import("./header.js").Place} place @param {Promise<T>} reading @returns {Promise<T>}
    */
+  async ofPack(place, reading) {
+    const [found] = await Promise.all([reading, this.checkPack(place)]);
+    await this.checkPack(place); // after a restore, say, another file may have answered than before
+    return found;
+  }
+
+  /** @param {{ path: string, id: string }} file */
   async checkPack({ path, id }) {
-    if (this.ends.kept.has(`${path} ${id}`)) return; // its footer was read
-    await this.packs.get(`${path} ${id}`, path.length * 2, async () => {
+    await this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, async () => {
       const reader = checked(await this.bytes({ path, id }, 0, HEAD), path);
       reader.magic("TXSTPACK");
       reader.take(8);
       if (reader.id() !== id || reader.id() !== this.id) reader.fail("it is another pack than the one that was named, or of another repository");
+      this.notePack(path, id);
     });
+  }
+
+  /** Remember which pack a file is, as it was just read. @param {string} path @param {string} id */
+  notePack(path, id) {
+    void this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, async () => undefined);
   }
 
   /** Read bytes of a commit. @param {import("./header.js").Place} place @param {number} begin @param {number} end @param {Reading} [reading] */

@@ -7,7 +7,7 @@ import { crc32c } from "./checksums.js";
 import { CorruptionError } from "./errors.js";
 import { openRepository as openUrl } from "./index.js";
 import { open } from "./repository.js";
-import { FORMAT, MAX_SMALL } from "./source.js";
+import { FORMAT, MAX_SMALL, MAX_TAGS } from "./source.js";
 
 export * from "./errors.js";
 
@@ -19,23 +19,25 @@ class DirectorySource {
   /** @param {string} directory */
   constructor(directory) {
     this.url = directory;
+    /** @type {Map<string, string>} of which version each file is */
+    this.tags = new Map();
   }
 
   /** @param {string} path */
   async small(path) {
-    const found = await unlessMissing(() => read(`${this.url}/${path}`, () => [0, MAX_SMALL]));
+    const found = await unlessMissing(() => this.read(path, () => [0, MAX_SMALL]));
     if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
     return found?.bytes;
   }
 
   /** @param {string} path @param {number} begin @param {number} end */
   async range(path, begin, end) {
-    return unlessMissing(() => read(`${this.url}/${path}`, () => [begin, end]).then(({ bytes }) => bytes));
+    return unlessMissing(() => this.read(path, () => [begin, end]).then(({ bytes }) => bytes));
   }
 
   /** @param {string} path @param {number} length */
   tail(path, length) {
-    return unlessMissing(() => read(`${this.url}/${path}`, (size) => [Math.max(0, size - length), size]));
+    return unlessMissing(() => this.read(path, (size) => [Math.max(0, size - length), size]));
   }
 
   /** @param {string} path */
@@ -43,25 +45,27 @@ class DirectorySource {
     return unlessMissing(() => readdir(`${this.url}/${path}`)).then((names) => names ?? []);
   }
 
+  /** @param {string} path @param {(size: number) => [number, number]} which @returns {Promise<End>} */
+  async read(path, which) {
+    const opened = await openFile(`${this.url}/${path}`);
+    try {
+      const { size, ino, ctimeMs } = await opened.stat();
+      const [begin, end] = which(size);
+      const bytes = new Uint8Array(Math.max(0, Math.min(end, size) - begin));
+      const { bytesRead } = await opened.read(bytes, 0, bytes.length, begin);
+      if (this.tags.size >= MAX_TAGS) this.tags.clear();
+      this.tags.set(path, `${ino} ${ctimeMs}`);
+      return { bytes: bytes.subarray(0, bytesRead), size };
+    } finally {
+      await opened.close();
+    }
+  }
+
   /** The number of an inode and the time of its change: no copy has both. */
   async place() {
     const { ino, ctimeNs } = await stat(`${this.url}/${FORMAT}`, { bigint: true });
     const place = crc32c(new Uint8Array(BigUint64Array.of(ino, ctimeNs).buffer)) & ~1;
     return (place >>> 0) || 2;
-  }
-}
-
-/** @param {string} file @param {(size: number) => [number, number]} which @returns {Promise<End>} */
-async function read(file, which) {
-  const opened = await openFile(file);
-  try {
-    const { size } = await opened.stat();
-    const [begin, end] = which(size);
-    const bytes = new Uint8Array(Math.max(0, Math.min(end, size) - begin));
-    const { bytesRead } = await opened.read(bytes, 0, bytes.length, begin);
-    return { bytes: bytes.subarray(0, bytesRead), size };
-  } finally {
-    await opened.close();
   }
 }
 

@@ -14,6 +14,7 @@ import { CorruptionError, RequestError } from "./errors.js";
  *   last bytes
  * @property {(path: string, options?: Reading) => Promise<string[] | undefined>} list the names in a directory.
  *   undefined: the server tells no names
+ * @property {Map<string, string>} [tags] of which version each file was when it was read last, as its host says
  * @property {() => Promise<number>} [place] where head caches were written that tell of these files; without it, it is not
  *   known
  */
@@ -45,6 +46,8 @@ const MAX_WHOLE = 256 << 20;
 const MAX_LIST = 64 << 20;
 const MAX_PAGES = 10_000;
 const MAX_NAMES = 10_000_000;
+/** Files of which the version is remembered. */
+export const MAX_TAGS = 10_000;
 export const FORMAT = "format.json";
 const FIRST_PAUSE = 100;
 const MISSING = new Set([404, 410]);
@@ -64,6 +67,8 @@ export class HttpSource {
     this.fetch = options.fetch ?? ((input, init) => fetch(input, init));
     /** @type {Map<string, Wanted[]>} the ranges of each file that were asked for since the last requests */
     this.wanted = new Map();
+    /** @type {Map<string, string>} of which version each file is */
+    this.tags = new Map();
     /** @type {Promise<Way | undefined> | undefined} how the server lists names, if that was found out */
     this.way = undefined;
   }
@@ -147,15 +152,17 @@ export class HttpSource {
 
   /**
    * Return a part of a file, with the length of the file. undefined: there is no such file.
-   * @param {string} path @param {Part} part @param {Reading} options
+   * @param {string} path @param {Part} part @param {Reading} options @param {string} [target]
    * @returns {Promise<End | undefined>}
    */
-  async answer(path, part, options) {
-    const target = this.target(path);
+  async answer(path, part, options, target = this.target(path)) {
     const range = "tail" in part ? `-${part.tail}` : `${part.begin}-${part.end - 1}`;
-    return this.request(target, { headers: { ...this.init.headers, Range: `bytes=${range}` } }, options, (response) => {
+    return this.request(target, { headers: { ...this.init.headers, Range: `bytes=${range}` } }, options, async (response) => {
       if (response.status === 416) throw new CorruptionError(`${path}: it is shorter than it was written`);
-      return answered(response, target, part);
+      const end = await answered(response, target, part);
+      if (this.tags.size >= MAX_TAGS) this.tags.clear();
+      this.tags.set(path, `${response.headers.get("ETag")} ${response.headers.get("Last-Modified")}`);
+      return end;
     });
   }
 
@@ -219,7 +226,7 @@ export class HttpSource {
     ];
     try {
       const found = await Promise.all(ways.map((way) => way("commits", {}, 1).catch(unlessBusy)));
-      const way = ways.find((_, each) => found[each]);
+      const way = ways.find((_, each) => found[each]?.length) ?? ways.find((_, each) => each && found[each]);
       if (!way) this.way = undefined; // there may be no commit yet
       return way;
     } catch (error) {
@@ -230,11 +237,13 @@ export class HttpSource {
 
   /** @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
   async listPage(path, options, retries) {
-    const text = await this.text(`${this.target(path)}/`, options, retries);
+    const target = `${this.target(path)}/`;
+    const text = await this.text(target, options, retries);
     if (!text || !/index of|directory listing/i.test(text)) return undefined;
-    const links = [...text.matchAll(/<a\s[^<>]*href="([^"?#<>]*)/gi)].map(([, link]) => link);
-    const names = links.map((link) => decoded(link).replace(/\/$/, "").replace(/^\.\//, ""));
-    return links.length ? names.filter((name) => name && !name.includes("/") && name !== "..") : undefined;
+    const links = [...text.matchAll(/<a\s[^<>]*href="([^"?#<>]*)/gi)].map(([, link]) => pathOf(unescaped(link), target));
+    const above = pathOf("", target);
+    const names = links.flatMap((link) => (link.startsWith(above) ? [link.slice(above.length).replace(/\/$/, "")] : []));
+    return links.length ? names.filter((name) => name && !name.includes("/")) : undefined;
   }
 
   /** @param {string} bucket @param {string[]} prefix @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
@@ -278,12 +287,12 @@ function unlessBusy(error) {
   return undefined;
 }
 
-/** @param {string} link of a page; a name of TxStore needs no escapes */
-function decoded(link) {
+/** The path that a link of a page leads to. @param {string} link @param {string} page */
+function pathOf(link, page) {
   try {
-    return decodeURIComponent(link);
+    return decodeURIComponent(new URL(link, page).pathname);
   } catch (error) {
-    if (error instanceof URIError) return "";
+    if (error instanceof URIError || error instanceof TypeError) return "";
     throw error;
   }
 }

@@ -91,18 +91,25 @@ export class Store {
 
   // --- look-ups
 
+  /** @param {import("./header.js").RunName} name @returns {import("./header.js").Place} */
+  fileOf({ pack }) {
+    const { path, base, id } = /** @type {import("./header.js").Stored} */ (this.stored);
+    return pack ?? { path, base, id };
+  }
+
+  /** What no other run has: where it lies. @param {import("./header.js").RunName} name */
+  nameOf(name) {
+    const { path, base, id } = this.fileOf(name);
+    return `${path} ${id} ${base} ${name.offset} ${name.length}`;
+  }
+
   /** @param {import("./header.js").RunName} name @returns {Promise<Run>} */
   run(name) {
     const { repository } = this;
-    const stored = /** @type {import("./header.js").Stored} */ (this.stored);
-    const { path, base, id } = stored;
-    const lies = name.pack ?? { path, base, id };
+    const lies = this.fileOf(name);
     const read = (/** @type {number} */ begin, /** @type {number} */ end) => repository.commits.read(lies, begin, end);
     const size = Math.ceil(name.length * 0.02) + 1024;
-    return repository.runs.get(`${lies.path} ${lies.id} ${lies.base} ${name.offset} ${name.length}`, size, async () => {
-      const [run] = await Promise.all([Run.open(read, lies, name, repository.blocks), repository.commits.checkPack(lies)]);
-      return run;
-    });
+    return repository.runs.get(this.nameOf(name), size, () => repository.commits.ofPack(lies, Run.open(read, lies, name, repository.blocks)));
   }
 
   /** @param {string} key @returns {Promise<Entry | undefined>} undefined: there is no such key */
@@ -149,7 +156,7 @@ export class Store {
     }
     const [begin, end] = borders(range, entry.length);
     const { commits } = this.repository;
-    const [bytes] = await Promise.all([commits.read(entry.place, entry.offset + begin, entry.offset + end, reading), commits.checkPack(entry.place)]);
+    const bytes = await commits.ofPack(entry.place, commits.read(entry.place, entry.offset + begin, entry.offset + end, reading));
     // Erased values are zeros, and so may others be: the checksum of the whole tells.
     return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
   }
@@ -170,26 +177,30 @@ export class Store {
     if (!this.repository.options.allowForeign?.(url)) {
       throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
     }
-    const cut = url.lastIndexOf("/");
-    /** @type {string | undefined} */
-    let etag;
+    if (!length) return new Uint8Array(0);
+    /** @type {string | null} */
+    let etag = null;
     const { fetch } = /** @type {HttpSource} */ (this.repository.source);
-    const source = new HttpSource(url.slice(0, cut), {
+    const source = new HttpSource(url, {
       fetch: async (input, init) => {
         const response = await (fetch ?? globalThis.fetch)(input, init);
-        etag = response.headers.get("ETag") ?? undefined;
+        if (response.redirected && !this.repository.options.allowForeign?.(response.url)) {
+          throw new ForeignError(`${url}: a value lies in this file, whose server leads to another URL, at ${new URL(response.url).origin}. Allow that, too`);
+        }
+        etag = response.headers.get("ETag");
         return response;
       },
     });
-    const found = length ? await source.answer(decodeURIComponent(url.slice(cut + 1)), { begin: offset, end: offset + length }, reading) : undefined;
-    if (!length) return new Uint8Array(0);
+    const found = await source.answer(url, { begin: offset, end: offset + length }, reading, url);
     if (!found) throw new ForeignError(`${url}: a value lies in this file, which is gone`);
-    if (found.size !== size || (etag !== undefined && etag.replace(/^W\/|"/g, "") !== version.replace(/^W\/|"/g, ""))) {
-      throw new ForeignError(`${url}: a value lies in this file, which has changed since`);
-    }
+    if (etag === null) throw new ForeignError(`${url}: a value lies in this file, whose server tells no ETag: it may have changed. In a browser, the server has to expose ETag by CORS`);
+    if (found.size !== size || bare(etag) !== bare(version)) throw new ForeignError(`${url}: a value lies in this file, which has changed since`);
     return found.bytes.subarray(0, length);
   }
 }
+
+/** @param {string} etag */
+const bare = (etag) => etag.replace(/^W\/|"/g, "");
 
 /** @param {Range} range @param {number} length @returns {[number, number]} */
 function borders(range, length) {

@@ -81,7 +81,7 @@ function overHttp(base) {
     const headers = range && { Range: range.suffixLength === undefined ? `bytes=${range.offset}-${range.offset + range.length - 1}` : `bytes=-${range.suffixLength}` };
     const response = await fetch(base + key.slice(1), { signal, headers, credentials: "same-origin" });
     if (response.status === 404) return undefined;
-    if (!response.ok) throw new Error(`the server answered ${response.status} for ${key}`);
+    if (!response.ok || (range && response.status !== 206)) throw new Error(`the server answered ${response.status} for ${key}`);
     const length = Number(response.headers.get("Content-Length"));
     if (length > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
     return new Uint8Array(await response.arrayBuffer());
@@ -103,6 +103,8 @@ export async function openArray(commit, node, signal) {
   const [{ open, root }] = await zarrita;
   const store = new Below(files === null ? overHttp(zarrAddress(commit, node.path)) : await fromFiles(commit, node.path));
   const array = await (node.zarr_format === 2 ? open.v2 : open.v3)(root(store), { kind: "array", signal });
+  const lengths = [...array.shape, ...array.chunks, ...(node.shards ?? [])];
+  if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || String(array.chunks) !== String(node.chunks)) throw new Error("its document has impossible lengths");
   return { array, store };
 }
 

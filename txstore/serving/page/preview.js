@@ -10,13 +10,15 @@ import { count, lengths, plural, quoted, shown, size } from "./words.js";
 const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
 const TALLEST = 600;
 const VALUES_LISTED = 200;
+const MOST_DIMENSIONS = 64; // as of numpy
 
 let map = MAP_NAMES[0]; // kept from one array to the next
 
 export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
-  if (node.shape.some((each) => each === 0)) {
-    replace(into, notice("The array has no elements."));
+  const isEmpty = node.shape.some((each) => each === 0);
+  if (isEmpty || node.shape.length > MOST_DIMENSIONS) {
+    replace(into, notice(isEmpty ? "The array has no elements." : "The array has too many dimensions to be shown."));
     return null;
   }
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);

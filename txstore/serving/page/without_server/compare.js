@@ -30,11 +30,7 @@ export async function compare(repository, before, after, most, signal) {
 
 /** Keys that may differ: those of runs that only one of the two has, and those that such a run deletes by a prefix. */
 async function differing(stores, signal) {
-  const nameOf = (store, { pack, offset, length }) => {
-    const { path, base } = pack ?? store.stored;
-    return `${path} ${base} ${offset} ${length}`;
-  };
-  const listed = stores.map((store) => new Map((store.stored?.header.runs ?? []).map((run) => [nameOf(store, run), run])));
+  const listed = stores.map((store) => new Map((store.stored?.header.runs ?? []).map((run) => [store.nameOf(run), run])));
   const keys = new Set();
   const decoder = new TextDecoder();
   const isFull = () => {
@@ -70,8 +66,11 @@ async function entryOf(store, key) {
   }
 }
 
+/** Of a value that an erasure of rows has replaced, an entry has the checksum 0. */
 const isSame = (one, other) =>
-  one.length === other.length && one.checksum === other.checksum && one.kind === other.kind;
+  one.length === other.length && one.checksum === other.checksum && one.kind === other.kind && (one.checksum !== 0 || placeOf(one) === placeOf(other));
+
+const placeOf = ({ place, offset }) => `${place.path} ${place.id} ${place.base + offset}`;
 
 /** Finds the node that a key belongs to: the nearest array above it, or the group right above. */
 class Places {

@@ -20,11 +20,11 @@ export class History {
     return stored;
   }
 
-  /** The commit that a branch, a tag, an id or a version of `main` names. */
+  /** The commit that a branch, a tag or an id names. */
   async stored(ref) {
     const known = this.known.get(ref);
     if (known) return known;
-    const found = await this.repository.find(/^\d{1,15}$/.test(ref) ? Number(ref) : ref);
+    const found = await this.repository.find(ref);
     if (!found) throw Object.assign(new Error("nothing was committed yet"), { name: "NotFoundError" });
     return this.note(found);
   }
