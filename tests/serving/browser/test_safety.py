@@ -133,3 +133,30 @@ def test_the_policy_allows_no_other_host(look: Callable[..., Any], hostile: txst
     assert ran == [False, False]
     assert looking.faults
     looking.faults.clear()  # what was tried is reported
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "seen"),
+    [
+        ([4], [-1], ".failure"),
+        ([4], [1e-9], ".failure"),
+        ([4], ["2"], ".failure"),
+        ([1] * 20_000, [1] * 20_000, ".notice:text('too many dimensions')"),
+    ],
+    ids=["negative", "tiny", "text", "dimensions"],
+)
+def test_lengths_that_no_array_has(
+    look: Callable[..., Any], tmp_path: Path, shape: list[int], chunks: list[Any], seen: str
+) -> None:
+    """They could make a page count for ever."""
+    repo = txstore.Repository(tmp_path / "lengths.tx")
+    with repo.begin() as mapping:
+        mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+        mapping["a/zarr.json"] = json.dumps({
+            "zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8", "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}}, "attributes": {},
+            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}],
+        }).encode()  # fmt: skip
+    looking = look(repo, "#/tree/main/a")
+    expect(looking.page.locator(seen).first).to_be_visible()
+    looking.faults[:] = [fault for fault in looking.faults if "400" not in fault]  # the server was asked, too

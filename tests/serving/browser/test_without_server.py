@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 import zarr
 
@@ -156,3 +157,56 @@ def test_a_page_elsewhere(browser: Any, repository: txstore.Repository, tmp_path
         expect(looking.page.get_by_text("lists no names")).to_be_visible()
         assert looking.faults == []
         context.close()
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask_files(browser: Any, tmp_path: Path) -> Iterator[Callable[[txstore.Repository], Ask]]:
+    """Open the page beside a repository; return what asks it, as its views do."""
+    context = browser.new_context()
+    with listed(tmp_path) as base:
+
+        def opened(repo: txstore.Repository) -> Ask:
+            put_page(repo.url)
+            shown = Files(context, f"{base}/{Path(repo.url).name}/").go("index.html")
+            expect(shown.locator(".row[role=option]").first).to_be_visible()
+            api = "import(new URL('page/api.js', document.baseURI).href)"
+            question = f"([question, parameters]) => {api}.then(({{ api }}) => api[question](...parameters))"
+            return lambda name, *parameters: shown.evaluate(question, [name, list(parameters)])
+
+        yield opened
+    context.close()
+
+
+def test_a_name_of_digits_is_a_name(ask_files: Callable[..., Ask], tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for value in (b"one", b"two", b"three"):
+        with repo.begin() as mapping:
+            mapping["a"] = value
+    repo.tags["0"] = repo.head()
+    assert ask_files(repo)("commit", "0")["commit"]["id"] == str(repo.head().id)
+
+
+def test_rows_that_were_erased_in_both_commits(ask_files: Callable[..., Ask], tmp_path: Path) -> None:
+    """Then neither of the two values has its checksum in an entry."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    commits = []
+    for first in (1, 2):
+        with repo.transaction() as store:
+            if first == 1:
+                zarr.create_group(store)
+                zarr.create_array(store, name="x", data=np.array([10, 20, 30, 40]), chunks=(4,), dimension_names=["x"])
+                zarr.create_array(
+                    store, name="v", shape=4, dtype="i4", chunks=(4,), compressors=None, dimension_names=["x"]
+                )
+            zarr.open_array(store, path="v")[:] = [first, 0, 0, 9]
+        commits.append(repo.head())
+    repo.erase("v", {"x": 40})
+    one, two = (str(each.id) for each in commits)
+    repo = txstore.Repository(repo.url)
+    assert [(node.path, node.chunks_changed) for node in repo.diff(one, two).nodes] == [("v", 1)]
+    assert [(node["path"], node["chunks"]["changed"]) for node in ask_files(repo)("diff", one, two)["nodes"]] == [
+        ("v", 1)
+    ]
