@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 import txstore
@@ -149,14 +150,53 @@ def test_lengths_that_no_array_has(
     look: Callable[..., Any], tmp_path: Path, shape: list[int], chunks: list[Any], seen: str
 ) -> None:
     """They could make a page count for ever."""
-    repo = txstore.Repository(tmp_path / "lengths.tx")
-    with repo.begin() as mapping:
-        mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
-        mapping["a/zarr.json"] = json.dumps({
-            "zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8", "fill_value": 0,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}}, "attributes": {},
-            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}],
-        }).encode()  # fmt: skip
-    looking = look(repo, "#/tree/main/a")
+    looking = look(repo_of(tmp_path, a=document(shape=shape, chunk_grid=grid(chunks))), "#/tree/main/a")
     expect(looking.page.locator(seen).first).to_be_visible()
     looking.faults[:] = [fault for fault in looking.faults if "400" not in fault]  # the server was asked, too
+
+
+def test_documents_and_values_that_a_page_could_work_on_for_ever(look: Callable[..., Any], tmp_path: Path) -> None:
+    spaces = {"units": "days since 2000-01-01" + " " * 1_000_000 + "x"}
+    repo = repo_of(
+        tmp_path,
+        x=document(attributes=spaces),
+        a=document(dimension_names=["x"]),
+        digits=document(data_type="1" * 1_000_000 + "x"),
+        close=document(shape=[2], data_type="float64", chunk_grid=grid([2]), codecs=CODECS),
+    )
+    with repo.begin() as mapping:
+        mapping["close/c/0"] = np.array([0.3, np.nextafter(0.3, 1)], "<f8").tobytes()
+    looking = look(repo)
+    for path, seen in {
+        "a": ".status[data-by=browser]",
+        "digits": ".failure",
+        "close": ".status[data-by=browser]",
+    }.items():
+        page = looking.go(f"#/tree/main/{path}")
+        expect(page.locator(seen).first).to_be_visible()
+        assert page.title().startswith("hostile.tx"), "it answers"
+    looking.faults[:] = [fault for fault in looking.faults if "400" not in fault]
+
+
+CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+def grid(lengths: list[Any]) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": lengths}}
+
+
+def document(**members: Any) -> dict[str, Any]:
+    return {
+        "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": grid([4]), "attributes": {}, "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes"}],
+    } | members  # fmt: skip
+
+
+def repo_of(folder: Path, **arrays: dict[str, Any]) -> txstore.Repository:
+    repo = txstore.Repository(folder / "hostile.tx")
+    with repo.begin() as mapping:
+        mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+        for path, told in arrays.items():
+            mapping[f"{path}/zarr.json"] = json.dumps(told).encode()
+    return repo

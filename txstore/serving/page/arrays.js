@@ -155,7 +155,7 @@ export function canReadAll(node, selection) {
   return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
 }
 
-const itemsize = (node) => Number(/(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;
+const itemsize = (node) => Number(/^\D*(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;
 
 // --- reading
 

@@ -5,6 +5,7 @@ import { read } from "./arrays.js";
 import { nameOf, shown } from "./words.js";
 
 const LONGEST = 1 << 16; // of a dimension whose coordinates are read
+const LONGEST_UNITS = 100; // characters: of more, the pattern below may take for ever
 
 const MILLISECONDS = { nanosecond: 1e-6, microsecond: 1e-3, millisecond: 1, second: 1e3, sec: 1e3, s: 1e3, minute: 6e4, min: 6e4, hour: 36e5, hr: 36e5, h: 36e5, day: 864e5, d: 864e5 };
 const SINCE = /^\s*([a-z]+?)s?\s+since\s+(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T\s]+(\d{1,2})(?::(\d{1,2})(?::(\d{1,2}(?:\.\d*)?))?)?)?\s*(?:Z|UTC|GMT|([+-])(\d{1,2}):?(\d{2})?)?\s*$/i;
@@ -38,7 +39,7 @@ async function axis(commit, path, name, signal) {
   const { scale_factor: scale = 1, add_offset: offset = 0, units, calendar = "standard", standard_name: standard } = node.attributes ?? {};
   const isPacked = Number.isFinite(scale) && Number.isFinite(offset);
   const at = (i) => (isPacked ? values[i] * scale + offset : values[i]);
-  const unit = typeof units === "string" ? units : "";
+  const unit = typeof units === "string" && units.length <= LONGEST_UNITS ? units : "";
   const isLatitude = standard === "latitude" || NORTH.test(unit) || /^lat(itude)?$/i.test(name);
   const label = dates(unit, calendar) ?? (NORTH.test(unit) ? toward("N", "S") : EAST.test(unit) ? toward("E", "W") : (value) => (unit ? `${shown(value)} ${unit}` : shown(value)));
   return { label: (i) => label(at(i)), isLatitude, ascends: at(0) < at(node.shape[0] - 1) };

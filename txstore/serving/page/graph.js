@@ -23,7 +23,7 @@ export function layOut(commits) {
     let lane = awaited.indexOf(commit.id);
     const above = [];
     awaited.forEach((id, i) => {
-      if (id !== null) above.push([i, id !== commit.id]);
+      if (id !== null && (i < LANES || id === commit.id)) above.push([i, id !== commit.id]);
     });
     if (lane < 0) lane = free();
     awaited.forEach((id, i) => {

@@ -89,7 +89,7 @@ export function ticks(min, max, wanted = 5) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const found = [];
-  for (let at = Math.ceil(min / step) * step; at <= max + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
+  for (let at = Math.ceil(min / step) * step; at <= max + step * 1e-9 && found.length <= wanted + 1; at += step) found.push(Number(at.toPrecision(12)));
   return found;
 }
 
