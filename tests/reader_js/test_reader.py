@@ -48,6 +48,20 @@ def test_all_that_is_there(repo: txstore.Repository, where: str, node: Node) -> 
     assert node.ask("content", url, at=0, prefix="old/")["values"] == content(repo.mapping(0), "old/")
 
 
+def test_unusual_keys(tmp_path: Path, where: str, node: Node) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    keys = [
+        "\ufeffbom", "a/\ufeff/b", "a%2Fb", "a%b", "a#b", "a?b=c", " lead", "trail ", "\u00fc", "u\u0308", "\uffff",
+        "\U0001f600", "\ud7ff\ue000", "x" * 4000, "tab\tx", "nul\0x", "\x7f", "a\\b", "..a", "__proto__", "constructor",
+    ]  # fmt: skip
+    with repo.begin() as mapping:
+        for key in keys:
+            mapping[key] = key.encode()
+    assert node.ask("content", f"{where}/data.tx", at="main", prefix="")["values"] == content(repo.mapping())
+    for key in keys:
+        assert node.ask("get", f"{where}/data.tx", at="main", key=key) == content(repo.mapping())[key]
+
+
 def test_commits(repo: txstore.Repository, where: str, node: Node) -> None:
     for branch in ("main", "Dev"):
         found = node.ask("commits", f"{where}/data.tx", branch=branch)

@@ -118,6 +118,13 @@ def test_what_is_no_range_is_ignored(get: Get) -> None:
         assert (answer.status, answer.body) == (200, whole), asked
 
 
+def test_a_long_range_takes_no_longer(get: Get) -> None:
+    """A server answers nobody else meanwhile."""
+    long = 1_000_000
+    for given in (" " * long + "x", "1-" + " " * long + "x", "1" + " " * long + "x", "1" * long + "x"):
+        assert get(f"/at/main/{KEY}", headers={"range": f"bytes={given}"}).status == 200
+
+
 def test_a_part_of_another_value_is_not_asked_for(get: Get) -> None:
     whole = get(f"/at/main/{KEY}")
     same = get(f"/at/main/{KEY}", headers={"range": "bytes=0-1", "if-range": whole.headers["etag"]})

@@ -3,7 +3,7 @@
 import { CorruptionError } from "./errors.js";
 import { crc32c } from "./checksums.js";
 
-const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+export const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const encoder = new TextEncoder();
 /** Lists and objects of JSON in one another, at most. */
 const MAX_DEPTH = 100;

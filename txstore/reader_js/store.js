@@ -1,6 +1,6 @@
 /** One commit as a store for zarrita: keys and values. Nothing of it changes. */
 
-import { Reader, compare, encode } from "./bytes.js";
+import { Reader, compare, encode, utf8 } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { CorruptionError, ForeignError, erased } from "./errors.js";
 import { ERASED, FOREIGN, Run, TOMBSTONE, isKey } from "./run.js";
@@ -58,7 +58,6 @@ export class Store {
     const sources = runs.map((run) => run.below(wanted, first));
     /** @type {(Entry | undefined)[]} the next entry of each run */
     const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
-    const decoder = new TextDecoder("utf-8", { fatal: true });
     for (;;) {
       reading.signal?.throwIfAborted();
       /** @type {Entry | undefined} */
@@ -69,7 +68,7 @@ export class Store {
       });
       if (!least) return;
       const { key, kind } = least;
-      const text = this.textOf(key, decoder, least);
+      const text = this.textOf(key, least);
       for (const [run, entry] of next.entries()) {
         if (entry && compare(entry.key, key) === 0) next[run] = (await sources[run].next()).value ?? undefined;
       }
@@ -78,10 +77,10 @@ export class Store {
     }
   }
 
-  /** @param {Uint8Array} key @param {TextDecoder} decoder @param {Entry} entry */
-  textOf(key, decoder, entry) {
+  /** @param {Uint8Array} key @param {Entry} entry */
+  textOf(key, entry) {
     try {
-      const text = decoder.decode(key);
+      const text = utf8.decode(key);
       if (isKey(text)) return text;
     } catch (error) {
       if (!(error instanceof TypeError)) throw error;

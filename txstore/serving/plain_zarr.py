@@ -302,7 +302,7 @@ def _kind_of(key: str) -> bytes:
     return b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
 
 
-class _Kept(NamedTuple):
+class _ReadDocument(NamedTuple):
     snapshot: weakref.ref[Snapshot]
     document: tuple[bytes, bytes] | None
 
@@ -315,7 +315,7 @@ class _Consolidated:
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()
-        self._kept: OrderedDict[tuple[str, str, str], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str], _ReadDocument] = OrderedDict()
         self._size = 0
 
     def get(self, snapshot: Snapshot, path: str, name: str) -> tuple[bytes, bytes] | None:
@@ -331,7 +331,7 @@ class _Consolidated:
         document = None if made is None else (made, f'"{hashlib.sha256(made).hexdigest()[:32]}"'.encode())
         with self._lock:
             replaced = self._kept.pop(place, None)
-            self._kept[place] = _Kept(weakref.ref(snapshot), document)
+            self._kept[place] = _ReadDocument(weakref.ref(snapshot), document)
             self._size += _size(document) - (0 if replaced is None else _size(replaced.document))
             while self._size > _DOCUMENTS:
                 self._size -= _size(self._kept.popitem(last=False)[1].document)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-#: At most 18 digits: no offset has more, and Python refuses to parse thousands of digits.
-_RANGE = re.compile(rb"bytes=[ \t]*([0-9]{0,18})[0-9]*[ \t]*-[ \t]*([0-9]{0,18})([0-9]*)[ \t]*")
+#: At most 18 digits: no offset has more, and Python refuses to parse thousands of digits. What is repeated is never
+#: tried again with less of it (`*+`): a long header would take seconds.
+_RANGE = re.compile(rb"bytes=[ \t]*+([0-9]{0,18})[0-9]*+[ \t]*+-[ \t]*+([0-9]{0,18})([0-9]*+)[ \t]*+")
 
 
 class UnsatisfiableError(ValueError):

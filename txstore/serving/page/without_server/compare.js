@@ -32,7 +32,7 @@ export async function compare(repository, before, after, most, signal) {
 async function differing(stores, signal) {
   const listed = stores.map((store) => new Map((store.stored?.header.runs ?? []).map((run) => [store.nameOf(run), run])));
   const keys = new Set();
-  const decoder = new TextDecoder();
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   const isFull = () => {
     signal?.throwIfAborted();
     return keys.size >= MOST_KEYS;
