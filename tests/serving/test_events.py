@@ -143,13 +143,13 @@ async def test_a_page_that_begins_to_listen_while_a_commit_is_told_misses_none(
 ) -> None:
     """The heads were found for it before the commit, and the others were told of that before it listened."""
     events = served._application._events
-    found, told_to_others = threading.Event(), threading.Event()
+    other_listens, found, told_to_others = threading.Event(), threading.Event(), threading.Event()
     looking = threading.local()
     find, new = events._find, events._new
 
     def found_late() -> Any:
         heads = find()
-        if listening and not getattr(looking, "is_under_way", False):
+        if other_listens.is_set() and not getattr(looking, "is_under_way", False):
             found.set()
             assert told_to_others.wait(20)
         return heads
@@ -163,9 +163,10 @@ async def test_a_page_that_begins_to_listen_while_a_commit_is_told_misses_none(
 
     monkeypatch.setattr(events, "_find", found_late)
     monkeypatch.setattr(events, "_new", looked)
-    listening: list[Connection] = []
-    listening += await open_many(served, 1)
+    listening = await open_many(served, 1)
     await listening[0].head()
+    assert await next_of(listening[0], "heads")
+    other_listens.set()
     listening += await open_many(served, 1)
     assert await asyncio.to_thread(found.wait, 20)
     made = commit(repo, 5)
