@@ -16,7 +16,7 @@ from txstore.format import commitfile, packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.constraints import as_text
 from txstore.format.declarations import Declarations
-from txstore.format.keys import DOCUMENT_NAMES, is_document
+from txstore.format.keys import DOCUMENT_NAMES, is_document, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
 from txstore.history import declarations, declared_constraints
@@ -296,11 +296,19 @@ class Committer:
         return head
 
     def _check_erasures(self, head: Snapshot) -> None:
-        """I12: raise `ConflictError` if staged values may be made of erased ones: no erasure has waited for this."""
+        """I12: raise `ConflictError` if this commit's file may hold values of erased ones: no erasure waits for it.
+
+        A key or prefix that is deleted counts, too: the file keeps the frames of what was written there before.
+        """
         for record in () if self.commits.are_pins_seen else read_records(self.commits.storage):
             if record.until.get(self.publisher.branch, -1) > self.base.version:
-                staged = (key for key, link in self.view.staged.items() if link.kind != packfile.FRAME_TOMBSTONE)
-                if keys := list(filter(as_erasure(record).covers, staged)):
+                keys = [key for key, _ in self.view.staged.items() if as_erasure(record).covers(key)]
+                keys += [
+                    prefix
+                    for prefix in self.view.staged.prefixes
+                    if any(is_related(prefix, path) for path in record.paths)
+                ]
+                if keys:
                     reason = "keys lie below what was erased after this transaction had begun"
                     raise ConflictError(keys, reason=reason, base=self.base.commit, head=head.commit)
 
