@@ -93,7 +93,7 @@ headers = st.builds(
         properties=st.dictionaries(text, json_values, max_size=4),
         runs=run_lists(st.none() | pack_names),
     ),
-    st.builds(Declarations, *[st.dictionaries(text, json_values, max_size=2)] * 3),
+    st.builds(Declarations, *[st.dictionaries(branches, json_values, max_size=2)] * 3),
     st.none() | branches,
     st.none() | commit_names,
     st.dictionaries(branches, counted, max_size=3),
