@@ -29,6 +29,11 @@ def resolved(*arguments, **named) -> Link | None:
     return counts
 
 
+def dead(*participants: int) -> dict[int, int]:
+    """Participants of whose frames none counts."""
+    return dict.fromkeys(participants, -1)
+
+
 def at(participant: int, sequence: int) -> Predecessor:
     return Predecessor(participant, sequence)
 
@@ -110,64 +115,66 @@ def test_equal_checksums_are_no_proof():
 
 
 def test_a_lost_frame_counts_where_there_is_no_other():
-    assert resolved([link(DEAD, 1)], lost=[DEAD]) == link(DEAD, 1)
+    assert resolved([link(DEAD, 1)], lost=dead(DEAD)) == link(DEAD, 1)
 
 
 @pytest.mark.parametrize("seen", [SEEN_NOTHING, SEEN_BASE])
 def test_work_done_anew_supersedes_what_was_lost(seen):
-    assert resolved([link(DEAD, 1, seen), link(A, 1, seen)], lost=[DEAD]) == link(A, 1, seen)
+    assert resolved([link(DEAD, 1, seen), link(A, 1, seen)], lost=dead(DEAD)) == link(A, 1, seen)
     assert resolved([link(DEAD, 1, seen), link(A, 1, seen)]) is None
 
 
 def test_two_that_did_the_work_anew_must_know_of_one_another():
-    assert resolved([link(DEAD, 1), link(A, 1), link(B, 1)], lost=[DEAD]) is None
-    assert resolved([link(DEAD, 1), link(A, 1), link(B, 1, at(A, 1))], lost=[DEAD]) == link(B, 1, at(A, 1))
+    assert resolved([link(DEAD, 1), link(A, 1), link(B, 1)], lost=dead(DEAD)) is None
+    assert resolved([link(DEAD, 1), link(A, 1), link(B, 1, at(A, 1))], lost=dead(DEAD)) == link(B, 1, at(A, 1))
 
 
 def test_what_others_have_built_on_is_not_left_out():
     chain = [link(DEAD, 1), link(A, 1, at(DEAD, 1))]
-    assert resolved(chain, lost=[DEAD]) == chain[-1]
-    assert resolved([*chain, link(B, 1)], lost=[DEAD]) is None
+    assert resolved(chain, lost=dead(DEAD)) == chain[-1]
+    assert resolved([*chain, link(B, 1)], lost=dead(DEAD)) is None
 
 
 def test_what_is_built_on_is_kept_in_whatever_order_it_was_read():
     chain = [link(DEAD, 1), link(DEAD + 1, 1, at(DEAD, 1)), link(A, 1, at(DEAD + 1, 1))]
     for read in permutations([*chain, link(DEAD + 2, 1)]):
-        assert resolved(read, lost=[DEAD, DEAD + 1, DEAD + 2]) == chain[-1]
+        assert resolved(read, lost=dead(DEAD, DEAD + 1, DEAD + 2)) == chain[-1]
 
 
 def test_what_was_built_on_may_be_gone_with_one_who_died():
     # A power loss has taken what DEAD wrote, which was never synced; A had built on it, and holds the work.
     chain = [link(A, 1, at(DEAD, 1)), link(B, 1, at(A, 1))]
-    assert resolved(chain, lost=[DEAD]) == chain[-1]
-    assert resolved(chain, lost=[DEAD, A]) == chain[-1]
+    assert resolved(chain, lost=dead(DEAD)) == chain[-1]
+    assert resolved(chain, lost=dead(DEAD, A)) == chain[-1]
     assert resolved(chain) is None
-    assert resolved([*chain, link(A + B, 1)], lost=[DEAD]) is None
+    assert resolved([*chain, link(A + B, 1)], lost=dead(DEAD)) is None
 
 
 def test_what_was_lost_after_somebody_had_built_on_it_is_left_out():
     # DEAD wrote frame 1, which A has seen, and once more before it died.
-    assert resolved([link(DEAD, 2), link(A, 1, at(DEAD, 1))], lost=[DEAD]) == link(A, 1, at(DEAD, 1))
+    assert resolved([link(DEAD, 2), link(A, 1, at(DEAD, 1))], lost=dead(DEAD)) == link(A, 1, at(DEAD, 1))
     assert resolved([link(DEAD, 2), link(A, 1, at(DEAD, 1))]) is None
 
 
 def test_damaged_frames_that_lead_round_in_a_circle_end_too():
     """Each of two that died says that it has seen an earlier frame of the other, which is not there."""
     circle = [link(DEAD, 2, at(DEAD + 1, 1)), link(DEAD + 1, 2, at(DEAD, 1))]
-    assert resolved([*circle, link(A, 1, at(DEAD, 1)), link(B, 1)], lost=[DEAD, DEAD + 1]) is None
-    assert resolved([link(DEAD, 3, at(DEAD, 2)), link(A, 1, at(DEAD, 1)), link(B, 1)], lost=[DEAD]) is None
+    assert resolved([*circle, link(A, 1, at(DEAD, 1)), link(B, 1)], lost=dead(DEAD, DEAD + 1)) is None
+    assert resolved([link(DEAD, 3, at(DEAD, 2)), link(A, 1, at(DEAD, 1)), link(B, 1)], lost=dead(DEAD)) is None
 
 
 def test_who_lives_has_to_know_what_was_lost_of_the_others():
-    assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1, at(A, 1))], lost=[DEAD]) == link(B, 1, at(A, 1))
-    assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1)], lost=[DEAD]) is None
+    assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1, at(A, 1))], lost=dead(DEAD)) == link(
+        B, 1, at(A, 1)
+    )
+    assert resolved([link(A, 1), link(DEAD, 1, at(A, 1)), link(B, 1)], lost=dead(DEAD)) is None
 
 
 def test_what_was_lost_twice_and_not_done_anew_is_missed():
     before = [link(A, 1), link(DEAD, 1, at(A, 1)), link(DEAD + 1, 1, at(A, 1))]
-    assert resolved(before, lost=[DEAD, DEAD + 1]) is None
+    assert resolved(before, lost=dead(DEAD, DEAD + 1)) is None
     anew = link(B, 1, at(A, 1))
-    assert resolved([*before, anew], lost=[DEAD, DEAD + 1]) == anew
+    assert resolved([*before, anew], lost=dead(DEAD, DEAD + 1)) == anew
 
 
 # --- deleted prefixes
@@ -201,7 +208,7 @@ def test_who_knows_of_a_deletion_knows_what_its_maker_knew():
     assert resolved([link(B, 1, at(OWNER, 5))], above) is None
     assert resolved([link(A, 2, at(OWNER, 5))], above) == link(A, 2, at(OWNER, 5))
     later = {at(OWNER, 5): SEEN_NOTHING, at(DEAD, 7): at(OWNER, 5)}
-    assert resolved([link(B, 1, at(DEAD, 3))], later, lost=[DEAD]) is None  # what was seen was written before
+    assert resolved([link(B, 1, at(DEAD, 3))], later, lost=dead(DEAD)) is None  # what was seen was written before
 
 
 def test_of_deletions_that_did_not_know_of_one_another_none_is_the_newest():
@@ -221,13 +228,13 @@ def test_who_deletes_below_a_deleted_prefix_and_writes_again():
 
 
 def test_a_lost_deletion_hides_nothing_of_others():
-    assert resolved([link(B, 1)], {at(DEAD, 3): SEEN_NOTHING}, lost=[DEAD]) == link(B, 1)
+    assert resolved([link(B, 1)], {at(DEAD, 3): SEEN_NOTHING}, lost=dead(DEAD)) == link(B, 1)
 
 
 def test_a_deletion_by_who_did_the_work_anew_hides_what_was_lost():
     above = {at(A, 3): SEEN_NOTHING}
-    assert resolved([link(DEAD, 1)], above, lost=[DEAD]) == tombstone(at(A, 3))
-    assert resolved([link(B, 1), link(DEAD, 1, at(B, 1))], above, lost=[DEAD]) is None
+    assert resolved([link(DEAD, 1)], above, lost=dead(DEAD)) == tombstone(at(A, 3))
+    assert resolved([link(B, 1), link(DEAD, 1, at(B, 1))], above, lost=dead(DEAD)) is None
 
 
 # --- chunks that are written in part
@@ -333,10 +340,36 @@ def test_parts_over_a_deletion_that_has_seen_what_came_before():
 
 def test_a_lost_part_is_left_out_only_if_it_was_written_again():
     lost, other = part(DEAD, 1, 0, 2), part(A, 1, 4, 6)
-    assert sorted(resolve([lost, other], lost=[DEAD])) == sorted([lost, other])  # which `lost_keys` tells
-    assert resolve([lost, other, part(B, 1, 0, 2)], lost=[DEAD]) == [other, part(B, 1, 0, 2)]
-    assert resolve([lost, other, part(B, 1, 0, 3)], lost=[DEAD]) == [other, part(B, 1, 0, 3)]
-    assert resolve([lost, other, part(B, 1, 1, 3)], lost=[DEAD]) is None
+    assert sorted(resolve([lost, other], lost=dead(DEAD))) == sorted([lost, other])  # which `lost_keys` tells
+    assert resolve([lost, other, part(B, 1, 0, 2)], lost=dead(DEAD)) == [other, part(B, 1, 0, 2)]
+    assert resolve([lost, other, part(B, 1, 0, 3)], lost=dead(DEAD)) == [other, part(B, 1, 0, 3)]
+    assert resolve([lost, other, part(B, 1, 1, 3)], lost=dead(DEAD)) is None
+
+
+def test_who_lost_work_had_built_on_has_not_repeated_it():
+    """A has written again since, without knowing of the lost frame; nobody can tell which part."""
+    lost = part(DEAD, 1, 0, 2, at(A, 1))
+    assert resolve([part(A, 2, 0, 4), lost], lost=dead(DEAD)) is None
+    assert resolve([part(A, 2, 0, 4), part(B, 1, 0, 1, at(A, 2)), lost], lost=dead(DEAD)) is None
+    assert resolve([part(A, 2, 0, 4), part(B, 1, 0, 2, at(A, 2)), lost], lost=dead(DEAD)) is not None
+
+
+def test_what_was_complete_before_counts():
+    """DEAD had sealed frame 1, and has lost frame 3."""
+    frames = [part(DEAD, 1, 0, 2), part(DEAD, 3, 2, 4, at(DEAD, 1))]
+    lost = {DEAD: 2}
+    assert resolve([*frames, part(A, 1, 2, 3, at(DEAD, 1))], lost=lost) is None
+    assert resolve([*frames, part(A, 1, 2, 4, at(DEAD, 1))], lost=lost)[0].region == Region.of_box(((0, 4),))
+
+
+def test_frames_after_a_seal_are_a_link_of_their_own_until_the_next():
+    staged = StagedKeys(OWNER)
+    staged.add("x", part(A, 1, 0, 2))
+    staged.close(A, 2)
+    staged.add("x", part(A, 3, 4, 6, at(A, 1)))
+    assert [link.place for link in staged.links("x")] == [at(A, 1), at(A, 3)]
+    staged.close(A, 4)
+    assert staged.links("x") == [part(A, 3, 0, 2)._replace(region=Region((((0, 2),), ((4, 6),))))]
 
 
 def test_own_frames_count_with_all_that_they_have_written():

@@ -24,6 +24,11 @@ class ChunkMerger:
         """`document` is the name of the array's metadata document, `chunk` the key relative to it."""
         self._codec = ChunkCodec(document, content, chunk)
 
+    @property
+    def whole(self) -> Region:
+        """The box of the whole chunk."""
+        return Region.of_box(tuple([(0, extent) for extent in self._codec.shape]))
+
     def differ(self, one: Value, other: Value, region: Region) -> bool:
         """Tell whether two versions of a chunk differ in an element of a region: by their bits, not their values."""
         before, after = self._codec.decode(one), self._codec.decode(other)

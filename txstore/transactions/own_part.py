@@ -292,6 +292,7 @@ class Part:
         if durable:
             writer.sync()
         self.seals.note(seal.sequence)
+        self.members.staged.close(self.members.staged.me, seal.sequence)
         return seal.sequence
 
     def break_off(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.errors import ConflictError, CorruptionError, ParticipantLostError
 from txstore.format import packfile
-from txstore.format.regions import WHOLE
+from txstore.format.regions import WHOLE, Region
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.view import View
@@ -42,12 +43,18 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     def are_equal(one: Link, other: Link) -> bool:
         return view.read(one) == view.read(other)
 
+    def whole(key: str) -> Region:
+        try:
+            return view.merger(key).whole
+        except NotMergeableError:
+            return WHOLE
+
     siblings = members.siblings
     given_up = siblings.given_up()
-    broken = staged.settle(lost, are_equal, given_up)
+    broken = staged.settle(lost, are_equal, given_up, whole=whole)
     if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
         broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, given_up, among=broken)
-    lost_keys = siblings.lost_keys(lost)
+    lost_keys = siblings.lost_keys(lost, whole)
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
         lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
     if lost and not lost_keys:

@@ -8,20 +8,25 @@ stores the links of the chain (I7). When there are too many refs, they are seale
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from txstore import processes
 from txstore.format import packfile
 from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
-from txstore.format.regions import Region
+from txstore.format.regions import WHOLE, Region
 from txstore.storage.interface import Storage
 from txstore.transactions.participants.chains import (
     Link,
     Prefixes,
     arrange,
     extend,
+    is_lost,
+    is_repeated,
+    is_undone,
     know_of,
+    merged,
     newest,
     resolve,
     tombstone,
@@ -45,6 +50,11 @@ class StagedKeys:
         self._outdated: dict[str, Seen] = {}  # the older state that this process saw, if another wrote the key since
         self._read_since: set[str] = set()  # documents below deleted prefixes, read again since the deletion
         self._newest: dict[int, int] = {}  # participant -> sequence of its last added frame
+        #: Participant -> last frame that its later partial frames need not repeat: up to its seal. Of the owner: before
+        #: it learned of lost work.
+        self._closed: dict[int, int] = {}
+        self._divided: dict[int, set[str]] = {}  # participant -> keys with links before and after that frame
+        self._undone: set[str] = set()  # keys whose lost frames nobody has repeated, though others wrote the keys since
         self.may_be_foreign = False  # whether there may be a foreign value
         #: Written documents and deleted prefixes, in the order in which this process learned of them. In the process
         #: that began the transaction, only those of other processes.
@@ -142,8 +152,8 @@ class StagedKeys:
         """Whether `seen` may depend on anything else than `was_read`."""
         return bool(self._refs.memory or self._refs.sealed is not None or self._prefixes or self._outdated)
 
-    def seen(self, key: str, *, was_read: bool) -> Seen:
-        """Return the state of a key that this process knows when it writes the key."""
+    def seen(self, key: str, *, was_read: bool, is_part: bool = False) -> Seen:
+        """Return the state of a key that this process knows when it writes the key, or a part of the chunk."""
         if (outdated := self._outdated.get(key)) is not None:
             return outdated
         ref = self._refs.memory.get(key)
@@ -151,7 +161,8 @@ class StagedKeys:
             ref = self._refs.find(key)  # else all frames are from this process
         if ref is not None:
             participant, sequence = place_of(ref)
-            if participant != self.me:
+            is_closed = (is_part or not self.me) and sequence <= self._closed.get(self.me, -1)
+            if participant != self.me or is_closed:
                 return Predecessor(participant, sequence)
         elif self._prefixes:
             above = self._prefixes_above(key)
@@ -182,10 +193,11 @@ class StagedKeys:
 
     # --- adding frames
 
-    def add(self, key: str, link: Link, *, was_read: bool = False, later: bool = False) -> None:
+    def add(self, key: str, link: Link, *, was_read: bool = False, later: bool = False, is_again: bool = False) -> None:
         """Add a frame on a key. `was_read`: this process has read the key, which matters for another process's frame.
 
-        `later`: the caller adds more frames, perhaps hundreds on one chunk, and then calls `arrange`.
+        `later`: the caller adds more frames, perhaps hundreds on one chunk, and then calls `arrange`. `is_again`: the
+        frame was left out.
         """
         with self._lock:
             self.may_be_foreign |= link.kind == packfile.FRAME_FOREIGN
@@ -197,7 +209,7 @@ class StagedKeys:
             if link.participant != self.me:
                 # An array object of this process may also hold a document that this process wrote.
                 was_read = was_read or (ref is not None and place_of(ref)[0] == self.me and is_document(key))
-                if was_read:
+                if was_read and not is_again:
                     self._outdated.setdefault(key, self.seen(key, was_read=True))
             if ref is None:
                 if self._prefixes and self._is_overtaken(key, link):
@@ -209,16 +221,32 @@ class StagedKeys:
             participant, sequence = place_of(ref)
             links = self._links.get(key)
             if links is None:
-                if participant == link.participant and not _is_foreign(link):
+                is_closed = isinstance(link.seen, Predecessor) and sequence <= self._closed.get(participant, -1)
+                if participant == link.participant and not _is_foreign(link) and not is_closed:
                     if link.sequence > sequence:  # else another thread of this process overtook this one
-                        refs.memory[key] = pack(link._replace(seen=unpack(ref).seen))
+                        refs.memory[key] = pack(merged(unpack(ref), link))
                     return
                 links = self._links[key] = [unpack(ref)]
+            if extend(links, link, self._closed.get(link.participant, -1)):
+                self._divided.setdefault(link.participant, set()).add(key)
             if later and link.kind == packfile.FRAME_PARTIAL:
-                extend(links, link)
                 self._unarranged.add(key)
             else:
-                self._extend(key, links, link)
+                self._arrange(key, links)
+
+    def close(self, participant: int, sequence: int) -> None:
+        """Note a seal: all that the participant has staged before it counts, even if it loses what comes later."""
+        with self._lock:
+            self._closed[participant] = sequence
+            for key in self._divided.pop(participant, ()):
+                links: list[Link] = []
+                for link in self._links.pop(key, ()):
+                    at = next((at for at, own in enumerate(links) if own.place == link.seen), None)
+                    if at is not None and participant == link.participant == links[at].participant:
+                        links[at] = merged(links[at], link)
+                    else:
+                        links.append(link)
+                self._set(key, links)
 
     def arrange(self) -> None:
         """Arrange the frames that were added with `later`, so that they count."""
@@ -251,9 +279,15 @@ class StagedKeys:
         for key, link in late:
             self.add(key, link)
 
-    def _extend(self, key: str, links: list[Link], link: Link) -> None:
-        extend(links, link)
-        self._arrange(key, links)
+    def _set(self, key: str, links: list[Link]) -> None:
+        """Set the links of a key that has a ref in memory."""
+        self._unarranged.discard(key)
+        if len(links) > 1:
+            self._links[key] = links
+            self._arrange(key, links)
+        elif links:
+            self._refs.memory[key] = pack(links[0])
+            self.layered.pop(key, None)
 
     def _arrange(self, key: str, links: list[Link]) -> None:
         found = arrange(links, self._prefixes_above(key))
@@ -294,9 +328,13 @@ class StagedKeys:
                         continue
                     links = self._links[key] = [link]
                 kept.append(key)
-                if links is not None and any(link.participant == participant for link in links):
+                own = next((link.place for link in reversed(links or ()) if link.participant == participant), None)
+                if links is not None and own is not None:
                     # Other processes have seen its frames, or it has seen theirs, which may have been read first.
-                    self._extend(key, links, tombstone(Predecessor(participant, sequence)))
+                    is_apart = not participant and own.sequence <= self._closed.get(participant, -1)  # may repeat work
+                    deletion = tombstone(Predecessor(participant, sequence))
+                    extend(links, deletion._replace(seen=own) if is_apart else deletion, own.sequence)
+                    self._arrange(key, links)
             refs.replace_order(order[:low] + kept + order[high:])
             if participant or self.me:
                 self.news.append(prefix)
@@ -312,6 +350,54 @@ class StagedKeys:
             below = filter(lambda other: other.startswith(prefix) and other != prefix, self._prefixes)
             return sorted(other for other in below if self._prefixes[other].keys() - {self.me})
 
+    def leave_out(
+        self, lost: Mapping[int, int], kept: StagedKeys, keys: Collection[str], built_on: Collection[str]
+    ) -> None:
+        """Replace the frames of participants that have lost work by the frames of them that still count: `kept`.
+
+        `lost` maps each to its last frame that counts. `keys` are all that they have staged. What this process has
+        read of the lost work in `built_on`, it knows until it reads the key again. Its later frames are links of their
+        own: they may repeat the work. Other threads see each key change at once.
+        """
+        with self._lock:
+            refs, prefixes = self._refs, dict[str, dict[int, tuple[int, Seen]]]()
+            for prefix, places in [*self._prefixes.items(), *kept._prefixes.items()]:
+                prefixes.setdefault(prefix, {}).update(
+                    (number, place)
+                    for number, place in places.items()
+                    if not is_lost(Predecessor(number, place[0]), lost)
+                )
+            self._prefixes = {prefix: places for prefix, places in prefixes.items() if places}
+            self._newest = {number: last for number, last in self._newest.items() if number not in lost} | kept._newest
+            gone = []
+            for key in keys:
+                ref = refs.recalled(key)
+                shown = self.layers(key) or ([] if ref is None else [unpack(ref)])
+                links = self._links.pop(key, None) or shown
+                links = [link for link in links if link.participant not in lost] + kept.links(key)
+                if links and ref is None:
+                    refs.add(key, pack(links[-1]))
+                if links:
+                    self._set(key, links)
+                elif ref is not None:
+                    gone.append(key)
+                    self.layered.pop(key, None)
+                read = next((link.place for link in shown if is_lost(link.place, lost)), None)
+                if (known := self._outdated.pop(key, read)) is None:
+                    continue
+                is_of_lost = isinstance(known, Predecessor) and is_lost(known, lost)
+                if key in built_on if is_of_lost else known != self.seen(key, was_read=True):
+                    self._outdated[key] = known
+            self._closed[self.me] = self._newest.get(self.me, -1)
+            if refs.sealed is not None and any(map(refs.sealed.get, gone)):
+                refs.hide_sealed("", self.me, 0)
+            for key in gone:
+                del refs.memory[key]
+            if gone:
+                refs.replace_order([key for key in refs.range("", None)[0] if key in refs.memory])
+            if len(refs.memory) >= refs.seal_at:
+                refs.seal(self._links.keys())
+
     # --- the end
 
     def settle(
@@ -320,16 +406,19 @@ class StagedKeys:
         equal: Callable[[Link, Link], bool],
         given_up: Mapping[int, int] | None = None,
         among: Sequence[str] | None = None,
+        whole: Callable[[str], Region] = lambda _: WHOLE,
     ) -> list[str]:
         """Choose the final frame for each key. Return the keys whose frames form no chain (I7).
 
         `lost` are participants whose part is complete only up to a frame. Those in `given_up` live, and may repeat
         their work: no other participant's work may build on their aborted frames. `among` are the keys that an earlier
-        call returned, with fewer lost participants.
+        call returned, with fewer lost participants. `whole` returns the box of a whole chunk.
         """
         broken = []
         with self._lock:
             self._unarranged.clear()  # the loop below settles each key
+            if among is None:
+                self._undone.clear()
             for key in sorted(self._links.keys() | self._below_foreign_prefixes()) if among is None else among:
                 ref = self._refs.recalled(key)
                 if ref is None:
@@ -340,22 +429,38 @@ class StagedKeys:
                     broken.append(key)  # no participant repeats a deletion
                     continue
                 places = [*(link.place for link in links), *prefixes]
-                lost_here = {place.participant for place in places if _is_lost(place, lost)}
-                counts = resolve(links, prefixes, lost_here, equal)
-                if counts is None or any(
+                lost_here = {place.participant: lost[place.participant] for place in places if is_lost(place, lost)}
+                counts = resolve(links, prefixes, lost_here, equal, partial(whole, key))
+                is_on_aborted = any(
                     isinstance(link.seen, Predecessor)
                     and link.seen.participant != link.participant
-                    and _is_lost(link.seen, given_up or {})
-                    and not _is_lost(link.place, lost)
+                    and is_lost(link.seen, given_up or {})
+                    and not is_lost(link.place, lost)
                     for link in links
+                )
+                if (
+                    among is None
+                    and counts is None
+                    and not is_on_aborted
+                    and is_undone(links, prefixes, lost_here, partial(whole, key))
                 ):
+                    self._undone.add(key)
+                if counts is None or is_on_aborted:
                     broken.append(key)
                 else:
+                    self._undone.discard(key)
                     self._refs.memory[key] = pack(counts[-1])
                     self.layered.pop(key, None)
                     if len(counts) > 1:
                         self.layered[key] = counts
         return broken
+
+    def is_repeated(self, key: str, link: Link, lost: Mapping[int, int], whole: Callable[[str], Region]) -> bool:
+        """Tell whether others have repeated the write of a key that a lost participant was about to stage."""
+        links = self.links(key)
+        kept = [each for each in links if not is_lost(each.place, lost)]
+        with self._lock:
+            return is_repeated(link, [*links, link], kept, self._prefixes_above(key), partial(whole, key))
 
     def links(self, key: str) -> list[Link]:
         """Return the links of all participants on a key."""
@@ -374,14 +479,19 @@ class StagedKeys:
         return found
 
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
-        """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part."""
+        """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part.
+
+        Also those with such frames that nobody has repeated wholly. Call `settle` first.
+        """
         keys = [
-            key for key, link in self.items() if any(_is_lost(each.place, lost) for each in self.layers(key) or [link])
+            key
+            for key, link in self.items()
+            if key in self._undone or any(is_lost(each.place, lost) for each in self.layers(key) or [link])
         ]
         return keys + [
             prefix
             for prefix, places in sorted(self._prefixes.items())
-            if all(_is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
+            if all(is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
         ]
 
     def restart(self, me: int) -> None:
@@ -394,13 +504,9 @@ class StagedKeys:
             self._refs.clear()
             self._links, self._prefixes, self._outdated = {}, {}, {}
             self.layered = {}
-            self._unarranged = set()
+            self._unarranged, self._undone = set(), set()
             self._read_since = set()
-            self._newest = {}
-
-
-def _is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
-    return place.sequence > lost.get(place.participant, place.sequence)
+            self._newest, self._closed, self._divided = {}, {}, {}
 
 
 def _is_foreign(link: Link) -> bool:

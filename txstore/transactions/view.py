@@ -112,7 +112,7 @@ class View(Hierarchy):
         """Return the value that a partial write changes. This does not count as a read (I5)."""
         self._members.look_at_others()
         # Get `seen` first, so that it does not include frames that others stage from now on.
-        seen = self.staged.seen(key, was_read=key in self.marks)
+        seen = self.staged.seen(key, was_read=key in self.marks, is_part=True)
         own = self.staged.own_region(key, seen)
         return Known(self.peek(key), seen, own)
 

@@ -130,39 +130,3 @@ def test_a_process_that_had_read_it_writes_none_of_it(s3: Server) -> None:
     copy = zarr.open_array(again(repo).snapshot(), path="vc", mode="r")[:]
     np.testing.assert_array_equal(copy, np.where(np.arange(8) == 2, 0, ROWS[0]))
     assert again(repo).verify().faults == []
-
-
-@pytest.mark.parametrize("change", ["part", "whole, to be merged", "deleted", "overwritten before"])
-def test_what_was_staged_before_is_in_no_commit(s3: Server, change: str) -> None:
-    repo = opened(s3)
-    with repo.transaction("first") as store:
-        array_of(store, "p", np.arange(8), ["p"], (4,))
-        array_of(store, "v", ROWS[0], ["p"], (4,))
-    del store
-    how = "merge" if "merged" in change else None
-    with (
-        pytest.raises(txstore.ConflictError, match="erased after this transaction had begun"),
-        again(repo).transaction("late", on_conflict=how) as late,
-    ):
-        array = zarr.open_array(late, path="v")
-        if "whole" in change:
-            array[:4] = np.where(np.arange(4) == 1, 7, array[:4])
-        else:
-            array[1:2] = 7  # the rest of the chunk is staged with it
-        if change == "deleted":
-            del zarr.open_group(late)["v"]
-            repo.erase("v")
-        else:
-            if change == "overwritten before":
-                with repo.transaction("over") as store:
-                    zarr.open_array(store, path="v")[2:3] = 5
-                del store
-            repo.erase("v", {"p": 2})
-    objects = repo.engine.storage.objects
-    assert [path for path, _ in below(objects) if ROWS[0, 2].tobytes() in bytes(objects.get(path))] == []
-    if change != "deleted":
-        with again(repo).transaction("once more") as store:
-            zarr.open_array(store, path="v")[1:2] = 7
-        expected = np.where(np.arange(8) == 1, 7, np.where(np.arange(8) == 2, 0, ROWS[0]))
-        np.testing.assert_array_equal(zarr.open_array(again(repo).snapshot(), path="v", mode="r")[:], expected)
-    assert again(repo).verify().faults == []

@@ -507,3 +507,26 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
         assert store.mapping._staging.members.siblings._tails[1].is_sealed
     assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)
+
+
+def fail_in_block(store: TxStore) -> None:
+    with pytest.raises(RuntimeError), store:
+        fill(store, "x", 0, 6, 1)
+        raise RuntimeError
+
+
+def test_the_process_that_began_does_again_what_failed(repo: txstore.Repository) -> None:
+    store = begin(repo)
+    with members(store, 1) as (worker,):
+        fill(store, "x", 5, 8, 3)
+        worker.do(fail_in_block)
+        with pytest.raises(txstore.ParticipantLostError):
+            store.commit()
+        assert zarr.open_array(store, path="x")[:8].tolist() == [0] * 5 + [3] * 3
+        fill(store, "x", 0, 5, 2)
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert caught.value.keys == ("x/c/1",)
+        fill(store, "x", 5, 6, 2)
+        store.commit()
+    assert committed(repo)[:8] == [2] * 6 + [3] * 2

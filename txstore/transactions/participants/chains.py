@@ -43,38 +43,51 @@ class Link(NamedTuple):
         return Predecessor(self.participant, self.sequence)
 
 
-def extend(links: list[Link], link: Link) -> None:
-    """Add a frame that comes after all others of its process."""
+def extend(links: list[Link], link: Link, closed: int = -1) -> bool:
+    """Add a frame that comes after all others of its process.
+
+    If it has seen a frame of its process up to `closed`, it is a link of its own: then return True.
+    """
     for i in range(len(links) - 1, -1, -1):
         own = links[i]
         if own.participant == link.participant:
             if link.sequence < own.sequence:
-                return  # another thread of the process overtook this one
+                return False  # another thread of the process overtook this one
             # A process knows its own previous frame, even if the frame does not record that.
-            if not isinstance(link.seen, Predecessor) or link.seen == own.place:
-                links[i] = link._replace(seen=own.seen)
-                return
-            break
+            if not isinstance(link.seen, Predecessor) or (link.seen == own.place and own.sequence > closed):
+                links[i] = merged(own, link)
+                return False
+            links.append(link)
+            return link.seen == own.place
     links.append(link)
+    return False
+
+
+def merged(own: Link, link: Link) -> Link:
+    """Return two links of one process as one. If the second says that it has seen the first, its region is new."""
+    region = own.region | link.region if isinstance(link.seen, Predecessor) else link.region
+    return link._replace(seen=own.seen, region=region)
 
 
 def resolve(
     links: Sequence[Link],
     prefixes: Prefixes | None = None,
-    lost: Collection[int] = (),
+    lost: Mapping[int, int] | None = None,
     equal: Callable[[Link, Link], bool] | None = None,
+    whole: Callable[[], Region] = Region.whole,
 ) -> list[Link] | None:
     """Return the link that counts, or several links to merge in order. None if the links do not form a chain.
 
     If a deleted prefix hides the key, the result is its tombstone. `lost` are participants that died before they
-    finished. `equal` compares the bytes of two values with equal length and checksum.
+    finished, each with its last frame that counts. `equal` compares the bytes of two values with equal length and
+    checksum. `whole` returns the box of the whole chunk.
     """
-    prefixes = prefixes or {}
+    prefixes, lost = prefixes or {}, lost or {}
     found = arrange(links, prefixes)
     if found is None and lost:
         kept = _without_lost(links, lost)
         found = arrange(kept, prefixes)
-        if found is not None and not _is_done_again(links, kept, found, lost):
+        if found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole):
             return None
         links = kept
     if found is None and equal is not None and _are_equal(links, equal):
@@ -84,13 +97,22 @@ def resolve(
     layers, last = found.layers, found.links[-1]
     for prefix in prefixes:
         knowing = _knowing(found.links, prefix, prefixes)
-        if prefix.participant in lost or _is_known(found, knowing):
+        if is_lost(prefix, lost) or _is_known(found, knowing):
             continue
         is_last = len(found.layers) == 1 and last.participant == prefix.participant and last.place not in knowing
-        if not is_last and not all(link.participant in lost for link in found.links):
+        if not is_last and not all(is_lost(link.place, lost) for link in found.links):
             return None  # neither the deleting nor the writing process knew of the other
         layers = [tombstone(prefix)]
     return layers
+
+
+def is_undone(
+    links: Sequence[Link], prefixes: Prefixes, lost: Mapping[int, int], whole: Callable[[], Region] = Region.whole
+) -> bool:
+    """Tell whether the links do not form a chain only because nobody has repeated all work of lost participants."""
+    kept = _without_lost(links, lost)
+    found = arrange(kept, prefixes)
+    return found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole)
 
 
 def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
@@ -191,15 +213,39 @@ def _united(links: Iterable[Link]) -> Region:
     return Region.of_all(link.region for link in links)
 
 
-def _is_done_again(links: Sequence[Link], kept: Sequence[Link], found: Arranged, lost: Collection[int]) -> bool:
+def _is_done_again(
+    links: Sequence[Link],
+    kept: Sequence[Link],
+    found: Arranged,
+    lost: Mapping[int, int],
+    prefixes: Prefixes,
+    whole: Callable[[], Region],
+) -> bool:
     """Tell whether living participants repeated all work of the dead participants whose links are omitted."""
-    if any(link.seen == found.links[-1].place and link.participant in lost for link in links):
-        return False  # a dead participant had built on the last link
-    places = {link.place for link in links}
-    if len(found.layers) > 1 and not all(link.place in places for link in kept):
+    places, there = {link.place for link in links}, {link.place for link in kept}
+    if len(found.layers) > 1 and not there <= places:
         return False  # a later frame has replaced the frame that a living participant built on
-    left_out = [link for link in links if all(link.participant != other.participant for other in kept)]
-    return all(_united(kept).contains(link.region) for link in left_out)
+    left_out = [link for link in links if is_lost(link.place, lost) and link.place not in there]
+    kept = [link for link in kept if link.place in places]
+    return all(is_repeated(link, links, kept, prefixes, whole) for link in left_out)
+
+
+def is_repeated(
+    link: Link, links: Sequence[Link], kept: Iterable[Link], prefixes: Prefixes, whole: Callable[[], Region]
+) -> bool:
+    """Tell whether `kept` links have all elements of a lost link, and were written without its writer's knowledge.
+
+    A process may have written again what the lost writer had seen of it. It is unknown what it has written since.
+    """
+    learned, known, found = _learned(links, prefixes), set[Predecessor](), [link]
+    if learned is None:
+        return False
+    while found:
+        others = [other for other in learned[found.pop().place] if other.place not in known]
+        known.update(other.place for other in others)
+        found += others
+    written = _united(other for other in kept if other.place not in known)
+    return written.contains(link.region) or (link.region.is_whole and written.contains(whole()))
 
 
 def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:
@@ -278,9 +324,9 @@ def _knows(seen: Seen, prefix: Predecessor, prefixes: Prefixes) -> bool:
     )
 
 
-def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link]:
+def _without_lost(links: Sequence[Link], lost: Mapping[int, int]) -> Sequence[Link]:
     """Omit the links of lost participants, except links that a living participant built on."""
-    kept = [link for link in links if link.participant not in lost]
+    kept = [link for link in links if not is_lost(link.place, lost)]
     if not kept:
         return links
     needed, met = [link.seen for link in kept], set[Predecessor]()
@@ -293,14 +339,19 @@ def _without_lost(links: Sequence[Link], lost: Collection[int]) -> Sequence[Link
         # The process may have written the key again before it died. That frame is not needed.
         own = (link for link in links if link.participant == seen.participant and link.sequence >= seen.sequence)
         base = min(own, key=lambda link: link.sequence, default=None)
-        if base is not None:
+        if base is not None and is_lost(base.place, lost):
             kept.append(base._replace(sequence=seen.sequence))
             needed.append(base.seen)
     present = {link.participant for link in kept}
     return [_without_seen(link) if _is_gone(link.seen, lost, present) else link for link in kept]
 
 
-def _is_gone(seen: Seen, lost: Collection[int], present: Collection[int]) -> bool:
+def is_lost(place: Predecessor, lost: Mapping[int, int]) -> bool:
+    """Tell whether a participant has lost a frame, as it does not count."""
+    return place.sequence > lost.get(place.participant, place.sequence)
+
+
+def _is_gone(seen: Seen, lost: Mapping[int, int], present: Collection[int]) -> bool:
     """Tell whether a loss of power destroyed the seen frame.
 
     A participant that built on it has all of that work in its own frame.

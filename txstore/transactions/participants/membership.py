@@ -166,6 +166,8 @@ class Membership:
     def _follow(self, *, joining: bool = False) -> None:
         if self.shared is not None:
             self.siblings.follow(self.shared, joining=joining)
+            if self.is_owner:
+                self.siblings.leave_out(self.shared)
 
     def close_siblings(self, shared: SharedTransaction, living: set[int], failed: set[int]) -> dict[int, int]:
         """See the last changes of others; return the participants with incomplete parts: `Siblings.close`."""
@@ -199,7 +201,12 @@ class Membership:
         """Let others stage again, because no commit was made."""
         self.siblings.reopen()
         if self.shared is not None:
-            self.shared.unseal()
+            try:
+                if self.is_owner:
+                    with self._following:
+                        self.siblings.leave_out(self.shared, is_told=True)
+            finally:
+                self.shared.unseal()
 
     def check_held(self) -> None:
         """Raise `OSError` if another process may be ending the named transaction that this process is about to end."""

@@ -6,11 +6,12 @@ frames count: those of participants that sealed their part, or that live.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from txstore.format import packfile
 from txstore.format.keys import is_document, stored_key, stored_prefix
-from txstore.format.packfile import Frame
+from txstore.format.packfile import Frame, Predecessor
+from txstore.format.regions import Region
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.participants.tails import Tail
@@ -27,7 +28,10 @@ class Siblings:
         self._reads = reads
         self._tails: dict[int, Tail] = {}
         self._passed_over: set[int] = set()  # participants that were dead when this process joined
-        self.has_seen_given_up = False  # it has seen aborted frames, which a process that joins now does not see
+        #: It has seen aborted frames, or has staged the same keys. A participant that joins now can do that work again.
+        self.has_seen_given_up = False
+        self._lost: dict[int, int] = {}  # that an attempt to commit found incomplete, with the last frame that counts
+        self._left_out: dict[int, int] = {}  # those whose other frames this process does not show
         self._is_closed = False  # all staging has ended, and it is decided whose frames count
 
     # --- their staged changes
@@ -94,35 +98,58 @@ class Siblings:
                 news[number] = [*news[number], *read(number)]
         for number in news.keys() - {0}:
             kept = tails[number].kept
-            if kept is None and number in dead and not tails[number].is_sealed:
+            if kept is not None:
+                self.has_seen_given_up |= seen[number] > kept
+            elif number in dead and not tails[number].is_sealed:
                 # Another process has to repeat the work that it had not finished, without its frames.
                 kept = tails[number].certain
-                if kept < 0:
-                    self._passed_over.add(number)
-                    del news[number]
-                    continue
-                news[number] = [frame for frame in news[number] if frame.sequence <= kept]
-            elif kept is not None:
-                self.has_seen_given_up |= seen[number] > kept
-                news[number] = [frame for frame in news[number] if frame.sequence <= kept]
+            if kept is None:
+                continue
+            left_out = [frame for frame in news[number] if frame.sequence > kept]
+            self.has_seen_given_up |= any(
+                frame.kind in packfile.FRAMES_OF_KEYS
+                and self._staged.me in self._staged.writers(_key_of(frame, tails[number].path))
+                for frame in left_out
+            )
+            news[number] = [frame for frame in news[number] if frame.sequence <= kept]
+            if kept < 0:
+                self._passed_over.add(number)
+                del news[number]
         return news
 
-    def _add(self, participant: int, frames: Iterable[Frame]) -> None:
+    def _add(self, participant: int, frames: Iterable[Frame], *, is_again: bool = False) -> None:
         for frame in frames:
-            path = self._tails[participant].path
-            key = (stored_key if frame.kind in packfile.FRAMES_WITH_KEY else stored_prefix)(frame.key, path)
-            if frame.kind == packfile.FRAME_PREFIX:
-                self._staged.hide(key, participant, frame.sequence, frame.seen)
-            elif frame.kind in packfile.FRAMES_OF_KEYS:
-                link = Link(
-                    participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum,
-                    frame.region,
-                )  # fmt: skip
-                self._staged.add(key, link, was_read=key in self._marks, later=True)
-                if is_document(key):
-                    self._staged.news.append(key)
-            elif frame.kind in packfile.FRAMES_READ:
+            key = _key_of(frame, self._tails[participant].path)
+            if frame.kind in packfile.FRAMES_READ:
                 self._reads.add(frame.kind, key)
+            else:
+                _stage(self._staged, participant, key, frame, was_read=key in self._marks, is_again=is_again)
+                if frame.kind in packfile.FRAMES_OF_KEYS and is_document(key):
+                    self._staged.news.append(key)
+
+    def leave_out(self, shared: SharedTransaction, *, is_told: bool = False) -> None:
+        """Show no more work of participants that aborted it or died, as to a process that joins now (I8).
+
+        The commit counts it as lost. `is_told`: the caller knows, so it has built nothing on what it has read of it.
+        """
+        lost = {number: last for number, last in (self._lost | self.given_up()).items() if number not in self._left_out}
+        if not lost or self._is_closed:
+            return
+        kept, keys, news, packs = StagedKeys(self._staged.me), set[str](), list[str](), shared.packs()
+        for number, last in lost.items():
+            for frame in shared.tail(number).new_frames(packs):
+                key = _key_of(frame, self._tails[number].path)
+                if frame.kind == packfile.FRAME_PREFIX or frame.kind in packfile.FRAMES_OF_KEYS:
+                    keys.add(key)
+                    if frame.kind == packfile.FRAME_PREFIX or is_document(key):
+                        news.append(key)
+                if frame.sequence <= last:
+                    _stage(kept, number, key, frame)
+        kept.arrange()
+        built_on = {key for key in keys if key in self._marks and (is_document(key) or not is_told)}
+        self._staged.leave_out(lost, kept, keys, built_on)
+        self._staged.news += news
+        self._left_out |= lost
 
     def ends(self) -> dict[int, int]:
         """Return the offsets at which their frames end, by the numbers of their packs in the transaction."""
@@ -170,6 +197,7 @@ class Siblings:
         failed write.
         """
         self._passed_over.clear()
+        self._put_back(shared)
         others = [number for number in shared.participants() if number not in (0, self._staged.me)]
         packs = shared.packs()
         for participant in others:
@@ -188,8 +216,16 @@ class Siblings:
             elif not tail.is_sealed and (participant in failed or participant not in living):
                 lost[participant] = tail.certain
         self._staged.arrange()
-        self._is_closed = True
+        self._is_closed, self._lost = True, lost
         return lost
+
+    def _put_back(self, shared: SharedTransaction) -> None:
+        """Add the frames that were left out: the commit judges all frames."""
+        packs = shared.packs() if self._left_out else ()
+        for number, last in list(self._left_out.items()):
+            frames = [frame for frame in shared.tail(number).new_frames(packs) if frame.sequence > last]
+            self._add(number, frames, is_again=True)
+            del self._left_out[number]
 
     def killed(self, shared: SharedTransaction) -> set[int]:
         """Return the participants that died before the end of their work."""
@@ -204,18 +240,36 @@ class Siblings:
         """Return the participants that aborted their work, each with the last frame that still counts."""
         return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
 
-    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
-        """Return the keys whose counting frame is from a lost participant, or that it was staging when it died."""
+    def lost_keys(self, lost: Mapping[int, int], whole: Callable[[str], Region]) -> list[str]:
+        """Return the keys whose counting frame is from a lost participant, or that it was staging when it died.
+
+        `whole` returns the box of a whole chunk.
+        """
         keys = self._staged.lost_keys(lost)
         unfinished = (
-            (stored_key(frame.key, self._tails[number].path), frame)
+            (stored_key(frame.key, self._tails[number].path), _link(number, frame))
             for number in lost
             if (frame := self._tails[number].unfinished) is not None
         )
-        undone = {key for key, frame in unfinished if self._is_undone(key, frame)}
+        undone = {key for key, link in unfinished if not self._staged.is_repeated(key, link, lost, whole)}
         return keys + sorted(undone.difference(keys))
 
-    def _is_undone(self, key: str, unfinished: Frame) -> bool:
-        """Tell whether no process has since repeated an unfinished write."""
-        link = self._staged.get(key)
-        return link is None or link.place == unfinished.seen
+
+def _key_of(frame: Frame, path: str) -> str:
+    """Return the key or the prefix of a frame in the pack at a path."""
+    return (stored_key if frame.kind in packfile.FRAMES_WITH_KEY else stored_prefix)(frame.key, path)
+
+
+def _stage(staged: StagedKeys, participant: int, key: str, frame: Frame, **options: bool) -> None:
+    if frame.kind == packfile.FRAME_PREFIX:
+        staged.hide(key, participant, frame.sequence, frame.seen)
+    elif frame.kind in packfile.FRAMES_OF_KEYS:
+        staged.add(key, _link(participant, frame), later=True, **options)
+    elif frame.kind == packfile.FRAME_SEAL and not isinstance(frame.seen, Predecessor):
+        staged.close(participant, frame.sequence)
+
+
+def _link(participant: int, frame: Frame) -> Link:
+    return Link(
+        participant, frame.sequence, frame.seen, frame.kind, frame.offset, frame.length, frame.checksum, frame.region
+    )
