@@ -25,9 +25,9 @@ def extension(name: str) -> Extension:
     )
 
 
-EXTENSIONS = ["_chunks", "_header", "_index", "_local"]
+EXTENSIONS = ["_chunks", "_index", "_local"]
 if sys.platform == "linux":
-    EXTENSIONS += ["_locktable", "_watch"]
+    EXTENSIONS += ["_locktable"]
 
 # Into the source, so that editable installations and the sdist have it, too.
 runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "aio_stub.py"), run_name="__main__")

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.format.test_layout import branches, headers, headers_with, ids, json_values, numbers, run_lists, text
-from txstore._native import header as native
+from txstore._native import index as native
+from txstore._native import index_fallback
 from txstore.format import commitfile
 from txstore.format.commitfile import CommitName, Header, RunName, Section
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 
-pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
+pytestmark = pytest.mark.skipif(native.IMPLEMENTATION != "c", reason="the extension was not built")
 
 
 def plain(branch: str) -> st.SearchStrategy[Header]:
@@ -37,7 +38,7 @@ plain_headers = branches.flatmap(plain)
 def in_python(call: Any, *args: Any) -> Any:
     """Return what a call gives without the extension: a value, or an exception's type and words."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commitfile, "native", None)
+        patch.setattr(commitfile, "native", index_fallback)
         return outcome(call, *args)
 
 
@@ -52,7 +53,7 @@ def outcome(call: Any, *args: Any) -> Any:
 @given(plain_headers)
 def test_plain_headers_are_decoded_as_python_does(header: Header) -> None:
     encoded = header.encode()
-    assert native.decode(encoded, PackName, RunName, Section) is not None
+    assert native.decode_header(encoded, PackName, RunName, Section) is not None
     found = Header.decode(encoded)
     assert found == header == in_python(Header.decode, encoded)
     assert [type(run) for run in found.runs] == [RunName] * len(header.runs)
@@ -140,7 +141,7 @@ def test_what_begins_a_branch_or_merges_another_is_left_to_python(header: Header
     for changes in ({"fork": branch}, {"merged": CommitName(branch, header.version, some, some)}):
         changed = replace(header, **changes)
         encoded = changed.encode()
-        assert native.decode(encoded, PackName, RunName, Section) is None
+        assert native.decode_header(encoded, PackName, RunName, Section) is None
         assert Header.decode(encoded) == changed
         assert in_python(Header.encode, changed) == encoded
 
@@ -154,7 +155,7 @@ def test_other_kinds_are_taken_as_python_does(at: int) -> None:
 @pytest.mark.parametrize("types", [(tuple, tuple), (1, 2, 3), (list, tuple, tuple), (tuple, tuple, str)])
 def test_other_types_are_refused(types: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
-        native.decode(FIXED, *types)
+        native.decode_header(FIXED, *types)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +169,11 @@ def test_other_types_are_refused(types: tuple[Any, ...]) -> None:
 )  # fmt: skip
 def test_what_can_not_be_encoded_is_refused(changes: dict[int, Any]) -> None:
     args = ["main", "", "", b"", (), (), (), b"", 0]
-    native.encode(*args)
+    native.encode_header(*args)
     for at, value in changes.items():
         args[at] = value
     with pytest.raises((TypeError, OverflowError, UnicodeEncodeError)):
-        native.encode(*args)
+        native.encode_header(*args)
 
 
 def test_nothing_is_kept() -> None:
@@ -184,11 +185,11 @@ def test_nothing_is_kept() -> None:
 
     def use_everything() -> int:
         for at in range(len(encoded) + 1):
-            native.decode(encoded[:at], PackName, RunName, Section)
-            native.decode(encoded[:at] + b"\xff" + encoded[at + 1 :], PackName, RunName, Section)
+            native.decode_header(encoded[:at], PackName, RunName, Section)
+            native.decode_header(encoded[:at] + b"\xff" + encoded[at + 1 :], PackName, RunName, Section)
         header.encode()
         with pytest.raises(TypeError):
-            native.encode("main", "", "", b"", (), (), (*runs, (None,)), b"", 0)
+            native.encode_header("main", "", "", b"", (), (), (*runs, (None,)), b"", 0)
         gc.collect()
         return sys.getallocatedblocks()
 

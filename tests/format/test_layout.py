@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txstore
-from txstore._native import index
+from txstore._native import index, index_fallback
 from txstore.commit import Stored
 from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
@@ -375,7 +375,7 @@ RUN = RunName(None, 1, 64, 64, 1, 1)
 def test_a_header_beyond_its_bounds(beyond, reason, monkeypatch):
     """The greatest version of a directory was counted down from, and each of 300,000 equal runs was opened."""
     encoded = beyond.encode()
-    for native in (commitfile.native, None):
+    for native in (commitfile.native, index_fallback):
         monkeypatch.setattr(commitfile, "native", native)
         with pytest.raises(MalformedError, match=reason):
             Header.decode(encoded)
@@ -388,7 +388,7 @@ def test_a_header_at_its_bounds(monkeypatch):
         sections=(Section(1, 64, 64),) * 1024, statistics=Statistics(*[2**64 - 1] * 5),
     )  # fmt: skip
     encoded = most.encode()
-    for native in (commitfile.native, None):
+    for native in (commitfile.native, index_fallback):
         monkeypatch.setattr(commitfile, "native", native)
         assert Header.decode(encoded) == most
     footer = Footer(commitfile.MAX_HEADER, 64, 128 + commitfile.MAX_HEADER, bytes(16), 0)

@@ -89,7 +89,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "poll":
         monkeypatch.setattr(following, "_LONGEST_PAUSE", 0.05)
         cannot_watch(monkeypatch, errno.ENOSPC)
-    elif following.watch.IMPLEMENTATION == "python":
+    elif following.local.IMPLEMENTATION == "python":
         pytest.skip("the C extension is not built")
     else:
         monkeypatch.setattr(following, "_LONGEST_PAUSE", 2 * DEADLINE)
@@ -100,7 +100,7 @@ def cannot_watch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(path: str) -> int:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(following.watch, "open_watch", refuse)
+    monkeypatch.setattr(following.local, "open_watch", refuse)
 
 
 # --- where it begins
@@ -319,7 +319,7 @@ def test_the_pauses_of_polling(repo, monkeypatch):
 def test_the_safety_look(repo, open_repo, monkeypatch):
     """A commit that no event tells of, as on a network file system, is seen by looking once in a while."""
     deaf_end, other_end = os.pipe()
-    monkeypatch.setattr(following.watch, "open_watch", lambda path: os.dup(deaf_end))
+    monkeypatch.setattr(following.local, "open_watch", lambda path: os.dup(deaf_end))
     try:
         with later(lambda: put(open_repo(), "3")):
             assert woken(repo.follow(timeout=DEADLINE)).message == "3"
@@ -473,7 +473,7 @@ def test_it_leaves_no_descriptor(repo, end):
             next(commits)
         bell = commits.gi_frame.f_locals["follower"]._bell
         bell.wait(0)  # it may not have had to wait
-        assert len(new_descriptors(before)) == (following.watch.IMPLEMENTATION == "c")
+        assert len(new_descriptors(before)) == (following.local.IMPLEMENTATION == "c")
         del bell
         if end == "close":
             commits.close()
@@ -546,7 +546,7 @@ def test_a_forked_child_opens_a_watch_of_its_own(repo, way):
 @pytest.fixture
 def native():
     try:
-        return importlib.import_module("txstore._native._watch")
+        return importlib.import_module("txstore._native._local")
     except ImportError:
         pytest.skip("the C extension is not built")
 
@@ -565,7 +565,7 @@ def test_a_name_that_appears(native, tmp_path, how):
     (directory / "old").touch()
     descriptor = native.open_watch(str(directory))
     assert not readable(descriptor)
-    assert native.drain(descriptor)
+    assert native.drain_watch(descriptor)
     if how == "create":
         (directory / "new").touch()
     elif how == "link":
@@ -573,7 +573,7 @@ def test_a_name_that_appears(native, tmp_path, how):
     else:
         os.rename(source if how == "rename" else directory / "old", directory / "new")
     assert readable(descriptor, DEADLINE)
-    assert native.drain(descriptor)
+    assert native.drain_watch(descriptor)
     assert not readable(descriptor)
     os.close(descriptor)
 
@@ -595,7 +595,7 @@ def test_a_directory_that_goes(native, tmp_path, how):
     descriptor = native.open_watch(str(directory))
     directory.rmdir() if how == "delete" else directory.rename(tmp_path / "elsewhere")
     assert readable(descriptor, DEADLINE)
-    assert not native.drain(descriptor)
+    assert not native.drain_watch(descriptor)
     os.close(descriptor)
 
 
@@ -605,7 +605,7 @@ def test_many_events_are_drained_in_turns(native, tmp_path):
         (tmp_path / f"{i:0100}").touch()
     rounds = 0
     while readable(descriptor):
-        assert native.drain(descriptor)
+        assert native.drain_watch(descriptor)
         rounds += 1
     assert 1 < rounds <= 1000
     os.close(descriptor)
@@ -625,9 +625,9 @@ def test_what_can_not_be_watched(native, tmp_path):
         native.open_watch("a\0b")
     for argument in (-1, "x"):
         with pytest.raises((TypeError, ValueError)):
-            native.drain(argument)
+            native.drain_watch(argument)
     with pytest.raises(OSError):
-        native.drain(1 << 20)
+        native.drain_watch(1 << 20)
 
 
 def test_the_watch_is_closed_on_exec(native, tmp_path):
@@ -638,9 +638,9 @@ def test_the_watch_is_closed_on_exec(native, tmp_path):
 
 
 def test_the_fallback_can_not_watch(tmp_path):
-    from txstore._native import watch_fallback
+    from txstore._native import local_fallback
 
     with pytest.raises(OSError):
-        watch_fallback.open_watch(str(tmp_path))
+        local_fallback.open_watch(str(tmp_path))
     with pytest.raises(OSError):
-        watch_fallback.drain(0)
+        local_fallback.drain_watch(0)

@@ -1,7 +1,7 @@
 """The C extensions, or their Python fallbacks if one was not built or TXSTORE_PURE_PYTHON=1.
 
 `locktable` has no fallback: it is None then, and on systems without futexes. `locks/chunk_locks.py` chooses another
-kind of lock. `header` has none either: format/commitfile.py does the same in Python.
+kind of lock.
 """
 
 import os
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import _chunks as chunks
-    from . import _header as header
     from . import _index as index
     from . import _local as local
     from . import _locktable as locktable
-    from . import _watch as watch
 else:
     pure_python = os.environ.get("TXSTORE_PURE_PYTHON") == "1"
     try:
@@ -22,12 +20,6 @@ else:
         from . import _chunks as chunks
     except ImportError:
         from . import chunks_fallback as chunks
-    try:
-        if pure_python:
-            raise ImportError
-        from . import _header as header
-    except ImportError:
-        header = None
     try:
         if pure_python:
             raise ImportError
@@ -46,11 +38,5 @@ else:
         from . import _locktable as locktable
     except ImportError:
         locktable = None
-    try:
-        if pure_python:
-            raise ImportError
-        from . import _watch as watch
-    except ImportError:
-        from . import watch_fallback as watch
 
-__all__ = ["chunks", "header", "index", "local", "locktable", "watch"]
+__all__ = ["chunks", "index", "local", "locktable"]

@@ -1,4 +1,5 @@
-/* txstore._native._index: look up, scan, build and merge runs. index_fallback.py is the same in Python.
+/* txstore._native._index: look up, scan, build and merge runs. index_fallback.py is the same in Python. Also decodes and
+ * encodes the headers of commits (commit_header.h).
  *
  * A run is one immutable sorted table of key -> ref, a section of a pack. docs/understand/format.md, "Runs", is the
  * normative description. This is its layout in memory:
@@ -40,6 +41,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "commit_header.h"
 #include "run_cursor.h"
 #include "run_moves.h"
 #include "run_reader.h"
@@ -1055,6 +1057,8 @@ static PyMethodDef index_methods[] = {
     {"build", (PyCFunction)(void (*)(void))index_build, METH_VARARGS | METH_KEYWORDS, build_doc},
     {"merge", (PyCFunction)(void (*)(void))index_merge, METH_VARARGS | METH_KEYWORDS, merge_doc},
     {"reflink", (PyCFunction)(void (*)(void))index_reflink, METH_VARARGS | METH_KEYWORDS, reflink_doc},
+    {"decode_header", decode_header, METH_VARARGS, decode_header_doc},
+    {"encode_header", encode_header, METH_VARARGS, encode_header_doc},
     {NULL, NULL, 0, NULL},
 };
 

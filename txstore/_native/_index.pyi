@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
-from typing import final, overload
+from typing import TypeVar, final, overload
 
 from typing_extensions import Buffer
 
@@ -71,3 +71,49 @@ def reflink(
     sink: _Sink,
     moves: _Moves | None = None,
 ) -> None: ...
+
+_Pack = TypeVar("_Pack", bound=tuple[bytes, str | None, int])
+_Run = TypeVar("_Run", bound=tuple[object, int, int, int, int, int])
+_Section = TypeVar("_Section", bound=tuple[int, int, int])
+
+def decode_header(
+    header: bytes, pack_name: type[_Pack], run_name: type[_Run], section: type[_Section], /
+) -> (
+    tuple[
+        bytes,
+        bytes,
+        bytes,
+        bytes,
+        int,
+        int,
+        int,
+        str,
+        str,
+        str,
+        bytes | None,
+        tuple[int, ...],
+        tuple[_Section, ...],
+        tuple[_Run, ...],
+        int,
+        int,
+        int,
+        int,
+        bytes | None,
+        bytes | None,
+        bytes | None,
+        bytes | None,
+    ]
+    | None
+): ...
+def encode_header(
+    branch: str,
+    author: str,
+    message: str,
+    properties: bytes,
+    statistics: tuple[int, ...],
+    sections: tuple[tuple[int, int, int], ...],
+    runs: tuple[tuple[object, int, int, int, int, int], ...],
+    packs: bytes,
+    pending: int,
+    /,
+) -> bytes: ...

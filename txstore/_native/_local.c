@@ -12,6 +12,7 @@
  *     rename_noreplace    a rename that refuses to replace: how a commit takes its version (I2)
  *     allocate            disk space for a pack, before it is written
  *     start_writeback     begin writing dirty pages, so that the sync to come finds little left to do
+ *     open_watch          a descriptor that tells of new names in a directory: watch.h
  *
  * local_fallback.py does the same in Python; tests/native/test_local.py runs every test on both.
  *
@@ -74,6 +75,7 @@
 
 #include "crc32c.h"
 #include "open_below.h"
+#include "watch.h"
 
 #ifndef RENAME_NOREPLACE
 #define RENAME_NOREPLACE 1u
@@ -751,6 +753,8 @@ static PyMethodDef local_methods[] = {
     {"rename_noreplace", FAST(rename_noreplace), rename_noreplace_doc},
     {"allocate", FAST(allocate), allocate_doc},
     {"start_writeback", FAST(start_writeback), start_writeback_doc},
+    {"open_watch", open_watch, METH_O, open_watch_doc},
+    {"drain_watch", drain_watch, METH_O, drain_watch_doc},
     {NULL, NULL, 0, NULL},
 };
 

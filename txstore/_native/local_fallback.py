@@ -1,7 +1,7 @@
 """The Python fallback of `_local.c`: the same functions if the extension was not built.
 
-It is slower, and does less in three places. `allocate` and `start_writeback` do nothing, and before Python 3.13 a
-mapped file keeps a descriptor while it is mapped. None of this changes the bytes stored or read.
+It is slower, and does less in four places. `allocate` and `start_writeback` do nothing, `open_watch` is refused, and
+before Python 3.13 a mapped file keeps a descriptor while it is mapped. None of this changes the bytes stored or read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -200,3 +200,13 @@ def _checksum(value: int) -> int:
 def _check_range(offset: int, length: int) -> None:
     if offset < 0 or length <= 0:
         raise ValueError("offset must be at least 0 and length at least 1")
+
+
+def open_watch(path: str, /) -> NoReturn:
+    """Raises OSError: Python itself has no call that watches a directory, so a follower has to poll."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+
+
+def drain_watch(_descriptor: int, /) -> NoReturn:
+    """Raises OSError: `open_watch` never returns a descriptor to drain."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
-from txstore._native import header as native
+from txstore._native import index as native
 from txstore.errors import KeyFormatError
 from txstore.format.cursors import check_cursor_name
 from txstore.format.declarations import NOTHING_DECLARED, Declarations
@@ -50,7 +50,7 @@ FOOTER_SIZE = 64
 assert FOOTER.size == 60
 assert HEADER.size == 120
 
-#: docs/understand/format.md, "Bounds": a header in bytes, its runs and sections. `_header.c` has the last two.
+#: docs/understand/format.md, "Bounds": a header in bytes, its runs and sections. `commit_header.h` has the last two.
 MAX_HEADER = 64 << 20
 MAX_RUNS = MAX_SECTIONS = 1024
 MAX_GROUP_COMMIT = 128
@@ -223,8 +223,8 @@ class Header:
             (_CURSORS, _encode_json(self.declared.cursors)),
         )
         packs = b"".join(map(_encode_data_pack, self.packs))
-        if native is not None:
-            return fixed + native.encode(
+        if native.IMPLEMENTATION == "c":
+            return fixed + native.encode_header(
                 self.branch, self.author, self.message, properties,
                 self.statistics.as_tuple(), self.sections, self.runs, packs, self.pending,
             ) + last  # fmt: skip
@@ -243,7 +243,9 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
-        plain = None if native is None else native.decode(data, PackName, RunName, Section)
+        plain = None
+        if native.IMPLEMENTATION == "c":
+            plain = native.decode_header(data, PackName, RunName, Section)
         if plain is None:
             return cls._decode_any(data)
         (repository_id, commit_id, parent_id, parent_hash, version, seq, time, branch, author, message, properties,

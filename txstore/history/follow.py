@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
-from txstore._native import watch
+from txstore._native import local
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.format import names
@@ -209,7 +209,7 @@ class _Bell:
     def _listen(self, seconds: float) -> None:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        if poll.poll(math.ceil(seconds * 1000)) and not watch.drain(self._descriptor):
+        if poll.poll(math.ceil(seconds * 1000)) and not local.drain_watch(self._descriptor):
             self.close()
 
     def close(self) -> None:

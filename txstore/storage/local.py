@@ -17,7 +17,7 @@ from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from txstore import processes
-from txstore._native import local, watch
+from txstore._native import local
 from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.steps import step
@@ -294,7 +294,7 @@ class LocalStorage:
 
     def watch(self, path: str) -> int:
         with self._tree.open_directory(path) as directory:
-            return watch.open_watch(f"/proc/self/fd/{directory}")
+            return local.open_watch(f"/proc/self/fd/{directory}")
 
     def lock_directory(self) -> str:
         return self._tree.path(names.LOCKS)

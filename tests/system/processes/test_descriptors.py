@@ -15,7 +15,7 @@ import zarr
 import txstore
 from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
 from tests.waiting import wait_until
-from txstore._native import local, watch
+from txstore._native import local
 
 PACKS = 10_000
 READERS = 16
@@ -97,7 +97,7 @@ def read_some(barrier, path: str, number: int) -> list[str]:
     kept = [snapshot.get_view(f"x/c/{chunk}") for chunk in chunks]
     assert [int.from_bytes(view, "little") for view in kept] == chunks.tolist()
     assert np.array_equal(array.oindex[chunks], chunks)
-    if watch.IMPLEMENTATION == "c":
+    if local.IMPLEMENTATION == "c":
         wait_until(lambda: any("inotify" in one for one in held(path)))
     barrier.wait()
     return held(path)
@@ -109,4 +109,4 @@ def test_many_readers_hold_few_descriptors(many_packs):
     with ended(*readers):
         found = [reader.result() for reader in readers]
     assert max(map(len, found)) <= AT_MOST
-    assert watch.IMPLEMENTATION == "python" or all(any("inotify" in one for one in each) for each in found)
+    assert local.IMPLEMENTATION == "python" or all(any("inotify" in one for one in each) for each in found)

@@ -11,8 +11,7 @@ import pytest
 import txstore
 from tests.system.processes.steps import BeforeEachChange, commit_with_signal, forked, status_of
 from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
-from txstore._native import watch_fallback
-from txstore.history import follow
+from txstore._native import local, local_fallback
 
 pytestmark = pytest.mark.long
 
@@ -21,7 +20,7 @@ WRITERS = 4
 
 def follow_by(way: str) -> None:
     if way == "poll":
-        follow.watch.open_watch = watch_fallback.open_watch
+        local.open_watch = local_fallback.open_watch
 
 
 def commit_flat_out(barrier, path, number: int, commits: int, durability: str) -> None:

@@ -1,12 +1,11 @@
-/*
- * txstore._native._header: the header of a commit, from bytes and to bytes.
+/* The header of a commit, from bytes and to bytes.
  *
- *     decode              the fields of a header, as a tuple
- *     encode              the typed fields of a header
+ *     decode_header       the fields of a header, as a tuple
+ *     encode_header       the typed fields of a header
  *
  * A committer reads the headers of other commits and writes its own while other committers wait. In Python that takes
- * as long as syncing a file. This module has no fallback: format/commitfile.py does the same in Python, and reports
- * what is wrong with a header. `decode` returns None for a header that is not plain: malformed, of a newer format, or
+ * as long as syncing a file. There is no fallback: format/commitfile.py does the same in Python, and reports what is
+ * wrong with a header. `decode_header` returns None for a header that is not plain: malformed, of a newer format, or
  * with a rare field. Any other answer equals that of format/commitfile.py.
  *
  * THE BYTES (docs/understand/format.md, "Header")
@@ -18,19 +17,12 @@
  *     entry of a run      kind 1: u8 | id 16 | version | branch          kind 2: u8 | id 16          numbers are
  * varints
  *
- * Every length is checked against the remaining bytes before it is used; integers are read by memcpy. The bytes are
- * immutable; the module has no state and no statics.
- */
+ * Every length is checked against the remaining bytes before it is used. The bytes are immutable. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#ifndef TXS_COMMIT_HEADER_H
+#define TXS_COMMIT_HEADER_H
 
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the format is little-endian: leave this extension out"
-#endif
+#include "run_writer.h"
 
 enum { FIXED_BYTES = 120, ID_BYTES = 16, FIELD_BYTES = 6, NAME_BYTES = 100 };
 enum { HEADER_COMMIT = 1, CHECKSUM_CRC32C = 1, PACK_COMMIT_FILE = 1, PACK_DATA = 2 };
@@ -41,49 +33,19 @@ enum { MAX_RUNS = 1024, MAX_SECTIONS = 1024 }; /* as in format/commitfile.py: a 
 
 typedef struct {
     const uint8_t *at, *end;
-} span;
+} rest;
 
 /* ---- Decoding. Helpers return NULL without an exception for a field that is not plain, with one if memory ran out. */
 
-static uint64_t
-load(const uint8_t *data, size_t bytes)
-{
-    uint64_t value = 0;
-    memcpy(&value, data, bytes);
-    return value;
-}
-
-/* Returns 1, or 0 for a varint that is truncated, longer than necessary, or above 64 bits. */
-static int
-read_varint(span *from, uint64_t *value)
-{
-    *value = 0;
-    for (int shift = 0; from->at < from->end; shift += 7) {
-        uint64_t byte = *from->at++;
-        if (shift == 63 && byte > 1)
-            return 0;
-        *value |= (byte & 127) << shift;
-        if (byte < 128)
-            return byte || !shift;
-    }
-    return 0;
-}
-
 static PyObject *
-read_number(span *from)
+read_number(rest *from)
 {
     uint64_t value;
-    return read_varint(from, &value) ? PyLong_FromUnsignedLongLong(value) : NULL;
+    return read_varint(&from->at, from->end, &value) ? PyLong_FromUnsignedLongLong(value) : NULL;
 }
 
 static PyObject *
-bytes_of(const uint8_t *data, size_t length)
-{
-    return PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)length);
-}
-
-static PyObject *
-text_of(span text)
+text_of(rest text)
 {
     PyObject *decoded = PyUnicode_DecodeUTF8((const char *)text.at, text.end - text.at, NULL);
     if (decoded == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
@@ -104,7 +66,7 @@ named(PyTypeObject *type, PyObject *fields)
 
 /* A tuple whose items from `first` on are the next numbers. */
 static PyObject *
-numbers_behind(Py_ssize_t first, Py_ssize_t count, span *from)
+numbers_behind(Py_ssize_t first, Py_ssize_t count, rest *from)
 {
     PyObject *fields = PyTuple_New(first + count);
     for (Py_ssize_t i = first; fields != NULL && i < first + count; i++) {
@@ -119,7 +81,7 @@ numbers_behind(Py_ssize_t first, Py_ssize_t count, span *from)
 
 /* As keys.check_name: it becomes a part of a path. */
 static int
-is_name(span text)
+is_name(rest text)
 {
     if (text.at == text.end || text.end - text.at > NAME_BYTES || *text.at == '.' || *text.at == '-')
         return 0;
@@ -132,7 +94,7 @@ is_name(span text)
 
 /* Most names are the commit's own branch, which the caller passes as bytes and as an object. */
 static PyObject *
-pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
+pack_name(rest entry, rest branch, PyObject *branch_object, PyTypeObject *type)
 {
     if (entry.end - entry.at < 1 + ID_BYTES)
         return NULL;
@@ -141,7 +103,7 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
     entry.at += 1 + ID_BYTES;
     uint64_t version = 0;
     if (kind == PACK_COMMIT_FILE) {
-        if (!read_varint(&entry, &version) || !is_name(entry))
+        if (!read_varint(&entry.at, entry.end, &version) || !is_name(entry))
             return NULL;
         if (entry.end - entry.at == branch.end - branch.at &&
             memcmp(entry.at, branch.at, (size_t)(branch.end - branch.at)) == 0)
@@ -154,7 +116,7 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
         branch_object = Py_None;
         Py_INCREF(branch_object);
     }
-    PyObject *fields = PyTuple_New(3), *id_object = bytes_of(id, ID_BYTES);
+    PyObject *fields = PyTuple_New(3), *id_object = PyBytes_FromStringAndSize((const char *)id, ID_BYTES);
     PyObject *version_object = PyLong_FromUnsignedLongLong(version);
     if (fields == NULL || id_object == NULL || version_object == NULL || branch_object == NULL) {
         Py_XDECREF(fields);
@@ -170,12 +132,12 @@ pack_name(span entry, span branch, PyObject *branch_object, PyTypeObject *type)
 }
 
 static PyObject *
-next_run(span *from, span branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
+next_run(rest *from, rest branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
 {
     uint64_t length;
-    if (!read_varint(from, &length) || length > (uint64_t)(from->end - from->at))
+    if (!read_varint(&from->at, from->end, &length) || length > (uint64_t)(from->end - from->at))
         return NULL;
-    span entry = {from->at, from->at + length};
+    rest entry = {from->at, from->at + length};
     from->at = entry.end;
     PyObject *pack = Py_None;
     Py_INCREF(pack);
@@ -196,7 +158,7 @@ next_run(span *from, span branch, PyObject *branch_object, PyTypeObject *pack_ty
 
 /* Take `item` into the list; -1 if there is none. */
 static int
-append(PyObject *list, PyObject *item)
+list_append(PyObject *list, PyObject *item)
 {
     int failed = item == NULL ? -1 : PyList_Append(list, item);
     Py_XDECREF(item);
@@ -213,7 +175,7 @@ tuple_of(PyObject *list, int failed)
 
 /* The place of a run: the bytes of its pack's entry, and its offset in the pack. */
 typedef struct {
-    span entry;
+    rest entry;
     uint64_t offset;
 } place;
 
@@ -229,22 +191,22 @@ is_among(const place *places, Py_ssize_t count, place wanted)
 }
 
 static PyObject *
-all_runs(span from, span branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
+all_runs(rest from, rest branch, PyObject *branch_object, PyTypeObject *pack_type, PyTypeObject *run_type)
 {
     place places[MAX_RUNS];
     PyObject *list = PyList_New(0);
     int failed = 0;
     while (list != NULL && !failed && from.at < from.end) {
         Py_ssize_t count = PyList_GET_SIZE(list);
-        span next = from;
-        uint64_t length, seq;
+        rest next = from;
+        uint64_t length = 0, seq;
         PyObject *run = count == MAX_RUNS ? NULL : next_run(&from, branch, branch_object, pack_type, run_type);
-        failed = append(list, run) < 0;
+        failed = list_append(list, run) < 0;
         if (!failed) { /* the object is valid */
-            read_varint(&next, &length);
-            places[count].entry = (span){next.at, next.at + length};
+            read_varint(&next.at, next.end, &length);
+            places[count].entry = (rest){next.at, next.at + length};
             next.at += length;
-            failed = !read_varint(&next, &seq) || !read_varint(&next, &places[count].offset) ||
+            failed = !read_varint(&next.at, next.end, &seq) || !read_varint(&next.at, next.end, &places[count].offset) ||
                      is_among(places, count, places[count]);
         }
     }
@@ -252,59 +214,59 @@ all_runs(span from, span branch, PyObject *branch_object, PyTypeObject *pack_typ
 }
 
 static PyObject *
-all_sections(span from, PyTypeObject *type)
+all_sections(rest from, PyTypeObject *type)
 {
     PyObject *list = PyList_New(0);
     int failed = 0;
     while (list != NULL && !failed && from.at < from.end)
-        failed = PyList_GET_SIZE(list) == MAX_SECTIONS || append(list, named(type, numbers_behind(0, 3, &from))) < 0;
+        failed = PyList_GET_SIZE(list) == MAX_SECTIONS || list_append(list, named(type, numbers_behind(0, 3, &from))) < 0;
     return tuple_of(list, failed);
 }
 
 /* The statistics that this version knows; any that follow must be numbers too. */
 static PyObject *
-all_statistics(span from)
+all_statistics(rest from)
 {
     PyObject *list = PyList_New(0);
     int failed = 0;
     for (int i = 0; list != NULL && !failed && from.at < from.end; i++) {
         uint64_t value;
-        failed = !read_varint(&from, &value) ||
-                 (i < STATISTICS_KNOWN && append(list, PyLong_FromUnsignedLongLong(value)) < 0);
+        failed = !read_varint(&from.at, from.end, &value) ||
+                 (i < STATISTICS_KNOWN && list_append(list, PyLong_FromUnsignedLongLong(value)) < 0);
     }
     return tuple_of(list, failed);
 }
 
 /* Finds the typed fields: the last one of each type. Returns 0 if they are not plain. */
 static int
-find_fields(span from, span fields[TYPES])
+find_fields(rest from, rest fields[TYPES])
 {
     while (from.at < from.end) {
         if (from.end - from.at < FIELD_BYTES)
             return 0;
-        uint64_t type = load(from.at, 2), length = load(from.at + 2, 4);
+        uint64_t type = load16(from.at), length = load32(from.at + 2);
         from.at += FIELD_BYTES;
         if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= REACH))
             return 0;
         if (type < TYPES)
-            fields[type] = (span){from.at, from.at + length};
+            fields[type] = (rest){from.at, from.at + length};
         from.at += length;
     }
     return 1;
 }
 
-PyDoc_STRVAR(decode_doc, "decode(header, pack_name, run_name, section, /)\n--\n\n"
+PyDoc_STRVAR(decode_header_doc, "decode_header(header, pack_name, run_name, section, /)\n--\n\n"
                          "Return (repository_id, id, parent_id, parent_hash, version, seq, time, branch, author, message,\n"
                          "properties, statistics, sections, runs, pending, oldest kept version, required, optional, group commit,\n"
                          "constraints, views, cursors); properties and what follows optional are bytes or None. The last three\n"
                          "arguments are subclasses of tuple. None: not plain.");
 
 static PyObject *
-decode(PyObject *Py_UNUSED(module), PyObject *args)
+decode_header(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *header;
     PyTypeObject *types[3];
-    if (!PyArg_ParseTuple(args, "SO!O!O!:decode", &header, &PyType_Type, &types[0], &PyType_Type, &types[1],
+    if (!PyArg_ParseTuple(args, "SO!O!O!:decode_header", &header, &PyType_Type, &types[0], &PyType_Type, &types[1],
                           &PyType_Type, &types[2]))
         return NULL;
     for (int i = 0; i < 3; i++)
@@ -313,16 +275,16 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
             return NULL;
         }
     const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(header);
-    span all = {data, data + PyBytes_GET_SIZE(header)}, fields[TYPES];
+    rest all = {data, data + PyBytes_GET_SIZE(header)}, fields[TYPES];
     for (int i = 0; i < TYPES; i++)
-        fields[i] = (span){NULL, NULL};
-    if (PyBytes_GET_SIZE(header) < FIXED_BYTES || memcmp(data, "TXHD", 4) != 0 || load(data + 4, 2) != HEADER_COMMIT ||
-        load(data + 6, 2) != CHECKSUM_CRC32C || (load(data + 8, 8) & ~DECLARED) != 0 ||
-        !find_fields((span){data + FIXED_BYTES, all.end}, fields) || fields[PACKS].at != NULL)
+        fields[i] = (rest){NULL, NULL};
+    if (PyBytes_GET_SIZE(header) < FIXED_BYTES || memcmp(data, "TXHD", 4) != 0 || load16(data + 4) != HEADER_COMMIT ||
+        load16(data + 6) != CHECKSUM_CRC32C || (load64(data + 8) & ~DECLARED) != 0 ||
+        !find_fields((rest){data + FIXED_BYTES, all.end}, fields) || fields[PACKS].at != NULL)
         Py_RETURN_NONE;
     uint64_t pending = 0;
-    span pending_field = fields[PENDING];
-    if (pending_field.at != NULL && !read_varint(&pending_field, &pending))
+    rest pending_field = fields[PENDING];
+    if (pending_field.at != NULL && !read_varint(&pending_field.at, pending_field.end, &pending))
         Py_RETURN_NONE;
 
     PyObject *result = NULL, *branch = text_of(fields[BRANCH]);
@@ -332,18 +294,18 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *sections = statistics == NULL ? NULL : all_sections(fields[SECTIONS], types[2]);
     PyObject *runs = sections == NULL ? NULL : all_runs(fields[RUNS], fields[BRANCH], branch, types[0], types[1]);
     if (runs != NULL) {
-        span properties = fields[PROPERTIES], group_commit = fields[GROUP_COMMIT], declared[3];
+        rest properties = fields[PROPERTIES], group_commit = fields[GROUP_COMMIT], declared[3];
         for (int i = 0; i < 3; i++) {
             static const int types_of[3] = {CONSTRAINTS, VIEWS, CURSORS};
-            declared[i] = load(data + 8, 8) & (1ULL << (32 + i)) ? fields[types_of[i]] : (span){NULL, NULL};
+            declared[i] = load64(data + 8) & (1ULL << (32 + i)) ? fields[types_of[i]] : (rest){NULL, NULL};
         }
         result = Py_BuildValue(
             "y#y#y#y#KKKOOOy#OOOKKKKy#y#y#y#", data + 24, (Py_ssize_t)ID_BYTES, data + 40, (Py_ssize_t)ID_BYTES, data + 56,
-            (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load(data + 88, 8),
-            (unsigned long long)load(data + 96, 8), (unsigned long long)load(data + 112, 8), branch, author, message,
+            (Py_ssize_t)ID_BYTES, data + 72, (Py_ssize_t)ID_BYTES, (unsigned long long)load64(data + 88),
+            (unsigned long long)load64(data + 96), (unsigned long long)load64(data + 112), branch, author, message,
             properties.at, (Py_ssize_t)(properties.end - properties.at), statistics, sections, runs,
-            (unsigned long long)pending, (unsigned long long)load(data + 104, 8), (unsigned long long)load(data + 8, 8),
-            (unsigned long long)load(data + 16, 8), group_commit.at, (Py_ssize_t)(group_commit.end - group_commit.at),
+            (unsigned long long)pending, (unsigned long long)load64(data + 104), (unsigned long long)load64(data + 8),
+            (unsigned long long)load64(data + 16), group_commit.at, (Py_ssize_t)(group_commit.end - group_commit.at),
             declared[0].at, (Py_ssize_t)(declared[0].end - declared[0].at), declared[1].at,
             (Py_ssize_t)(declared[1].end - declared[1].at), declared[2].at,
             (Py_ssize_t)(declared[2].end - declared[2].at));
@@ -361,43 +323,11 @@ decode(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- Encoding. Functions return -1 with an exception set. ---- */
 
-typedef struct {
-    uint8_t *data;
-    size_t length, room;
-} growing;
-
-static int
-put(growing *g, const void *data, size_t length)
-{
-    if (length > g->room - g->length) {
-        if (length > (size_t)PY_SSIZE_T_MAX / 4 || g->length > (size_t)PY_SSIZE_T_MAX / 4) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        size_t room = 2 * (g->length + length) + 512;
-        uint8_t *grown = PyMem_Realloc(g->data, room);
-        if (grown == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        g->data = grown;
-        g->room = room;
-    }
-    if (length)
-        memcpy(g->data + g->length, data, length);
-    g->length += length;
-    return 0;
-}
-
 static int
 put_varint(growing *g, uint64_t value)
 {
     uint8_t bytes[10];
-    size_t length = 0;
-    for (; value >= 128; value >>= 7)
-        bytes[length++] = (uint8_t)(value | 128);
-    bytes[length++] = (uint8_t)value;
-    return put(g, bytes, length);
+    return growing_append(g, bytes, (size_t)(write_varint(bytes, value) - bytes));
 }
 
 /* The items of a tuple from `first` on, which are integers. */
@@ -426,7 +356,7 @@ put_text(growing *g, PyObject *text)
 {
     Py_ssize_t length;
     const char *data = PyUnicode_AsUTF8AndSize(text, &length);
-    return data == NULL ? -1 : put(g, data, (size_t)length);
+    return data == NULL ? -1 : growing_append(g, data, (size_t)length);
 }
 
 /* Length and entry of a pack: an id, a branch or None, and a version. */
@@ -443,16 +373,16 @@ put_pack(growing *g, PyObject *pack)
         return -1;
     }
     uint8_t kind = branch == Py_None ? PACK_DATA : PACK_COMMIT_FILE;
-    growing entry = {NULL, 0, 0};
+    growing entry = {NULL, 0};
     uint64_t version = 0;
-    int failed = put(&entry, &kind, 1) < 0 || put(&entry, PyBytes_AS_STRING(id), ID_BYTES) < 0;
+    int failed = growing_append(&entry, &kind, 1) < 0 || growing_append(&entry, PyBytes_AS_STRING(id), ID_BYTES) < 0;
     if (!failed && kind == PACK_COMMIT_FILE) {
         version = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pack, 2));
         failed = (version == (uint64_t)-1 && PyErr_Occurred()) || put_varint(&entry, version) < 0 ||
                  put_text(&entry, branch) < 0;
     }
-    failed = failed || put_varint(g, entry.length) < 0 || put(g, entry.data, entry.length) < 0;
-    PyMem_Free(entry.data);
+    failed = failed || put_varint(g, entry.size) < 0 || growing_append_all(g, &entry) < 0;
+    Py_XDECREF(entry.bytes);
     return failed ? -1 : 0;
 }
 
@@ -482,46 +412,44 @@ static int
 begin_field(growing *g, unsigned type)
 {
     uint8_t field[FIELD_BYTES] = {(uint8_t)type};
-    return put(g, field, FIELD_BYTES);
+    return growing_append(g, field, FIELD_BYTES);
 }
 
 static int
 end_field(growing *g, size_t begin)
 {
-    size_t length = g->length - begin - FIELD_BYTES;
+    size_t length = g->size - begin - FIELD_BYTES;
     if (length > UINT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "a field of a header is longer than 4 GiB");
         return -1;
     }
     if (length == 0)
-        g->length = begin;
-    else {
-        uint32_t stored = (uint32_t)length;
-        memcpy(g->data + begin + 2, &stored, sizeof stored);
-    }
+        g->size = begin;
+    else
+        write32((uint8_t *)PyBytes_AS_STRING(g->bytes) + begin + 2, (uint32_t)length);
     return 0;
 }
 
-PyDoc_STRVAR(encode_doc, "encode(branch, author, message, properties, statistics, sections, runs, packs, pending, /)\n"
+PyDoc_STRVAR(encode_header_doc, "encode_header(branch, author, message, properties, statistics, sections, runs, packs, pending, /)\n"
                          "--\n\nReturn the typed fields. Properties and packs are bytes, empty for none; statistics,\n"
                          "sections and runs are tuples.");
 
 static PyObject *
-encode(PyObject *Py_UNUSED(module), PyObject *args)
+encode_header(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *texts[3], *properties, *statistics, *sections, *runs, *packs;
     PyObject *pending_object;
-    if (!PyArg_ParseTuple(args, "UUUSO!O!O!SO!:encode", &texts[0], &texts[1], &texts[2], &properties, &PyTuple_Type,
+    if (!PyArg_ParseTuple(args, "UUUSO!O!O!SO!:encode_header", &texts[0], &texts[1], &texts[2], &properties, &PyTuple_Type,
                           &statistics, &PyTuple_Type, &sections, &PyTuple_Type, &runs, &packs, &PyLong_Type,
                           &pending_object))
         return NULL;
     uint64_t pending = PyLong_AsUnsignedLongLong(pending_object);
     if (pending == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    growing g = {NULL, 0, 0};
+    growing g = {NULL, 0};
     int failed = 0;
     for (unsigned type = BRANCH; type <= PENDING && !failed; type++) {
-        size_t begin = g.length;
+        size_t begin = g.size;
         failed = begin_field(&g, type);
         if (failed)
             break;
@@ -532,7 +460,7 @@ encode(PyObject *Py_UNUSED(module), PyObject *args)
             failed = put_text(&g, texts[type - BRANCH]);
             break;
         case PROPERTIES:
-            failed = put(&g, PyBytes_AS_STRING(properties), (size_t)PyBytes_GET_SIZE(properties));
+            failed = growing_append(&g, PyBytes_AS_STRING(properties), (size_t)PyBytes_GET_SIZE(properties));
             break;
         case STATISTICS:
             failed = put_numbers(&g, statistics, 0);
@@ -544,7 +472,7 @@ encode(PyObject *Py_UNUSED(module), PyObject *args)
             failed = put_runs(&g, runs);
             break;
         case PACKS:
-            failed = put(&g, PyBytes_AS_STRING(packs), (size_t)PyBytes_GET_SIZE(packs));
+            failed = growing_append(&g, PyBytes_AS_STRING(packs), (size_t)PyBytes_GET_SIZE(packs));
             break;
         case PENDING:
             failed = pending ? put_varint(&g, pending) : 0;
@@ -552,38 +480,13 @@ encode(PyObject *Py_UNUSED(module), PyObject *args)
         }
         failed = failed ? failed : end_field(&g, begin);
     }
-    PyObject *encoded = failed ? NULL : bytes_of(g.data, g.length);
-    PyMem_Free(g.data);
-    return encoded;
+    if (failed)
+        Py_CLEAR(g.bytes);
+    else if (g.bytes != NULL)
+        _PyBytes_Resize(&g.bytes, (Py_ssize_t)g.size);
+    else
+        g.bytes = PyBytes_FromStringAndSize(NULL, 0);
+    return g.bytes;
 }
 
-static PyMethodDef header_methods[] = {
-    {"decode", decode, METH_VARARGS, decode_doc},
-    {"encode", encode, METH_VARARGS, encode_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyModuleDef_Slot header_slots[] = {
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-    {0, NULL},
-};
-
-static struct PyModuleDef header_module = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "txstore._native._header",
-    .m_doc = "The header of a commit, from bytes and to bytes.",
-    .m_size = 0,
-    .m_methods = header_methods,
-    .m_slots = header_slots,
-};
-
-PyMODINIT_FUNC
-PyInit__header(void)
-{
-    return PyModuleDef_Init(&header_module);
-}

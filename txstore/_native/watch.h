@@ -1,11 +1,10 @@
-/*
- * txstore._native._watch: watches a directory for new names, by inotify.
+/* Watches a directory for new names, by inotify.
  *
  *     open_watch          returns a descriptor that becomes readable when a name appears
- *     drain               reads the events, and returns whether more can come
+ *     drain_watch         reads the events, and returns whether more can come
  *
- * The caller waits with select.poll(), which handles signals and deadlines. watch_fallback.py can't watch: its caller
- * polls the directory.
+ * The caller waits with select.poll(), which handles signals and deadlines. The fallback can't watch: its caller polls the
+ * directory.
  *
  * THE DESCRIPTOR
  *
@@ -23,21 +22,13 @@
  *
  *     struct inotify_event     wd | mask | cookie | len | name, padded with zeros to len bytes
  *
- * No state, no statics; system calls that may wait for a disk run without the GIL.
- */
+ * System calls that may wait for a disk run without the GIL. */
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#ifndef TXS_WATCH_H
+#define TXS_WATCH_H
 
-#include <errno.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#ifdef __linux__
 #include <sys/inotify.h>
-#include <unistd.h>
 
 #define APPEARED (IN_MOVED_TO | IN_CREATE)
 #define GONE (IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED)
@@ -97,11 +88,11 @@ masks_of(const char *events, size_t length)
     return masks;
 }
 
-PyDoc_STRVAR(drain_doc, "drain(descriptor, /)\n--\n\n"
+PyDoc_STRVAR(drain_watch_doc, "drain_watch(descriptor, /)\n--\n\n"
                         "Read the events of a watch, without waiting. False: the directory is gone, open another watch.");
 
 static PyObject *
-drain(PyObject *Py_UNUSED(module), PyObject *object)
+drain_watch(PyObject *Py_UNUSED(module), PyObject *object)
 {
     int descriptor = PyObject_AsFileDescriptor(object);
     if (descriptor < 0) {
@@ -115,40 +106,23 @@ drain(PyObject *Py_UNUSED(module), PyObject *object)
     return PyBool_FromLong(length < 0 || !(masks_of(events, (size_t)length) & GONE));
 }
 
-static PyMethodDef watch_methods[] = {
-    {"open_watch", open_watch, METH_O, open_watch_doc},
-    {"drain", drain, METH_O, drain_doc},
-    {NULL, NULL, 0, NULL},
-};
+#else
 
-static int
-watch_exec(PyObject *module)
+#define open_watch_doc NULL
+#define drain_watch_doc NULL
+
+static PyObject *
+open_watch(PyObject *Py_UNUSED(module), PyObject *path)
 {
-    return PyModule_AddStringConstant(module, "IMPLEMENTATION", "c");
+    errno = ENOSYS;
+    return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
 }
 
-static PyModuleDef_Slot watch_slots[] = {
-    {Py_mod_exec, watch_exec},
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
-#endif
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-    {0, NULL},
-};
-
-static struct PyModuleDef watch_module = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "txstore._native._watch",
-    .m_doc = "Watches a directory for new names.",
-    .m_size = 0,
-    .m_methods = watch_methods,
-    .m_slots = watch_slots,
-};
-
-PyMODINIT_FUNC
-PyInit__watch(void)
+static PyObject *
+drain_watch(PyObject *module, PyObject *descriptor)
 {
-    return PyModuleDef_Init(&watch_module);
+    return open_watch(module, descriptor);
 }
+
+#endif
+#endif

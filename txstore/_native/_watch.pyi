@@ -1,6 +1,0 @@
-from typing import Literal
-
-IMPLEMENTATION: Literal["c", "python"]
-
-def open_watch(path: str, /) -> int: ...
-def drain(descriptor: int, /) -> bool: ...
