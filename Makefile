@@ -76,7 +76,7 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-rechunk bench-history bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
 .DEFAULT_GOAL := help
 
 help:
@@ -97,8 +97,6 @@ help:
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
 	@echo 'make bench-keys  what ten million keys take of memory, and the first commit after them'
-	@echo 'make bench-rechunk  rechunk of 4 GiB beside plain zarr in the same passes, and its memory'
-	@echo 'make bench-history  branches, merges and what else is done with history alone'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
@@ -320,17 +318,9 @@ bench: $(BENCH)/stamp
 bench-keys: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only keys
 
-# Rechunk of 4 GiB, which takes 20 GB of the disk and some minutes; RECHUNK_BYTES=268435456 takes a part of both.
-bench-rechunk: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only rechunk
-
-# Of history alone: branches, diffs, merges.
-bench-history: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only history
-
-# Those of several processes alone: locks, following, readers beside writers, side by side with other stores.
+# Those of several processes alone: locks, following, commits that share syncs.
 bench-processes: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only locks --only following --only readers --only processes
+	$(BENCH)/bin/python -m benchmarks --only locks --only follow --only commit-group
 
 # A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
 bench-remote: $(BENCH)/stamp

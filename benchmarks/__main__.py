@@ -17,36 +17,29 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness import Row, Setting
-from benchmarks.history import branches as history
-from benchmarks.history import merges, references
 from benchmarks.local import (
     arrays,
-    checkouts,
     commits,
     feeds,
     keys,
     labels,
     large,
     locks,
-    maintenance,
     rechunking,
     verify,
     views,
 )
 from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.pages import amount, bound, publish
-from benchmarks.processes import following, group, readers
-from benchmarks.processes import sharing as processes
+from benchmarks.processes import following, group
 from benchmarks.remote import beside as remote
 from benchmarks.remote import distance, distance_picture
 from benchmarks.training import loaders
 
 RESULTS = Path("benchmark-results.json")
-PICTURE = RESULTS.with_name("benchmark-processes.png")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 BENCHMARKS = {
     **arrays.BENCHMARKS,
-    **checkouts.BENCHMARKS,
     **commits.BENCHMARKS,
     **distance.BENCHMARKS,
     **large.BENCHMARKS,
@@ -55,15 +48,9 @@ BENCHMARKS = {
     **feeds.BENCHMARKS,
     **following.BENCHMARKS,
     **group.BENCHMARKS,
-    **history.BENCHMARKS,
     **loaders.BENCHMARKS,
     **locks.BENCHMARKS,
-    **maintenance.BENCHMARKS,
-    **merges.BENCHMARKS,
-    **processes.BENCHMARKS,
-    **readers.BENCHMARKS,
     **rechunking.BENCHMARKS,
-    **references.BENCHMARKS,
     **remote.BENCHMARKS,
     **verify.BENCHMARKS,
     **views.BENCHMARKS,
@@ -85,7 +72,7 @@ def main() -> int:
     if not chosen:
         console.print(f"no such benchmark; there are {', '.join(BENCHMARKS)}")
         return 2
-    setting = Setting(directory, quick=arguments.quick, picture=arguments.picture)
+    setting = Setting(directory, quick=arguments.quick)
     rows: list[Row] = []
     machine = describe_machine(file_system)
     for name in chosen:
@@ -108,7 +95,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help=f"of `processes`; by default {PICTURE}")
     parser.add_argument("--publish", action="store_true", help="put what the last run has found into the documents")
     return parser.parse_args()
 

@@ -69,7 +69,6 @@ class Setting:
 
     directory: Path
     quick: bool = False
-    picture: Path | None = None  # where to draw one
 
     def rounds(self, thorough: int, quick: int) -> int:
         return quick if self.quick else thorough

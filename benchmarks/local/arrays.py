@@ -46,8 +46,6 @@ class Work:
 
 RAW = {"compressors": None}
 SMALL = Work(4096, 16 << 10, RAW)
-LARGE = Work(512, 1 << 20, RAW)
-ZSTD = Work(4096, 16 << 10, {})  # zarr's default compressor
 
 
 # --- writing: an empty root group is there, the array is not
@@ -157,38 +155,10 @@ def read_small(setting: Setting, pipeline: str) -> list[Row]:
     return [_row(f"read-16k-{pipeline}", what, samples, "MemoryStore", 1.2)]
 
 
-def write_large(setting: Setting) -> list[Row]:
-    with _using("batched"):
-        samples = _writes(setting, LARGE, rounds=setting.rounds(9, 3), local=True)
-    what = "write 512 × 1 MiB and commit, batched: time of LocalStore"
-    return [_row("write-1m", what, samples, "LocalStore", 1.0)]
-
-
-def read_large(setting: Setting) -> list[Row]:
-    with _using("batched"):
-        samples = _reads(setting, LARGE, rounds=setting.rounds(9, 3))
-    return [_row("read-1m", "read 512 × 1 MiB, batched: time of MemoryStore", samples, "MemoryStore", 1.3)]
-
-
-def zstd(setting: Setting) -> list[Row]:
-    with _using("batched"):
-        writes = _writes(setting, ZSTD, rounds=setting.rounds(9, 3), local=False)
-        reads = _reads(setting, ZSTD, rounds=setting.rounds(9, 3))
-    return [
-        _row(
-            "write-zstd", "write 4096 × 16 KiB with zstd and commit: time of MemoryStore", writes, "MemoryStore", 1.15
-        ),
-        _row("read-zstd", "read 4096 × 16 KiB with zstd: time of MemoryStore", reads, "MemoryStore", 1.15),
-    ]
-
-
 _pipelines = [name for name, path in PIPELINES.items() if hasattr(zarr.core.codec_pipeline, path.rpartition(".")[2])]
 
 #: Name of the rows' beginning -> what measures them.
 BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {
-    **{f"write-16k-{pipeline}": partial(write_small, pipeline=pipeline) for pipeline in _pipelines},
+    "write-16k-batched": partial(write_small, pipeline="batched"),
     **{f"read-16k-{pipeline}": partial(read_small, pipeline=pipeline) for pipeline in _pipelines},
-    "write-1m": write_large,
-    "read-1m": read_large,
-    "zstd": zstd,
 }

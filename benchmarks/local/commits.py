@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, interleaved, medians, percentile, ratio, settle, timed
+from benchmarks.harness import OURS, Row, Setting, interleaved, medians, ratio, settle, timed
 
 BARE = "write, fdatasync, rename, fsync of the directory"
 _CHUNK = np.arange(100.0).tobytes()
@@ -96,32 +95,6 @@ def one(setting: Setting) -> list[Row]:
     ]  # fmt: skip
 
 
-def many(setting: Setting) -> list[Row]:
-    """Time every commit; the last ones in turns with commits 10 and later of another repository on the same disk."""
-    total, window = setting.rounds(10_000, 2_000), setting.rounds(300, 100)
-    samples: dict[str, list[float]] = {OURS: [], "early": [], "late": []}
-    with setting.scratch() as scratch:
-        old, young = SmallCommits(scratch / "old.tx"), SmallCommits(scratch / "young.tx")
-        settle(scratch)
-        for number in range(total):
-            if number == total - window:
-                for _ in range(10):
-                    young.take()
-            seconds = old.take()
-            samples[OURS].append(seconds)
-            if number >= total - window:
-                samples["late"].append(seconds)
-                samples["early"].append(young.take())
-    tail = percentile(samples[OURS], 99.9) / statistics.median(samples[OURS])
-    return [
-        Row(
-            "commit-late", f"commits {total - window:,} to {total:,}: time of 10 to {10 + window}",
-            ratio(samples, "late", "early"), 1.3, medians=medians(samples), samples=samples,
-        ),
-        Row("commit-tail", f"99.9th percentile of {total:,} commits: time of the median", tail, 30.0),
-    ]  # fmt: skip
-
-
 def footprint(setting: Setting) -> list[Row]:
     """Append one element at a time through zarr; count what lies below the root."""
     total = setting.rounds(3_000, 300)
@@ -160,4 +133,4 @@ def _usage(root: Path) -> tuple[int, int, int]:
     return files, apparent, allocated
 
 
-BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"commit": one, "commit-many": many, "footprint": footprint}
+BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"commit": one, "footprint": footprint}

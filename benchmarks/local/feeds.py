@@ -1,27 +1,23 @@
-"""Feeds: all that is pending as one change, a hundred thousand commits behind; how soon a waiting job has a change."""
+"""Feeds: all that is pending as one change, a hundred thousand commits behind."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import zarr
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, percentile, settle
+from benchmarks.harness import Row, Setting, settle
 from benchmarks.peers.memory import read_status
-from benchmarks.processes.following import Publications
 
 _SPAWN = multiprocessing.get_context("spawn")
 _CHUNKS = 1000
-_PAUSE = 0.003, 0.012  # seconds, at random
 _PATIENCE = 600.0
 
 
@@ -82,45 +78,4 @@ def behind(setting: Setting) -> list[Row]:
     ]
 
 
-def _wait(path: str, pipe: Connection) -> None:
-    """Tell when each change came, until killed."""
-    feed = txstore.Repository(path).feeds["x"]
-    pipe.send((0, 0.0))
-    for change in feed.changes(timeout=None):
-        (node,) = change.nodes
-        assert node.regions
-        pipe.send((change.commit.version, time.monotonic()))
-
-
-def waiting(setting: Setting) -> list[Row]:
-    """Commit one chunk while a job waits: from right before the rename to the job having the change."""
-    with setting.scratch() as scratch:
-        repo = txstore.Repository(scratch / "data.tx")
-        with repo.transaction() as store:
-            zarr.create_array(store, name="x", data=np.zeros(_CHUNKS), chunks=(1,), compressors=None)
-        repo.feeds.create("x", paths="x")
-        settle(scratch)
-        publications, (reading, writing) = Publications(repo), _SPAWN.Pipe(duplex=False)
-        job = _SPAWN.Process(target=_wait, args=(repo.url, writing), daemon=True)
-        job.start()
-        writing.close()
-        try:
-            reading.recv()
-            chance, found = random.Random(0), list[float]()
-            for number in range(setting.rounds(500, 100) + 10):
-                time.sleep(chance.uniform(*_PAUSE))
-                with repo.begin() as transaction:
-                    transaction[f"x/c/{number % _CHUNKS}"] = (number + 1).to_bytes(8, "little")
-                if not reading.poll(_PATIENCE):
-                    raise TimeoutError("the job was not told of a change")
-                found.append(1e3 * (reading.recv()[1] - publications.began))
-        finally:
-            job.kill()
-            job.join()
-    found = found[10:]
-    median = statistics.median(found)
-    what = f"durable commit to a waiting job with the change, median (99th percentile {percentile(found, 99):.2f} ms)"
-    return [Row("feeds waiting", what, median, 2, "ms", medians={OURS: median}, samples={OURS: found})]
-
-
-BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"feeds behind": behind, "feeds waiting": waiting}
+BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"feeds behind": behind}

@@ -1,4 +1,4 @@
-"""Writes by label beside writes by position: a day of reanalysis, a million labels, a block before the first row."""
+"""Writes by label beside writes by position: a day of reanalysis, a block before the first row."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from zarr.storage import LocalStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, interleaved, ratio
 from benchmarks.local.crowd import PROCESSES, Prepare, timed_crowd
-from txstore.labels.matching import find
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
-_LABELS = _CHUNKS = 1_000_000
+_CHUNKS = 1_000_000
 _ROWS = 2_000  # that are put before the others, and in a chunk of labels
 
 
@@ -75,18 +74,6 @@ def days(setting: Setting) -> list[Row]:
     what = f"upsert of 24 of {_HOURS:,} hours, 5 variables of {_LATITUDES} x {_LONGITUDES}: beside region="
     measured = ratio(samples, "upsert", "region=")
     return [Row("upsert", what, measured, 1.3, medians=_medians(samples), samples=samples)]
-
-
-def labels(setting: Setting) -> list[Row]:
-    """Find 24 labels among a million that ascend."""
-    stored, wanted = np.arange(_LABELS) * 3, (np.arange(24) + 5000) * 3
-    samples: dict[str, list[float]] = {OURS: []}
-    for _ in range(setting.rounds(50, 10)):
-        began = time.perf_counter()
-        assert len(find(stored, wanted)) == len(wanted)
-        samples[OURS].append((time.perf_counter() - began) * 1e3)
-    median = statistics.median(samples[OURS])
-    return [Row("find labels", f"24 of {_LABELS:,} labels", median, 5, "ms", samples=samples)]
 
 
 def prepends(setting: Setting) -> list[Row]:
@@ -158,4 +145,4 @@ def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
     return {who: statistics.median(each) for who, each in samples.items()}
 
 
-BENCHMARKS = {"upsert": days, "find labels": labels, "prepend": prepends, "crowd of upserts": crowds}
+BENCHMARKS = {"upsert": days, "prepend": prepends, "crowd of upserts": crowds}

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes.picture import FAINT, INK
-
+INK, FAINT = "#1f1f1f", "#6b6b6b"
 TITLE = "Requests under way, 30 ms from the server"
 #: Which rows are drawn, in the order of the panels.
 PANELS = {

@@ -288,7 +288,7 @@ def test_the_medium_fails(open_repo, failing, monkeypatch):
 
 @pytest.mark.long
 def test_many_rewrites_leave_little(open_repo):
-    """1,000 commits that rewrite 100 chunks of 800 bytes; the whole number is a benchmark."""
+    """1,000 commits that rewrite 100 chunks of 800 bytes."""
     repo = open_repo(durability="none")
     with repo.transaction() as store:
         zarr.create_array(store, name="x", data=np.arange(10_000.0), chunks=(100,), compressors=None)

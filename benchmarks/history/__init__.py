@@ -1,1 +1,0 @@
-"""What history costs: branches, merges, differences."""
