@@ -140,6 +140,23 @@ def ratio(samples: Samples, above: str, below: str) -> float:
     return statistics.median(a / b for a, b in zip(samples[above], samples[below], strict=True))
 
 
+def slower(name: str, what: str, samples: Samples, who: str, peer: str, most: float) -> Row:
+    """Return the row of what takes at most so many times as long as a peer does."""
+    return Row(name, what, ratio(samples, who, peer), most, medians=medians(samples), samples=samples)
+
+
+def faster(name: str, what: str, samples: Samples, who: str, peer: str, least: float, **more: Any) -> Row:
+    """Return the row of what must be at least so many times as fast as a peer."""
+    found = ratio(samples, peer, who)
+    return Row(name, what, found, least, at_least=True, medians=medians(samples), samples=samples, **more)
+
+
+def middle(name: str, what: str, samples: Sequence[float], most: float, unit: str) -> Row:
+    """Return the row of the median of what TxStore alone has taken."""
+    median = statistics.median(samples)
+    return Row(name, what, median, most, unit, medians={OURS: median}, samples={OURS: samples})
+
+
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {who: statistics.median(taken) for who, taken in samples.items()}
 

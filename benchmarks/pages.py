@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.remote.distance_picture import draw
+from benchmarks.pictures import draw_far_away
 
 ROOT = Path(__file__).parents[1]
 #: Where the results lie that the pages show.
@@ -64,7 +64,7 @@ def publish(results: dict[str, Any]) -> None:
     """Put a run into the page: one of what is far away has a table, and a picture, of its own."""
     kept = "bench.json"
     if _is_far_away(results):
-        draw(results["rows"], ROOT / KEPT / "far-away.svg")
+        draw_far_away(results["rows"], ROOT / KEPT / "far-away.svg")
         rows = [{**row, "figures": []} for row in results["rows"]]  # hundreds of samples, which the picture shows
         kept, results = "bench-remote.json", {**results, "rows": rows}
     (ROOT / KEPT / kept).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -17,8 +17,7 @@ from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.peers.publish import publish
 from benchmarks.peers.report import measured
 from benchmarks.peers.results import OURS, Results, load
-from benchmarks.peers.rounds import take_rounds
-from benchmarks.peers.rows import make_rows
+from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import judge
 
 ROOT = Path(__file__).parents[2]

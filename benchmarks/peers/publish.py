@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.pages import KEPT, filled
-from benchmarks.peers.figures import FIGURES, draw
 from benchmarks.peers.report import page, summary
 from benchmarks.peers.results import Results
+from benchmarks.pictures import FIGURES, draw
 
 COMMAND = "make bench-peers"  # whose marks they are
 #: What the front page shows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Results:
     #: Of each row, of each peer: whether it is durable, and what several processes may do.
     peers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
-    def add(self, row: str, peer: str, values: dict[str, float], units: dict[str, str]) -> None:
+    def add(self, row: str, peer: str, values: dict[str, float], units: Mapping[str, str]) -> None:
         for task, value in values.items():
             cell = self.find(row, task, peer)
             if cell is None:

@@ -1,22 +1,20 @@
-"""The rows of a run."""
+"""The rows of a run, and the rounds in which they are measured."""
 
 from __future__ import annotations
 
+import os
+import random
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
 
-from benchmarks.peers.appends import Appends
-from benchmarks.peers.bystanders import Bystanders
-from benchmarks.peers.crowd import Crowd
-from benchmarks.peers.keys import Keys
-from benchmarks.peers.memory import MEASURED, Memory
-from benchmarks.peers.peer import Peer
-from benchmarks.peers.remote import Remote
-from benchmarks.peers.roster import PEERS
-from benchmarks.peers.small import SmallArray
-from benchmarks.peers.whole import LINE, RANDOM, STRIDED, WholeArray
+from benchmarks.own_process import Failed, NotOffered
+from benchmarks.peers import tasks
+from benchmarks.peers.results import Results
+from benchmarks.peers.tasks import BESIDE, CHANGED, LATE, LINE, LOST, MEASURED, RANDOM, STRIDED, WITHOUT, Measure
 from benchmarks.peers.works import SHARDED, WORKS
+from benchmarks.stores import PEERS, REMOTE, Store
 
 #: Who is in what TxStore has to show.
 CORE = (
@@ -32,46 +30,90 @@ FILES = ("LocalStore, fused", "TensorStore file")
 SEVERAL_PROCESSES = (
     "TxStore", "LocalStore, fused", "LocalStore, zarrs", "Icechunk, fused", "TensorStore file", "TensorStore ocdbt",
 )  # fmt: skip
+SMALL = (
+    "TxStore", "TxStore, batched", "TxStore, fused", "MemoryStore, batched", "MemoryStore, fused",
+    "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "TensorStore ocdbt", "HDF5",
+)  # fmt: skip
+_CHUNKS_FAR = 2000
+FAR = f"{_CHUNKS_FAR:,} × 16 KiB on S3, {LATE} ms a request"
+BYSTANDERS = "other stores in the process"
 
 
-class Row(Protocol):
-    #: Whose names are in it is a peer; other names are the row's own.
-    roster: ClassVar[Mapping[str, type[Peer]]]
+@dataclass(frozen=True)
+class Row:
+    name: str
+    measure: Measure
+    peers: Sequence[str]
+    #: At most so many, where one has many samples in itself, or takes long.
+    rounds: int | None = None
+    #: By task; seconds where nothing else is said.
+    units: Mapping[str, str] = field(default_factory=dict)
+    #: Whose names are in it is a store; other names are the row's own.
+    roster: Mapping[str, type[Store]] = field(default_factory=lambda: PEERS)
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def peers(self) -> Sequence[str]: ...
-    @property
-    def units(self) -> dict[str, str]:
-        """By task; seconds where nothing else is said."""
 
-    @property
-    def rounds(self) -> int | None:
-        """At most so many, where one has many samples in itself, or takes long."""
-
-    def measure(self, peer: str, place: Path) -> dict[str, float]:
-        """Take one sample of each task; the place is new, and nobody else's."""
+def _whole(name: str, peers: Sequence[str], *parts: str, rounds: int | None = None) -> Row:
+    return Row(name, tasks.whole(WORKS[name], parts), peers, rounds, {tasks.STORED: "MiB"})
 
 
 def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
     counts = [10**power for power in range(3, 8) if 10**power <= keys]
-    rows: list[Row] = [
-        WholeArray(WORKS["4096 × 16 KiB, raw"], (RANDOM,), tuple(PEERS)),
-        WholeArray(WORKS["4096 × 16 KiB, zstd"], (RANDOM, LINE, STRIDED), CORE),
-        WholeArray(WORKS["4096 × 16 KiB, blosc"], (), CORE),
-        WholeArray(SHARDED, (RANDOM,), CORE),
-        WholeArray(WORKS["512 × 1 MiB, raw"], (), EVERY_KIND),
-        WholeArray(WORKS["512 × 1 MiB, zstd"], (), EVERY_KIND),
-        WholeArray(WORKS["512 × 1 MiB, blosc"], (), FEW, rounds=2),
-        *(WholeArray(WORKS[f"32 × 16 MiB, {codec}"], (), FEW, rounds=1) for codec in ("raw", "zstd", "blosc")),
-        SmallArray("raw"),
-        SmallArray("zstd"),
-        Remote(),
-        *(Memory(WORKS[work], FEW) for work in MEASURED),
-        Bystanders(),
-        Appends(50 if quick else 1000, peers=CORE),
-        Crowd(WORKS["4096 × 16 KiB, zstd"], (1, 2) if quick else (1, 2, 4, 8), peers=SEVERAL_PROCESSES),
-        *(Keys(count, [peer for peer in FEW if count <= 10**4 or peer not in FILES]) for count in counts),
-    ]
+    commits = 50 if quick else 1000
+    peaks = dict.fromkeys([f"{task}{kind}" for task in ("write", "read") for kind in ("", tasks.RESIDENT)], "MiB")
+    no_files = [peer for peer in FEW if peer not in FILES]
+    together = WORKS["4096 × 16 KiB, zstd"]
+    rows = [
+        _whole("4096 × 16 KiB, raw", tuple(PEERS), RANDOM),
+        _whole("4096 × 16 KiB, zstd", CORE, RANDOM, LINE, STRIDED),
+        _whole("4096 × 16 KiB, blosc", CORE),
+        _whole(SHARDED.name, CORE, RANDOM),
+        _whole("512 × 1 MiB, raw", EVERY_KIND),
+        _whole("512 × 1 MiB, zstd", EVERY_KIND),
+        _whole("512 × 1 MiB, blosc", FEW, rounds=2),
+        *(_whole(f"32 × 16 MiB, {codec}", FEW, rounds=1) for codec in ("raw", "zstd", "blosc")),
+        *(Row(f"10 × 16 KiB, {codec}", tasks.small(codec), SMALL) for codec in ("raw", "zstd")),
+        Row(FAR, tasks.remote(_CHUNKS_FAR), tuple(REMOTE), 2, {tasks.REQUESTS: ""}, REMOTE),
+        *(Row(f"peak memory, {name}", tasks.memory(WORKS[name]), FEW, 1, peaks) for name in MEASURED),
+        Row(BYSTANDERS, tasks.bystanders, (WITHOUT, BESIDE), None, {CHANGED: ""}, {}),
+        Row(f"append {commits:,} × 16 KiB, each committed", tasks.appends(commits), CORE, 1),
+        Row(
+            f"{together.name}: written by several processes", tasks.crowd(together, (1, 2) if quick else (1, 2, 4, 8)),
+            SEVERAL_PROCESSES, 1, {LOST: "chunks"},
+        ),
+        *(Row(f"{count:,} keys", tasks.among_keys(count), FEW if count <= 10**4 else no_files, 1) for count in counts),
+    ]  # fmt: skip
     return {row.name: row for row in rows}
+
+
+# --- rounds: each has every store once, in an order drawn anew, so that all meet the same machine at the same time
+
+
+def take_rounds(results: Results, row: Row, scratch: Path, *, rounds: int, only: Sequence[str] = ()) -> None:
+    """Add what a row measures to the results; of the stores, those whose names contain one of `only`, or all."""
+    order = random.Random(row.name)
+    taking_part = _taking_part(results, row, only)
+    for _ in range(min(rounds, row.rounds or rounds)):
+        for peer in order.sample(taking_part, len(taking_part)):
+            # On ext4 the hash of a name that was never used before chooses the part of the disk.
+            place = scratch / uuid.uuid4().hex
+            os.sync()  # what others have left in memory is not for this one to write
+            try:
+                results.add(row.name, peer, row.measure(peer, place), row.units)
+            except (NotOffered, Failed) as why:
+                results.skip(row.name, peer, str(why))
+                taking_part.remove(peer)
+
+
+def _taking_part(results: Results, row: Row, only: Sequence[str]) -> list[str]:
+    found = []
+    for name in row.peers:
+        peer = row.roster.get(name)
+        if peer is not None:
+            if only and not any(part in name for part in only):
+                continue
+            if missing := peer.missing():
+                results.skip(row.name, name, f"not installed: {', '.join(missing)}")
+                continue
+            results.describe(row.name, name, durable=peer.durable, processes=peer.processes)
+        found.append(name)
+    return found

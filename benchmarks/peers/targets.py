@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.peers.bystanders import BESIDE, CHANGED, STORES, WITHOUT
-from benchmarks.peers.memory import MEASURED
-from benchmarks.peers.remote import REQUESTS, Remote
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
-from benchmarks.peers.whole import RANDOM
+from benchmarks.peers.rows import BYSTANDERS, FAR
+from benchmarks.peers.tasks import BESIDE, CHANGED, MEASURED, RANDOM, REQUESTS, STORES, WITHOUT
 
 LOCAL, MEMORY, ICECHUNK, HDF5 = "LocalStore", "MemoryStore", "Icechunk", "HDF5"
 TENSORSTORE, OCDBT = "TensorStore", "TensorStore ocdbt"
@@ -149,8 +147,6 @@ def _faster(row: str, **tasks: dict[str, float]) -> list[Aim]:
 
 
 _RANDOM: dict[str, float] = {LOCAL: 4, TENSORSTORE: 1.2}
-_REMOTE = Remote().name
-_BYSTANDERS = "other stores in the process"
 
 AIMS: list[Aim] = [
     *_faster(
@@ -185,11 +181,11 @@ AIMS: list[Aim] = [
     Beside("512 × 1 MiB, raw", "write", OURS, "TensorStore file", 2),
     *_faster("10 × 16 KiB, raw", read={f"{MEMORY}, fused": 1}),
     *_faster("10 × 16 KiB, zstd", read={f"{MEMORY}, fused": 1}),
-    *_faster(_REMOTE, read={"ObjectStore": 1, ICECHUNK: 1}),
-    *(NoMore(_REMOTE, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
+    *_faster(FAR, read={"ObjectStore": 1, ICECHUNK: 1}),
+    *(NoMore(FAR, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
     *(AtMost(f"peak memory, {work}", task, OURS, 64, "MiB") for work in MEASURED for task in ("write", "read")),
-    AtMost(_BYSTANDERS, CHANGED, BESIDE, 0),
-    *(Near(_BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
+    AtMost(BYSTANDERS, CHANGED, BESIDE, 0),
+    *(Near(BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
 ]
 
 

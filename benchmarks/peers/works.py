@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ _BASE = 16 << 20  # values: 64 MiB
 @dataclass(frozen=True)
 class Work:
     """An array of `chunks` square chunks, one below the other."""
+
+    dtype: ClassVar[str] = "f4"
 
     name: str
     chunks: int
@@ -62,13 +64,10 @@ def _base(values: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.cumsum(steps, dtype=np.float32) * np.float32(0.01)  # whole numbers are exact there
 
 
-def _sizes(codec: str) -> list[Work]:
-    return [
-        Work(f"4096 × 16 KiB, {codec}", 4096, 64, codec),
-        Work(f"512 × 1 MiB, {codec}", 512, 512, codec),
-        Work(f"32 × 16 MiB, {codec}", 32, 2048, codec),
-    ]
-
-
+_SIZES = {"4096 × 16 KiB": (4096, 64), "512 × 1 MiB": (512, 512), "32 × 16 MiB": (32, 2048)}
 SHARDED = Work("4096 × 16 KiB in 16 shards, zstd", 4096, 64, "zstd", 256)
-WORKS = {work.name: work for work in [*_sizes("raw"), *_sizes("zstd"), *_sizes("blosc"), SHARDED]}
+WORKS = {
+    work.name: work
+    for codec in ("raw", "zstd", "blosc")
+    for work in [*(Work(f"{name}, {codec}", *size, codec) for name, size in _SIZES.items()), SHARDED]
+}

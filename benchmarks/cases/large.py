@@ -1,18 +1,15 @@
 """A repository of a million chunk keys, a thousand small commits later: opening, listing, looking up, and its index.
 
-Opening is measured in processes of their own (`python -m benchmarks.local.large PATH`), which have imported txstore and
-zarr and used zarr, but have not seen the repository.
+Opening is measured in processes of their own, which have imported txstore and zarr and used zarr, but have not seen the
+repository.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,18 +19,16 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from benchmarks.harness import Row, Setting, settle
+from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, middle, settle, timed
+from benchmarks.own_process import Values, ask
 
-KEYS = 1_000_000
-TRANSACTIONS = 10
-LATER = 1_000
+KEYS, TRANSACTIONS, LATER = 1_000_000, 10, 1_000
 #: Chunks of 1 KiB, beside the million of 8 bytes: those that are read.
 WIDE = 1_000
-_OPENED = 100
-_PROCESSES = 5
+_OPENED, _PROCESSES = 100, 5
 
 
-def build(path: Path, keys: int = KEYS, later: int = LATER) -> txstore.Repository:
+def build(path: Path, keys: int, later: int) -> txstore.Repository:
     """Write the repository: two arrays of float64, of `keys` chunks of one element and of 1,000 chunks of 128."""
     repo = txstore.Repository(path, durability="none")
     with repo.transaction("create") as store:
@@ -45,10 +40,9 @@ def build(path: Path, keys: int = KEYS, later: int = LATER) -> txstore.Repositor
         with repo.begin("fill") as transaction:
             for number in range(first, first + step):
                 transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
-    wide = bytes(range(256)) * 4
     with repo.begin("wide") as transaction:
         for number in range(WIDE):
-            transaction[f"wide/c/{number}"] = wide
+            transaction[f"wide/c/{number}"] = bytes(range(256)) * 4
     repo = txstore.Repository(path)  # small commits as they are made in use: durable
     for number in range(later):
         with repo.begin("later") as transaction:
@@ -61,11 +55,11 @@ def build(path: Path, keys: int = KEYS, later: int = LATER) -> txstore.Repositor
 
 def _resident() -> int:
     """Return the bytes of memory that this process occupies, mapped files included."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:  # statm is only near the truth
+    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:  # other files are only near the truth
         return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Rss:"))
 
 
-def _open_and_read(path: str) -> Any:
+def _open_and_read(path: Path) -> Any:
     """Return the array: what it needs stays open."""
     array = zarr.open_array(txstore.Repository(path).snapshot(), path="wide", mode="r")
     if array[64_000] == 0:
@@ -74,33 +68,32 @@ def _open_and_read(path: str) -> Any:
 
 
 def _milliseconds(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    function()
-    return (time.perf_counter() - began) * 1e3
+    with timed() as seconds:
+        function()
+    return seconds() * 1e3
 
 
-def measure_here(path: str) -> dict[str, Any]:
+def measure_here(path: Path) -> Values:
     """Measure in this process, which must not have seen the repository."""
     array = zarr.create_array(MemoryStore(), shape=(1280,), chunks=(128,), dtype="f8", compressors=None)
     array[:] = np.ones(1280)
     array[640]
     for name in ("txstore.repository", "txstore.store"):  # which `import txstore` leaves for their first use
         import_module(name)
-    before = _resident()
-    kept: list[Any] = []
+    before, kept = _resident(), list[Any]()
     first = _milliseconds(lambda: kept.append(_open_and_read(path)))
     memory = _resident() - before
     kept.clear()
     return {
-        "first": first,
-        "memory": memory / 1e6,
+        "first": [first],
+        "memory": [memory / 1e6],
         "opened": [_milliseconds(lambda: _open_and_read(path)) for _ in range(_OPENED)],
         "listed": [_listing(path) for _ in range(_OPENED)],
         "looked up": _look_up(path),
     }
 
 
-def _listing(path: str) -> float:
+def _listing(path: Path) -> float:
     snapshot = txstore.Repository(path).mapping()
     found: list[str] = []
     milliseconds = _milliseconds(lambda: found.extend(snapshot.list_dir("")))
@@ -109,7 +102,7 @@ def _listing(path: str) -> float:
     return milliseconds
 
 
-def _look_up(path: str, rounds: int = 50, loops: int = 2_000) -> list[float]:
+def _look_up(path: Path, rounds: int = 50, loops: int = 2_000) -> list[float]:
     """Return microseconds for each look-up, by round."""
     snapshot = txstore.Repository(path).mapping()
     key = "wide/c/500"
@@ -133,32 +126,18 @@ def large(setting: Setting) -> list[Row]:
         path = scratch / "data.tx"
         repo = build(path, keys, later)
         settle(scratch)
-        told = [_in_another_process(path) for _ in range(setting.rounds(_PROCESSES, 2))]
+        told = [ask(measure_here, path=path) for _ in range(setting.rounds(_PROCESSES, 2))]
         index = _bytes_of_merged_runs(repo, keys)
-    first = [one["first"] for one in told]
-    memory = [one["memory"] for one in told]
-    opened = [sample for one in told for sample in one["opened"]]
-    listed = [sample for one in told for sample in one["listed"]]
-    looked_up = [sample for one in told for sample in one["looked up"]]
+    taken = {what: [sample for one in told for sample in one[what]] for what in told[0]}
     where = f"{keys:,} keys, {later:,} commits later"
     return [
-        _row("open-first", f"open, read a chunk, first in a process; {where}", first, 10.0, "ms"),
-        _row("open", f"open, read a chunk, fresh Repository; {where}", opened, 10.0, "ms"),
-        _row("open-memory", f"open, read a chunk: memory; {where}", memory, 30.0, "MB"),
-        _row("list", f"list_dir of the group; {where}", listed, 1.0, "ms"),
-        _row("look-up", f"Snapshot.__getitem__ of 1 KiB, warm; {where}", looked_up, 4.0, "µs"),
+        middle("open-first", f"open, read a chunk, first in a process; {where}", taken["first"], 10.0, "ms"),
+        middle("open", f"open, read a chunk, fresh Repository; {where}", taken["opened"], 10.0, "ms"),
+        middle("open-memory", f"open, read a chunk: memory; {where}", taken["memory"], 30.0, "MB"),
+        middle("list", f"list_dir of the group; {where}", taken["listed"], 1.0, "ms"),
+        middle("look-up", f"Snapshot.__getitem__ of 1 KiB, warm; {where}", taken["looked up"], 4.0, "µs"),
         Row("index", f"merged runs, bytes per key; {where}", index, 32.0, "B"),
     ]
-
-
-def _row(name: str, what: str, samples: list[float], target: float, unit: str) -> Row:
-    median = statistics.median(samples)
-    return Row(name, what, median, target, unit, medians={"TxStore": median}, samples={"TxStore": samples})
-
-
-def _in_another_process(path: Path) -> Any:
-    ran = subprocess.run([sys.executable, "-m", __spec__.name, str(path)], stdout=subprocess.PIPE, check=True)
-    return json.loads(ran.stdout)
 
 
 def _bytes_of_merged_runs(repo: txstore.Repository, keys: int) -> float:
@@ -173,7 +152,41 @@ def _bytes_of_merged_runs(repo: txstore.Repository, keys: int) -> float:
     return sum(run.length for run in merged) / entries
 
 
-BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {"large": large}
+# --- verifying packs of 1 MiB values, side by side with `cat` of the same files; both from the page cache
 
-if __name__ == "__main__":
-    print(json.dumps(measure_here(sys.argv[1])))
+_VALUE, _COMMITS, _VALUES = 1 << 20, 4, 96  # 384 MiB
+
+
+def _cat(files: list[Path]) -> float:
+    with timed() as seconds:
+        subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
+    return seconds()
+
+
+def _verify(repo: txstore.Repository) -> float:
+    with timed() as seconds:
+        report = repo.verify()
+    if not report.ok:
+        raise AssertionError(report.faults)
+    return seconds()
+
+
+def verify(setting: Setting) -> list[Row]:
+    values = setting.rounds(_VALUES, _VALUES // 8)
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx")
+        for commit in range(_COMMITS):
+            with repo.begin("fill") as transaction:
+                for number in range(values):
+                    transaction[f"image/c/{commit}/{number}"] = os.urandom(_VALUE)
+        files = sorted((scratch / "data.tx" / "commits" / "main").iterdir())
+        settle(scratch)
+        takes = {OURS: partial(_verify, repo), "cat": partial(_cat, files)}
+        samples = interleaved(takes, setting.rounds(15, 5))
+    size = _COMMITS * values * _VALUE
+    speeds = " against ".join(f"{size / medians(samples)[who] / 1e9:.1f} GB/s" for who in takes)
+    what = f"verify {size >> 20} MiB in values of 1 MiB: speed of cat, page cache warm ({speeds})"
+    return [faster("verify", what, samples, OURS, "cat", 0.5)]
+
+
+CASES = {"large": large, "verify": verify}

@@ -1,0 +1,236 @@
+"""Small durable commits: one after the other, of eight processes at once, and what many of them leave behind."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import zarr
+from zarr.storage import MemoryStore
+
+import txstore
+from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, percentile, settle, slower, timed
+from benchmarks.own_process import Parent, Values, together
+from txstore.commit_queue.strategy import UnderLock
+from txstore.storage import local
+from txstore.storage.local import LocalStorage
+
+BARE = "write, fdatasync, rename, fsync of the directory"
+_CHUNK = np.arange(100.0).tobytes()
+
+
+def _document() -> bytes:
+    """Return the metadata of an array as zarr writes it."""
+    store = MemoryStore()
+    zarr.create_array(store, name="x", shape=(100_000,), chunks=(100,), dtype="f8", attributes={"unit": "m"})
+    return store._store_dict["x/zarr.json"].to_bytes()
+
+
+class SmallCommits:
+    """Durable appends of one chunk: the chunk and the metadata document, through the mapping."""
+
+    def __init__(self, path: Path) -> None:
+        self._repo = txstore.Repository(path)
+        self._numbers = itertools.count()
+        self._document = _document()
+
+    def take(self) -> float:
+        number = next(self._numbers)
+        document = self._document.replace(b"100000", b"%d" % (100 * (number + 1)))
+        with timed() as seconds:
+            transaction = self._repo.begin("append")
+            transaction[f"position/c/{number}"] = _CHUNK
+            transaction["position/zarr.json"] = document
+            transaction.commit()
+        return seconds()
+
+
+class BareWrites:
+    """2 KB in a file of its own, durable: what nobody can do without."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self._path = path
+        self._numbers = itertools.count()
+
+    def take(self) -> float:
+        number = next(self._numbers)
+        with timed() as seconds:
+            temporary = f"{self._path}/new"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            os.write(descriptor, bytes(2048))
+            os.fdatasync(descriptor)
+            os.close(descriptor)
+            os.rename(temporary, f"{self._path}/{number:010}")
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        return seconds()
+
+
+def alone(setting: Setting) -> list[Row]:
+    with setting.scratch() as scratch:
+        takes = {OURS: SmallCommits(scratch / "data.tx").take, BARE: BareWrites(scratch / "bare").take}
+        settle(scratch)
+        samples = interleaved(takes, setting.rounds(500, 100), before_each=lambda: None)
+    return [
+        slower("commit", f"commit of an 800 B chunk and its metadata: time of {BARE} of 2 KB", samples, OURS, BARE, 2.5)
+    ]
+
+
+def footprint(setting: Setting) -> list[Row]:
+    """Append one element at a time through zarr; count what lies below the root."""
+    total = setting.rounds(3_000, 300)
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx", durability="none")  # it changes nothing about the files
+        with repo.transaction() as store:
+            zarr.create_array(store, name="position", shape=(0,), chunks=(100,), dtype="f8")
+        store = txstore.TxStore(repo)
+        array = zarr.open_array(store, path="position")
+        for number in range(total - 1):
+            array.append(np.array([float(number)]))
+            store.commit()
+        files, apparent, allocated = _usage(scratch / "data.tx")
+    what = f"{total:,} commits of one element each"
+    scale = total / 3_000
+    sizes = {"apparent": [apparent], "allocated": [allocated]}
+    return [
+        Row("files", f"{what}: files", files, round(3_100 * scale), "files"),
+        Row("bytes", f"{what}: bytes", max(apparent, allocated) / 1e6, 20 * scale, "MB", samples=sizes),
+    ]
+
+
+def _usage(root: Path) -> tuple[int, int, int]:
+    """Return files, bytes, and bytes of allocated blocks below a repository's root, `locks/` aside."""
+    paths = [path for path in root.rglob("*") if path.relative_to(root).parts[0] != "locks"]
+    status = [path.stat() for path in (root, *paths)]
+    files = sum(path.is_file() for path in paths)
+    return files, sum(each.st_size for each in status), sum(each.st_blocks * 512 for each in status)
+
+
+# --- eight processes at once: in a queue, synced side by side, against one sync after another
+# The second is what committers that don't queue still do: each syncs its commit while it has the turn. On a disk that
+# is durable in no time both wait for Python. So it is measured on this disk, and on one that is as slow as most disks.
+
+PROCESSES = 8
+BEFORE = "one sync after another"
+#: Seconds that a flush takes: of a disk in the network, or of one for consumers.
+FLUSH = 0.005
+_STATE = struct.Struct("dq")  # when the flush that is under way is done, and whether another is asked for
+
+
+class Disk:
+    """A disk that does one flush at a time: a process that asks for one while it does gets the next, with all that do.
+
+    So does a journal of a file system. All processes know of it by a file.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+
+    def flush(self) -> None:
+        with open(self._path, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            now = time.monotonic()
+            done, is_asked = _STATE.unpack(file.read(_STATE.size))
+            if is_asked and now >= done:
+                done, is_asked = done + self._seconds, 0
+            is_idle = now >= done
+            mine = (now if is_idle else done) + self._seconds
+            file.seek(0)
+            file.write(_STATE.pack(mine if is_idle else done, 0 if is_idle else 1))
+        time.sleep(max(0.0, mine - time.monotonic()))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let what is synced in this process be flushed here, too."""
+        if not self._seconds:
+            yield
+            return
+        sync, sync_names = local._sync, LocalStorage._sync_names
+
+        def slow(descriptor: int) -> None:
+            sync(descriptor)
+            self.flush()
+
+        def slow_names(storage: LocalStorage, path: str) -> None:
+            sync_names(storage, path)
+            self.flush()
+
+        local._sync, LocalStorage._sync_names = slow, slow_names  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            local._sync, LocalStorage._sync_names = sync, sync_names  # type: ignore[method-assign]
+
+
+def _commit(repo: txstore.Repository, process: int, number: int) -> None:
+    with repo.begin("append") as transaction:
+        transaction[f"{process}/c/{number}"] = _CHUNK
+
+
+def _commit_many(path: Path, process: int, commits: int, queues: bool, flush: float, parent: Parent) -> Values:
+    UnderLock.queues = queues
+    repo = txstore.Repository(path)
+    _commit(repo, process, 0)
+    took = []
+    with Disk(path.with_suffix(".disk"), flush).used():
+        parent.meet()
+        began = time.monotonic()
+        for each in range(1, commits + 1):
+            with timed() as seconds:
+                _commit(repo, process, each)
+            took.append(seconds())
+    return {"began": began, "ended": time.monotonic(), "took": took}
+
+
+def group(setting: Setting) -> list[Row]:
+    commits, numbers, rows = setting.rounds(40, 15), itertools.count(), list[Row]()
+    with setting.scratch() as scratch:
+        latencies: dict[bool, list[float]] = {}
+
+        def take(flush: float, queues: bool) -> float:
+            path = scratch / f"{next(numbers)}.tx"
+            repo = txstore.Repository(path)
+            _commit(repo, PROCESSES, 0)
+            path.with_suffix(".disk").write_bytes(bytes(_STATE.size))
+            order = {"path": path, "commits": commits, "queues": queues, "flush": flush}
+            told = together(_commit_many, [order | {"process": number} for number in range(PROCESSES)])
+            latencies.setdefault(queues, []).extend(seconds for each in told for seconds in each["took"])
+            if (made := len(list(repo.log()))) != 1 + PROCESSES * (commits + 1):
+                raise RuntimeError(f"{path}: {made} commits are there")
+            return float(max(each["ended"] for each in told) - min(each["began"] for each in told))
+
+        for name, where, flush, target in (
+            ("commit-group", f"a disk that flushes in {FLUSH * 1e3:.0f} ms", FLUSH, 2.0),
+            ("commit-group-here", "this disk", 0.0, 1.0),
+        ):
+            latencies.clear()
+            takes = {OURS: partial(take, flush, True), BEFORE: partial(take, flush, False)}
+            samples = interleaved(takes, setting.rounds(7, 1), before_each=partial(settle, scratch))
+            figures = [
+                {
+                    "who": who,
+                    "commits a second": PROCESSES * commits / medians(samples)[who],
+                    "median of one": percentile(latencies[queues], 50),
+                    "99th percentile": percentile(latencies[queues], 99),
+                    "load": os.getloadavg()[0],
+                }
+                for who, queues in ((OURS, True), (BEFORE, False))
+            ]
+            a_second = " and ".join(f"{each['commits a second']:.0f}" for each in figures)
+            what = f"{PROCESSES} processes of small commits on {where}: commits a second, of {BEFORE} ({a_second})"
+            rows.append(faster(name, what, samples, OURS, BEFORE, target, figures=figures))
+    return rows
+
+
+CASES = {"commit": alone, "commit-group": group, "footprint": footprint}

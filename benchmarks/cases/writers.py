@@ -1,0 +1,227 @@
+"""Writes that look at what is there, alone and by eight processes at once: by label, and into a pyramid of views."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import zarr
+from filelock import FileLock
+from zarr.storage import LocalStore
+
+import txstore
+from benchmarks.harness import OURS, Row, Setting, faster, interleaved, middle, slower, timed
+from benchmarks.own_process import Parent, Values, together
+from txstore.codecs.chunk_codec import ChunkCodec
+from txstore.views import Coarsen
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PROCESSES = 8
+_HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
+_FRONT, _ROWS = 1_000_000, 2_000  # chunks that others are put before; rows that are, as many as a chunk of labels has
+_TILE, _LEVELS = 256, 5
+
+
+def _crowd(task: Callable[..., Any], **order: Any) -> tuple[float, list[Any]]:
+    """Let each process get ready, then all do their work; return how long that took, and what they return."""
+    began: list[float] = []
+    answers = together(
+        task, [order | {"which": which} for which in range(PROCESSES)], before=lambda: began.append(time.monotonic())
+    )
+    return max(each["ended"] for each in answers) - began[0], answers
+
+
+# --- by label: a day of reanalysis, and a block before the first row
+
+
+def _days(first: int, shape: tuple[int, int], names: tuple[str, ...], hours: int = 24) -> xr.Dataset:
+    import xarray as xr  # late: an extra
+
+    random = np.random.default_rng(first)
+    values = {name: (("time", "y", "x"), random.random((hours, *shape), dtype="f4")) for name in names}
+    return xr.Dataset(values, {"time": np.arange(24 * first, 24 * first + hours)})
+
+
+def _create(store: Any, shape: tuple[int, int], names: tuple[str, ...]) -> None:
+    """Write ten years of hours, of which no values are stored."""
+    group = zarr.open_group(store)
+    group.create_array("time", data=np.arange(_HOURS), chunks=(_HOURS,), dimension_names=("time",))
+    for name in names:
+        group.create_array(
+            name, shape=(_HOURS, *shape), chunks=(24, -(-shape[0] // 4), -(-shape[1] // 4)), dtype="f4",
+            dimension_names=("time", "y", "x"), compressors=None, fill_value=float("nan"),
+        )  # fmt: skip
+
+
+def upserts(setting: Setting) -> list[Row]:
+    """Write one day of five variables into ten years: by its labels, and where the caller says that it belongs."""
+    shape, numbers = (_LATITUDES, _LONGITUDES), itertools.count()
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx")
+        with repo.transaction() as store:
+            _create(store, shape, _NAMES)
+
+        def upsert(ds: xr.Dataset) -> None:
+            assert repo.upsert(ds).updated == 24
+
+        def region(ds: xr.Dataset) -> None:
+            first = int(ds.time[0])
+            with repo.transaction() as store:
+                ds.drop_vars("time").to_zarr(store, region={"time": slice(first, first + 24)}, consolidated=False)
+
+        def take(write: Callable[[xr.Dataset], None]) -> float:
+            ds = _days(next(numbers), shape, _NAMES)
+            with timed() as seconds:
+                write(ds)
+            return seconds()
+
+        takes = {"upsert": lambda: take(upsert), "region=": lambda: take(region)}
+        samples = interleaved(takes, setting.rounds(7, 1))
+    what = f"upsert of 24 of {_HOURS:,} hours, {len(_NAMES)} variables of {_LATITUDES} x {_LONGITUDES}: beside region="
+    return [slower("upsert", what, samples, "upsert", "region=", 1.3)]
+
+
+def prepends(setting: Setting) -> list[Row]:
+    """Put rows before a million chunks: as many as one chunk of the labels has, so that no chunk is cut."""
+    import xarray as xr  # late: an extra
+
+    samples, chunks = list[float](), setting.rounds(_FRONT, _FRONT // 20)
+    with setting.scratch() as scratch:
+        repo = txstore.Repository(scratch / "data.tx")
+        with repo.transaction() as store:
+            ds = xr.Dataset({"v": ("time", np.arange(2 * chunks, dtype="i2"))}, {"time": np.arange(2 * chunks)})
+            encoding = {"v": {"chunks": (2,), "compressors": None}, "time": {"chunks": (_ROWS,)}}
+            ds.to_zarr(store, consolidated=False, encoding=encoding)
+        for number in range(1, setting.rounds(6, 3)):
+            block = ds.isel(time=slice(_ROWS)).assign_coords(time=np.arange(_ROWS) - number * _ROWS)
+            with timed() as seconds, repo.transaction() as store:
+                txstore.prepend(block, store, dim="time")
+            samples.append(seconds())
+        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == 2 * chunks + _ROWS * number
+    return [middle("prepend", f"{_ROWS // 2:,} chunks before {chunks:,} chunks", samples, 0.5, "s")]
+
+
+def upsert_days(path: Path, count: int, which: int, locked: bool, parent: Parent) -> Values:
+    found = [_days(which * count + number, (64, 64), ("t",)) for number in range(count)]
+    repo = None if locked else txstore.Repository(path / "data.tx", durability="none")
+    parent.meet()
+    for ds in found:
+        if repo is not None:
+            repo.upsert(ds)
+            continue
+        with FileLock(path / "lock"):
+            ds.to_zarr(path / "data.zarr", region="auto", consolidated=False)
+    return {"ended": time.monotonic()}
+
+
+def crowd_of_upserts(setting: Setting) -> list[Row]:
+    """Let eight processes write different days: by label, and with xarray under one lock."""
+    count = setting.rounds(20, 2)
+
+    def take(locked: bool) -> float:
+        with setting.scratch() as scratch:
+            with txstore.Repository(scratch / "data.tx", durability="none").transaction() as store:
+                _create(store, (64, 64), ("t",))
+            _create(LocalStore(scratch / "data.zarr"), (64, 64), ("t",))
+            seconds, _ = _crowd(upsert_days, path=scratch, count=count, locked=locked)
+        return seconds / (PROCESSES * count)
+
+    peer = "to_zarr under a lock"
+    samples = interleaved({OURS: lambda: take(False), peer: lambda: take(True)}, setting.rounds(3, 1))
+    what = f"{PROCESSES} processes upsert different days: days a second, beside a lock around to_zarr"
+    return [faster("upserts of a crowd", what, samples, OURS, peer, 4)]
+
+
+# --- a pyramid of five levels that each commit derives: one tile of an image, and tiles by eight processes at once
+
+
+def _image(path: Path, extent: int) -> txstore.Repository:
+    repo = txstore.Repository(path)
+    random = np.random.default_rng(0)
+    with repo.transaction() as store:
+        image = zarr.create_array(store, name="image/0", shape=(extent, extent), chunks=(_TILE, _TILE), dtype="u1")
+        for row in range(0, extent, 4 * _TILE):
+            image[row : row + 4 * _TILE] = random.integers(0, 64, (4 * _TILE, extent), dtype="u1")
+    repo.views["pyramid"] = Coarsen("image/0", "image/{level}", (2, 2), _LEVELS)
+    return repo
+
+
+def _write_tile(repo: txstore.Repository, random: np.random.Generator, row: int, column: int) -> float:
+    """Return the milliseconds that the commit took."""
+    store = repo.transaction()
+    place = slice(row * _TILE, (row + 1) * _TILE), slice(column * _TILE, (column + 1) * _TILE)
+    zarr.open_array(store, path="image/0")[place] = random.integers(0, 64, (_TILE, _TILE), dtype="u1")
+    with timed() as seconds:
+        store.commit()
+    return seconds() * 1e3
+
+
+def _decoded_chunks(repo: txstore.Repository, random: np.random.Generator) -> int:
+    decode, decoded = ChunkCodec.decode, list[object]()
+
+    def counting(codec: ChunkCodec, encoded: object) -> object:
+        if encoded is not None:
+            decoded.append(codec)
+        return decode(codec, encoded)  # type: ignore[arg-type]
+
+    with mock.patch.object(ChunkCodec, "decode", counting):
+        _write_tile(repo, random, 3, 5)
+    return len(decoded)
+
+
+def tiles(setting: Setting) -> list[Row]:
+    """Change one tile after the other."""
+    extent = 4_096 if setting.quick else 32_768
+    random = np.random.default_rng(1)
+    with setting.scratch() as scratch:
+        with timed() as whole:
+            repo = _image(scratch / "data.tx", extent)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        places = random.integers(0, extent // _TILE, (setting.rounds(40, 5), 2)).tolist()
+        samples = [_write_tile(repo, random, *place) for place in places]
+        chunks = _decoded_chunks(repo, random)
+    what = f"one tile of {_TILE} x {_TILE} of {extent:,} x {extent:,}, {_LEVELS} levels"
+    print(f"{what}: image and all levels in {whole():.1f} s; peak of this process {memory:,.0f} MiB")
+    return [
+        middle("tile of a pyramid", f"{what}: the commit", samples, 60, "ms"),
+        Row("chunks of a tile", f"{what}: chunks decoded", chunks, 20, "chunks"),
+    ]
+
+
+def write_tiles(path: Path, count: int, which: int, parent: Parent) -> Values:
+    repo, random, conflicts = txstore.Repository(path), np.random.default_rng(which), 0
+    parent.meet()
+    for number in range(count):
+        try:
+            _write_tile(repo, random, which, number)  # neighbours, whose parents are in the same chunks
+        except txstore.ConflictError:
+            conflicts += 1
+    return {"ended": time.monotonic(), "conflicts": conflicts}
+
+
+def crowd_of_tiles(setting: Setting) -> list[Row]:
+    count = setting.rounds(16, 2)
+    with setting.scratch() as scratch:
+        repo = _image(scratch / "data.tx", 16 * _TILE)
+        seconds, answers = _crowd(write_tiles, path=scratch / "data.tx", count=count)
+        image = zarr.open_group(repo.snapshot(), path="image", mode="r")
+        for level in range(1, _LEVELS + 1):
+            below = np.asarray(image[str(level - 1)][...], "f8")
+            means = below.reshape(below.shape[0] // 2, 2, below.shape[1] // 2, 2).mean((1, 3))
+            assert (np.rint(means) == image[str(level)][...]).all()
+    what = f"{PROCESSES} processes commit neighbouring tiles, {PROCESSES * count / seconds:.0f} a second: conflicts"
+    return [Row("tiles of a crowd", what, sum(each["conflicts"] for each in answers), 0, "conflicts")]
+
+
+CASES = {
+    "upsert": upserts, "prepend": prepends, "crowd of upserts": crowd_of_upserts, "tiles": tiles,
+    "crowd of tiles": crowd_of_tiles,
+}  # fmt: skip

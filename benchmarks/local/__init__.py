@@ -1,1 +1,0 @@
-"""On a local disk: arrays, commits, keys, locks and upkeep."""

@@ -1,1 +1,0 @@
-"""Object stores: on a server beside the benchmarks, and 30 ms away."""

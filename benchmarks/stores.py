@@ -1,0 +1,728 @@
+"""The stores that are measured, each through the array interface that is its own: on the disk, or in a bucket.
+
+To add a store, write a class with these methods, and put it into `PEERS` or `REMOTE`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from benchmarks.own_process import NotOffered
+from benchmarks.simulated.s3_stub import BUCKET
+
+NAME = "x"  # of the array
+REGION = "us-east-1"
+#: Bytes of decoded chunks that a caching store keeps: more than any array has of which parts are read.
+CACHED = 256 << 20
+#: zarr has ten requests under way at a time unless it is told otherwise; a bucket at some distance wants this many.
+_MANY = 128
+#: What is configured, under the name that rows have.
+PIPELINES = {
+    "batched": "zarr.core.codec_pipeline.BatchedCodecPipeline",
+    "fused": "zarr.core.codec_pipeline.FusedCodecPipeline",  # zarr 3.2 and later
+    "zarrs": "zarrs.ZarrsCodecPipeline",
+}
+
+#: Appends a block along the first axis, and makes others see it.
+Append = Callable[[np.ndarray], object]
+
+
+class Refused(Exception):
+    """The store refused the work, and said so. Nothing was written."""
+
+
+class Layout(NamedTuple):
+    """An array of two dimensions, or of one."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    dtype: str = "f4"
+    codec: str = "raw"  # or "zstd", "blosc"
+    shard: tuple[int, ...] | None = None
+
+
+class Bucket(NamedTuple):
+    """A place in a bucket, on a server of this machine."""
+
+    port: int
+    name: str  # the prefix of all keys
+    bucket: str = BUCKET
+    key: str = "key"
+    secret: str = "secret"
+
+    def with_name(self, name: str) -> Bucket:
+        return self._replace(name=name)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.name}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        client = {"region_name": REGION}
+        return {"key": self.key, "secret": self.secret, "endpoint_url": self.endpoint, "client_kwargs": client}
+
+
+class Store:
+    """One store at a place that nobody else uses."""
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()  # without which it is skipped
+    #: Whether what it has acknowledged survives a loss of power.
+    durable: ClassVar[bool]
+    #: What several processes that write one array at the same time may do.
+    processes: ClassVar[str]
+    #: It ends with its process.
+    volatile: ClassVar[bool] = False
+    #: It shares another store's files, and adds nothing to reading them.
+    only_writes: ClassVar[bool] = False
+
+    def __init__(self, place: Path | Bucket) -> None:
+        self.place: Any = place
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        return [package for package in cls.packages if importlib.util.find_spec(package) is None]
+
+    def prepare(self) -> None:
+        """Make what an array is put into. Not timed."""
+
+    def create(self, layout: Layout) -> None:
+        """Create the array, for several processes to write into."""
+        raise NotOffered("one process at a time")
+
+    def write(self, layout: Layout, data: np.ndarray) -> None:
+        """Create the array, write all of it, and make others see it."""
+        raise NotImplementedError
+
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        """Replace some of the rows, beside other processes that write others, and make them seen."""
+        raise NotOffered("one process at a time")
+
+    def append(self, values: np.ndarray) -> None:
+        """Add rows at the end, beside other processes that do, too, and make them seen."""
+        raise NotOffered("one process at a time")
+
+    def appending(self, layout: Layout) -> AbstractContextManager[Append]:
+        """Create the array, with no rows yet, to append to; nobody else does."""
+        raise NotOffered("it can't append")
+
+    def open(self, *, anew: bool = True) -> Any:
+        """Open the array as it is now, to read it: with all that it takes, or with what this process has open."""
+        raise NotImplementedError
+
+    def read(self, array: Any, selection: Any) -> np.ndarray:
+        return np.asarray(array[selection])
+
+    def close(self, array: Any) -> None:
+        """Let go of what `open` has returned."""
+
+
+# --- zarr's stores, Icechunk and TxStore: zarr's arrays, and several codec pipelines below them
+
+
+def create_array(store: Any, layout: Layout, *, rows: int | None = None) -> Any:
+    import zarr
+    from zarr.codecs import BloscCodec
+
+    blosc = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=4)
+    compressors: Any = {"raw": None, "zstd": "auto", "blosc": blosc}[layout.codec]
+    shape = layout.shape if rows is None else (rows, *layout.shape[1:])
+    return zarr.create_array(
+        store, name=NAME, shape=shape, chunks=layout.chunk, shards=layout.shard, dtype=layout.dtype,
+        compressors=compressors,
+    )  # fmt: skip
+
+
+class ZarrStore(Store):
+    """A store of zarr's: what is written is there at once."""
+
+    #: One of PIPELINES; None: zarr's configuration is left as it is.
+    pipeline: ClassVar[str | None] = None
+    #: How many requests zarr has under way; None: as it is configured.
+    concurrency: ClassVar[int | None] = None
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        needed = ["zarrs"] if cls.pipeline == "zarrs" and importlib.util.find_spec("zarrs") is None else []
+        return [*super().missing(), *needed]
+
+    def __init__(self, place: Path | Bucket) -> None:
+        import zarr
+        import zarr.core.codec_pipeline
+
+        super().__init__(place)
+        if self.concurrency is not None:
+            zarr.config.set({"async.concurrency": self.concurrency})
+        if self.pipeline is None:
+            return
+        module, _, name = PIPELINES[self.pipeline].rpartition(".")
+        if module.startswith("zarr.") and not hasattr(zarr.core.codec_pipeline, name):
+            raise NotOffered(f"zarr {zarr.__version__} has no {name}")
+        zarr.config.set({"codec_pipeline.path": PIPELINES[self.pipeline]})
+
+    def store(self, *, read_only: bool = False) -> Any:
+        raise NotImplementedError
+
+    def lay(self) -> None:
+        """Make what is there before anything can be written."""
+
+    def begin(self) -> tuple[Any, Callable[[], object]]:
+        """Return a store of zarr's to write to, and what makes others see it."""
+        return self.store(), lambda: None
+
+    def newest(self, *, anew: bool = True) -> Any:
+        """Return a store of zarr's to read from."""
+        return self.store(read_only=True)
+
+    def prepare(self) -> None:
+        import zarr
+
+        self.lay()
+        store, commit = self.begin()
+        zarr.create_group(store)
+        commit()
+
+    def create(self, layout: Layout) -> None:
+        store, commit = self.begin()
+        create_array(store, layout)
+        commit()
+
+    def write(self, layout: Layout, data: np.ndarray) -> None:
+        # Not `create_array(data=data)`, which writes chunk by chunk: this is one batch for the pipeline.
+        store, commit = self.begin()
+        array = create_array(store, layout)
+        self.check(array)
+        array[:] = data
+        commit()
+
+    def change(self, work: Callable[[Any], object]) -> None:
+        """Do something to the array as it is now."""
+        store, commit = self.begin()
+        work(self.open_in(store, mode="r+"))
+        commit()
+
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        self.change(lambda array: array.__setitem__(part, values))
+
+    def append(self, values: np.ndarray) -> None:
+        self.change(lambda array: array.append(values))
+
+    @contextmanager
+    def appending(self, layout: Layout) -> Iterator[Append]:
+        array = create_array(self.store(), layout, rows=0)
+        self.check(array)
+        yield array.append
+
+    def open(self, *, anew: bool = True) -> Any:
+        return self.open_in(self.newest(anew=anew))
+
+    def open_in(self, store: Any, *, mode: Any = "r") -> Any:
+        import zarr
+
+        array = zarr.open_array(store, path=NAME, mode=mode)
+        self.check(array)
+        return array
+
+    def check(self, array: Any) -> None:
+        """zarr falls back to its batched pipeline without a word where a pipeline refuses a store."""
+        if self.pipeline is None:
+            return
+        found, wanted = type(array._async_array.codec_pipeline).__name__, PIPELINES[self.pipeline].rpartition(".")[2]
+        if found != wanted:
+            raise NotOffered(f"{wanted} refuses this store: zarr has taken {found}")
+
+
+class Local(ZarrStore):
+    name = "LocalStore"
+    durable, processes = False, "whole chunks each"
+
+    def store(self, *, read_only: bool = False) -> Any:
+        from zarr.storage import LocalStore
+
+        return LocalStore(self.place, read_only=read_only)
+
+
+class Memory(ZarrStore):
+    durable, processes, volatile = False, "no", True
+
+    def __init__(self, place: Path | Bucket) -> None:
+        from zarr.storage import MemoryStore
+
+        super().__init__(place)
+        self._store = MemoryStore()
+
+    def store(self, *, read_only: bool = False) -> Any:
+        return self._store.with_read_only(read_only)
+
+    def create(self, layout: Layout) -> None:
+        raise NotOffered("no other process sees its memory")
+
+
+class Zip(ZarrStore):
+    durable, processes = False, "no"
+
+    def store(self, *, read_only: bool = False) -> Any:
+        from zarr.storage import ZipStore
+
+        return ZipStore(self.place, mode="r" if read_only else "a")
+
+    def prepare(self) -> None:
+        pass  # a zip file has to be new
+
+    def begin(self) -> tuple[Any, Callable[[], object]]:
+        store = self.store()
+        return store, store.close  # which writes what lies where
+
+    def close(self, array: Any) -> None:
+        array.store.close()
+
+    def appending(self, layout: Layout) -> Any:
+        raise NotOffered("what is in a zip file can't be replaced")
+
+    def create(self, layout: Layout) -> None:
+        raise NotOffered("one process at a time")
+
+
+class Object(ZarrStore):
+    packages = ("obstore",)
+    durable, processes = False, "whole chunks each"
+
+    def store(self, *, read_only: bool = False) -> Any:
+        from obstore.store import LocalStore, S3Store
+        from zarr.storage import ObjectStore
+
+        if not isinstance(self.place, Bucket):
+            return ObjectStore(LocalStore(self.place, mkdir=True), read_only=read_only)
+        bucket = S3Store(
+            self.place.bucket,
+            prefix=self.place.name,
+            endpoint=self.place.endpoint,
+            access_key_id=self.place.key,
+            secret_access_key=self.place.secret,
+            region=REGION,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+        return ObjectStore(bucket, read_only=read_only)
+
+
+class Fsspec(ZarrStore):
+    packages = ("fsspec", "s3fs")
+    durable, processes = False, "whole chunks each"
+
+    def store(self, *, read_only: bool = False) -> Any:
+        from zarr.storage import FsspecStore
+
+        is_remote = isinstance(self.place, Bucket)
+        url = self.place.url if is_remote else f"file://{self.place}"
+        options = self.place.options if is_remote else {"auto_mkdir": True}
+        return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+
+
+class Icechunk(ZarrStore):
+    """A session for each write, rebased on what others have committed meanwhile."""
+
+    name = "Icechunk"
+    packages = ("icechunk",)
+    durable, processes = False, "no, on a disk"  # its own warning about local storage
+
+    def storage(self) -> Any:
+        import icechunk
+
+        icechunk.set_logs_filter("error")
+        if not isinstance(self.place, Bucket):
+            return icechunk.local_filesystem_storage(str(self.place))
+        return icechunk.s3_storage(
+            bucket=self.place.bucket,
+            prefix=self.place.name,
+            region=REGION,
+            endpoint_url=self.place.endpoint,
+            allow_http=True,
+            access_key_id=self.place.key,
+            secret_access_key=self.place.secret,
+            force_path_style=True,
+        )
+
+    def repository(self) -> Any:
+        import icechunk
+
+        return icechunk.Repository.open(self.storage())
+
+    @cached_property
+    def kept(self) -> Any:
+        return self.repository()
+
+    def lay(self) -> None:
+        import icechunk
+
+        icechunk.Repository.create(self.storage())
+
+    def begin(self) -> tuple[Any, Callable[[], object]]:
+        import icechunk
+
+        session = self.kept.writable_session("main")
+
+        def commit() -> None:
+            try:
+                session.commit("change", rebase_with=icechunk.ConflictDetector())
+            except (icechunk.ConflictError, icechunk.RebaseFailedError) as error:
+                raise Refused(str(error)) from error
+
+        return session.store, commit
+
+    def newest(self, *, anew: bool = True) -> Any:
+        return (self.repository() if anew else self.kept).readonly_session("main").store
+
+    @contextmanager
+    def appending(self, layout: Layout) -> Iterator[Append]:
+        store, commit = self.begin()
+        create_array(store, layout, rows=0)
+        commit()
+        yield self.append
+
+
+class TxStore(ZarrStore):
+    """As `zarr.open` has it by itself, whatever the pipeline is called."""
+
+    name = "TxStore"
+    durable, processes = True, "yes"
+    #: Of the repository.
+    options: ClassVar[dict[str, Any]] = {}
+
+    def repository(self) -> Any:
+        import txstore
+
+        if isinstance(self.place, Bucket):
+            return txstore.Repository(self.place.url, storage_options=self.place.options, **self.options)
+        return txstore.Repository(self.place, **self.options)
+
+    @cached_property
+    def kept(self) -> Any:
+        return self.repository()
+
+    def begin(self) -> tuple[Any, Callable[[], object]]:
+        store = self.kept.transaction("change")
+        return store, store.commit
+
+    def newest(self, *, anew: bool = True) -> Any:
+        return (self.repository() if anew else self.kept).snapshot()
+
+    def change(self, work: Callable[[Any], object]) -> None:
+        self.kept.run(lambda store: work(self.open_in(store, mode="r+")))
+
+    @contextmanager
+    def appending(self, layout: Layout) -> Iterator[Append]:
+        import txstore
+
+        session = txstore.TxStore(self.kept)
+        array = create_array(session, layout, rows=0)
+        session.commit("create")
+
+        def append(block: np.ndarray) -> None:
+            array.append(block)
+            session.commit("append")
+
+        yield append
+
+
+class CachingTxStore(TxStore):
+    """With a cache of decoded chunks."""
+
+    name = "TxStore, chunk cache"
+    options: ClassVar[dict[str, Any]] = {"chunk_cache": CACHED}
+
+
+class ScratchTxStore(TxStore):
+    """Without a sync, as the stores that do not sync."""
+
+    name = "TxStore, durability none"
+    durable = False
+    options: ClassVar[dict[str, Any]] = {"durability": "none"}
+
+
+class PlainTxStore(TxStore):
+    """With a pipeline of zarr's own."""
+
+    def __init__(self, place: Path | Bucket) -> None:
+        os.environ["TXSTORE_PIPELINE"] = "off"
+        super().__init__(place)
+
+
+# --- TensorStore and HDF5, through their own arrays
+
+_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+_BLOSC = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
+_CODECS: dict[str, list[Any]] = {
+    "raw": [],
+    "zstd": [{"name": "zstd", "configuration": {"level": 0, "checksum": False}}],
+    "blosc": [{"name": "blosc", "configuration": _BLOSC}],
+}
+
+
+def metadata(layout: Layout) -> dict[str, Any]:
+    """Return what zarr would have written for the same array."""
+    codecs = [_BYTES, *_CODECS[layout.codec]]
+    if layout.shard is not None:
+        inner = {"chunk_shape": layout.chunk, "codecs": codecs, "index_codecs": [_BYTES, {"name": "crc32c"}]}
+        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    return {
+        "shape": layout.shape,
+        "data_type": np.dtype(layout.dtype).name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.shard or layout.chunk}},
+        "codecs": codecs,
+        "fill_value": 0,
+    }
+
+
+class TensorStoreFile(Store):
+    """A file for each chunk, synced."""
+
+    name = "TensorStore file"
+    packages = ("tensorstore",)
+    durable, processes = True, "each chunk whole"
+
+    def base(self) -> Any:
+        """Return where all of it lies."""
+        if not isinstance(self.place, Bucket):
+            return {"driver": "file", "path": f"{self.place}/"}
+        return {
+            "driver": "s3",
+            "bucket": self.place.bucket,
+            "endpoint": self.place.endpoint,
+            "path": f"{self.place.name}/",
+            "aws_region": REGION,
+            "aws_credentials": {"type": "anonymous"},
+        }
+
+    def keys(self) -> dict[str, Any]:
+        base = self.base()
+        return base | {"path": f"{base['path']}{NAME}/"}
+
+    def open_array(self, **options: Any) -> Any:
+        import tensorstore
+
+        return tensorstore.open({"driver": "zarr3", "kvstore": self.keys()}, **options).result()
+
+    def create_array(self, layout: Layout, **changed: Any) -> Any:
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": self.keys(), "metadata": metadata(layout) | changed}
+        return tensorstore.open(spec, create=True).result()
+
+    def create(self, layout: Layout) -> None:
+        self.create_array(layout)
+
+    def write(self, layout: Layout, data: np.ndarray) -> None:
+        self.create_array(layout).write(data).result()
+
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        self.open_array(open=True)[part].write(values).result()
+
+    def open(self, *, anew: bool = True) -> Any:
+        return self.open_array(open=True, read=True)
+
+    def read(self, array: Any, selection: Any) -> np.ndarray:
+        return np.asarray(array[selection].read().result())
+
+    @contextmanager
+    def appending(self, layout: Layout) -> Iterator[Append]:
+        array = self.create_array(layout, shape=(0, *layout.shape[1:]))
+        rows = 0
+
+        def append(block: np.ndarray) -> None:
+            nonlocal array, rows
+            array, rows = self.append_at(array, rows, block), rows + len(block)
+
+        yield append
+
+    def append_at(self, array: Any, rows: int, block: np.ndarray) -> Any:
+        """Add rows to an array that has so many; return the array to add to next."""
+        larger = array.resize(exclusive_max=(rows + len(block), *block.shape[1:]), expand_only=True).result()
+        larger[rows:].write(block).result()
+        return larger
+
+
+class TensorStoreCache(TensorStoreFile):
+    """With a cache of decoded chunks, which takes what it has as it is."""
+
+    name = "TensorStore file, cache_pool"
+
+    def open(self, *, anew: bool = True) -> Any:
+        import tensorstore
+
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHED}})
+        return self.open_array(open=True, read=True, context=context, recheck_cached_data=False)
+
+
+class TensorStoreOcdbt(TensorStoreFile):
+    """A B+tree of values; each write is a commit."""
+
+    name = "TensorStore ocdbt"
+    processes = "yes"
+
+    def keys(self) -> dict[str, Any]:
+        return {"driver": "ocdbt", "base": self.base(), "path": f"{NAME}/"}
+
+
+class TensorStoreTransaction(TensorStoreOcdbt):
+    """All that is written at once is in one atomic transaction."""
+
+    name = "TensorStore ocdbt, transaction"
+    only_writes = True
+
+    def write(self, layout: Layout, data: np.ndarray) -> None:
+        self._in_one(self.create_array(layout), slice(None), data)
+
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        self._in_one(self.open_array(open=True), part, values)
+
+    def _in_one(self, array: Any, part: slice, values: np.ndarray) -> None:
+        import tensorstore
+
+        with tensorstore.Transaction(atomic=True) as transaction:
+            array.with_transaction(transaction)[part].write(values).result()
+
+    def append(self, values: np.ndarray) -> None:
+        """Read the length, resize and write: it fails if the length has changed."""
+        import tensorstore
+
+        try:
+            with tensorstore.Transaction(atomic=True, repeatable_read=True) as transaction:
+                array = self.open_array(open=True, transaction=transaction)
+                super().append_at(array, array.shape[0], values)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def append_at(self, array: Any, rows: int, block: np.ndarray) -> Any:
+        import tensorstore
+
+        with tensorstore.Transaction(atomic=True) as transaction:
+            super().append_at(array.with_transaction(transaction), rows, block)
+        return array
+
+
+class Hdf5(Store):
+    """One file, the newest format, locked while a process has it open. It has gzip where others have zstd."""
+
+    name = "HDF5"
+    packages = ("h5py",)
+    durable, processes = False, "no"
+
+    def _file(self, mode: str) -> Any:
+        import h5py
+
+        try:
+            return h5py.File(self.place, mode, libver="latest")
+        except OSError as error:
+            raise Refused(str(error)) from error
+
+    def _make(self, file: Any, layout: Layout, **options: Any) -> Any:
+        if layout.shard is not None:
+            raise NotOffered("HDF5 has no shards")
+        if layout.codec == "blosc":
+            raise NotOffered("h5py has no blosc without a plugin")
+        shape = options.pop("shape", layout.shape)
+        compression = None if layout.codec == "raw" else "gzip"
+        return file.create_dataset(NAME, shape, layout.dtype, chunks=layout.chunk, compression=compression, **options)
+
+    def create(self, layout: Layout) -> None:
+        with self._file("w") as file:
+            self._make(file, layout, maxshape=(None, *layout.shape[1:]))
+
+    def write(self, layout: Layout, data: np.ndarray) -> None:
+        with self._file("w") as file:
+            self._make(file, layout)[...] = data
+
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        with self._file("r+") as file:
+            file[NAME][part] = values
+
+    def append(self, values: np.ndarray) -> None:
+        with self._file("r+") as file:
+            self._extend(file[NAME], values)
+
+    def _extend(self, array: Any, values: np.ndarray) -> None:
+        rows = len(array)
+        array.resize(rows + len(values), axis=0)
+        array[rows:] = values
+
+    @contextmanager
+    def appending(self, layout: Layout) -> Iterator[Append]:
+        with self._file("w") as file:
+            rest = layout.shape[1:]
+            array = self._make(file, layout, shape=(0, *rest), maxshape=(None, *rest))
+
+            def append(block: np.ndarray) -> None:
+                self._extend(array, block)
+                file.flush()
+
+            yield append
+
+    def open(self, *, anew: bool = True) -> Any:
+        return self._file("r")[NAME]
+
+    def close(self, array: Any) -> None:
+        array.file.close()
+
+
+# --- who takes part
+
+
+def variant(kind: type[Store], name: str, **attributes: Any) -> type[Store]:
+    return type(kind.__name__, (kind,), {"name": name, **attributes})
+
+
+def _variants(kind: type[ZarrStore], name: str, *pipelines: str, **attributes: Any) -> list[type[Store]]:
+    return [variant(kind, f"{name}, {each}", pipeline=each, **attributes) for each in pipelines]
+
+
+def _remote(kind: type[ZarrStore], name: str, pipeline: str, at_once: int | None = None) -> type[Store]:
+    called = f"{name}, {pipeline}" + (f", {at_once} at once" if at_once else "")
+    says = "yes" if kind is Icechunk else kind.processes
+    return variant(kind, called, pipeline=pipeline, concurrency=at_once, durable=True, processes=says)
+
+
+_ALL: list[type[Store]] = [
+    TxStore,
+    CachingTxStore,
+    ScratchTxStore,
+    *_variants(PlainTxStore, "TxStore", "batched", "fused"),
+    *_variants(Local, "LocalStore", "batched", "fused", "zarrs"),
+    *_variants(Memory, "MemoryStore", "batched", "fused"),
+    *_variants(Zip, "ZipStore", "batched", "fused"),
+    *_variants(Object, "ObjectStore", "batched", "fused", "zarrs"),
+    *_variants(Fsspec, "FsspecStore", "batched", "fused"),
+    *_variants(Icechunk, "Icechunk", "batched", "fused"),
+    TensorStoreFile,
+    TensorStoreCache,
+    TensorStoreOcdbt,
+    TensorStoreTransaction,
+    Hdf5,
+]
+_IN_A_BUCKET: list[type[Store]] = [
+    TxStore,
+    _remote(PlainTxStore, "TxStore", "fused"),
+    _remote(Object, "ObjectStore", "fused"),
+    _remote(Object, "ObjectStore", "fused", _MANY),
+    _remote(Object, "ObjectStore", "batched", _MANY),
+    _remote(Fsspec, "FsspecStore", "fused"),
+    _remote(Icechunk, "Icechunk", "fused"),
+    _remote(Icechunk, "Icechunk", "fused", _MANY),
+    variant(TensorStoreFile, "TensorStore"),
+    TensorStoreOcdbt,
+]
+PEERS: dict[str, type[Store]] = {kind.name: kind for kind in _ALL}
+REMOTE: dict[str, type[Store]] = {kind.name: kind for kind in _IN_A_BUCKET}
