@@ -1,4 +1,4 @@
-"""Run the benchmarks, print a table, write `benchmark-results.json`; the exit status is 1 if a promise is not kept."""
+"""The command lines of what is measured: `python -m benchmarks`, and `python -m benchmarks.peers`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich import box
@@ -15,91 +17,142 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.cases import arrays, commits, distance, following, keys, large, loaders, locks, remote, writers
-from benchmarks.harness import Row, Setting
+from benchmarks.harness import Row, Setting, spread_out
 from benchmarks.machine import describe_machine, file_system_of, versions
-from benchmarks.pages import amount, bound, publish
+from benchmarks.pages import amount, bound, publish, publish_peers
+from benchmarks.peers.report import measured
+from benchmarks.peers.results import OURS, Results, load
+from benchmarks.peers.rows import make_rows, take_rounds
+from benchmarks.peers.targets import judge
 from benchmarks.pictures import PANELS, draw_far_away
 
 RESULTS = Path("benchmark-results.json")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
-BENCHMARKS = {
-    **arrays.CASES,
-    **commits.CASES,
-    **distance.CASES,
-    **large.CASES,
-    **keys.CASES,
-    **following.CASES,
-    **loaders.CASES,
-    **locks.CASES,
-    **remote.CASES,
-    **writers.CASES,
-}
+RESULTS_OF_PEERS = Path("benchmark-peers.json")
+ROUNDS, ROUNDS_QUICK = 3, 1
+MISS = "[bold red]MISS[/]"
+_ERRORS = Console(stderr=True, highlight=False)
 
 
 def main() -> int:
-    arguments = _parse()
-    console = Console(stderr=True, highlight=False)
+    """Run the benchmarks, print a table, write `benchmark-results.json`; exit status 1 if a promise is not kept."""
+    from benchmarks.cases import arrays, commits, distance, following, keys, large, loaders, locks, remote, writers
+
+    modules: list[Any] = [arrays, commits, distance, large, keys, following, loaders, locks, remote, writers]
+    cases = {name: case for module in modules for name, case in module.CASES.items()}
+    parser = _parser("python -m benchmarks", main.__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(cases)}")
+    arguments = parser.parse_args()
     if arguments.publish:
         publish(json.loads(RESULTS.read_text(encoding="utf-8")))
         return 0
-    directory = arguments.directory.resolve()
-    file_system = file_system_of(directory)
-    if file_system in ("tmpfs", "ramfs"):
-        console.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
-        return 2
-    chosen = _choose(arguments.only)
-    if not chosen:
-        console.print(f"no such benchmark; there are {', '.join(BENCHMARKS)}")
-        return 2
+    directory, machine = _where(arguments.directory)
     setting = Setting(directory, quick=arguments.quick)
     rows: list[Row] = []
-    machine = describe_machine(file_system)
-    for name in chosen:
+    for name in _chosen(arguments.only, cases, "benchmark"):
         began = time.monotonic()
-        measured = BENCHMARKS[name](setting)
-        rows += measured
-        for row in measured:
-            verdict = "[green]pass[/]" if row.ok else "[bold red]MISS[/]"
-            console.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
-        console.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
+        found = cases[name](setting)
+        rows += found
+        for row in found:
+            verdict = "[green]pass[/]" if row.ok else MISS
+            _ERRORS.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
+        _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
-    Console(highlight=False).print(_table(rows, quick=arguments.quick))
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if arguments.quick else None)
+    for column in ("what", "measured", "must reach", ""):
+        table.add_column(column, justify="right" if column.startswith("m") else "left")
+    for row in rows:
+        must_reach = bound(row.target, row.unit, at_least=row.at_least)
+        table.add_row(escape(row.what), amount(row.measured, row.unit), must_reach, "pass" if row.ok else MISS)
+    console.print(table)
     if any(row.name in PANELS for row in rows):
         console.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
     return 0 if all(row.ok for row in rows) else 1
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(BENCHMARKS)}")
+def peers() -> int:
+    """TxStore beside its peers: measure, keep the results as JSON, say what they show; exit status 1 on a miss."""
+    parser = _parser("python -m benchmarks.peers", peers.__doc__)
+    parser.add_argument("--rows", action="append", metavar="PART", help="those whose names contain it; several times")
+    parser.add_argument("--peers", action="append", metavar="PART", help="those whose names contain it; several times")
+    parser.add_argument("--rounds", type=int, help=f"by default {ROUNDS}")
+    parser.add_argument("--keys", type=int, default=10**5, metavar="N", help="up to so many; by default 100,000")
+    parser.add_argument("--output", type=Path, default=RESULTS_OF_PEERS, help="the results; by default %(default)s")
+    parser.add_argument("--show", action="store_true", help="measure nothing: show what the results say")
+    arguments = parser.parse_args()
+    results = load(arguments.output) if arguments.show or arguments.publish else _measure(arguments)
+    if arguments.publish:
+        publish_peers(results)
+    _show(results)
+    return 0 if all(verdict.ok for verdict in judge(results)) else 1
+
+
+def _measure(arguments: argparse.Namespace) -> Results:
+    """Return what was measured; the file has it after each row, for whoever can't wait."""
+    offered = make_rows(quick=arguments.quick, keys=arguments.keys)
+    chosen = _chosen(arguments.rows, offered, "row")
+    directory, machine = _where(arguments.directory)
+    rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "quick": arguments.quick, "rounds": rounds}
+    results = Results(about | {"machine": machine, "versions": versions()})
+    with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
+        spread_out(Path(scratch))
+        for name in chosen:
+            began = time.monotonic()
+            take_rounds(results, offered[name], Path(scratch), rounds=rounds, only=arguments.peers or ())
+            results.save(arguments.output)
+            _ERRORS.print(f"{name}: {time.monotonic() - began:.0f} s")
+    return results
+
+
+def _show(results: Results) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, 150)
+    for row in dict.fromkeys(row for row, _ in results.tasks()):
+        tasks = [task for name, task in results.tasks() if name == row]
+        shown = Table("", title=row, title_justify="left", box=box.SIMPLE_HEAD)
+        for task in tasks:
+            shown.add_column(task, justify="right")
+        for peer in dict.fromkeys(cell.peer for cell in results.of(row, tasks[0])):
+            cells = (results.find(row, task, peer) for task in tasks)
+            style = "bold" if peer == OURS else None
+            shown.add_row(peer, *("–" if cell is None else measured(cell) for cell in cells), style=style)
+        console.print(shown)
+    for skipped in results.skipped:
+        console.print(f"{skipped.row}: {skipped.peer} is left out: {skipped.why}", markup=False)
+    shown = Table("row", "", "must reach", "measured", "", title="What it has to show", box=box.SIMPLE_HEAD)
+    for verdict in judge(results):
+        shown.add_row(verdict.row, verdict.task, verdict.wanted, verdict.measured, "ok" if verdict.ok else MISS)
+    console.print(shown)
+
+
+def _parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller repositories: to see that it runs")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where to write; by default here")
     parser.add_argument("--publish", action="store_true", help="put what the last run has found into the documents")
-    return parser.parse_args()
+    return parser
 
 
-def _choose(only: list[str] | None) -> list[str]:
-    """Return the benchmarks with these names, or, of what is no name, those that contain it."""
-    if not only:
-        return list(BENCHMARKS)
-    return [
-        name for name in BENCHMARKS if any(name == part or (part in name and part not in BENCHMARKS) for part in only)
-    ]
+def _where(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the directory to write to, and what machine this is. Exits if the directory is in memory."""
+    file_system = file_system_of(directory.resolve())
+    if file_system in ("tmpfs", "ramfs"):
+        _ERRORS.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
+        raise SystemExit(2)
+    return directory.resolve(), describe_machine(file_system)
 
 
-def _table(rows: list[Row], *, quick: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
-    for column, justify in (("what", "left"), ("measured", "right"), ("must reach", "right"), ("", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(
-            escape(row.what),
-            amount(row.measured, row.unit),
-            bound(row.target, row.unit, at_least=row.at_least),
-            "pass" if row.ok else "[bold red]MISS[/]",
-        )
-    return table
+def _chosen(parts: Iterable[str] | None, offered: Mapping[str, object], what: str) -> list[str]:
+    """Return those with these names, or, of what is no name, those that contain it. Exits if there is none."""
+    if parts is None:
+        return list(offered)
+    chosen = [name for name in offered if any(name == part or (part in name and part not in offered) for part in parts)]
+    if not chosen:
+        _ERRORS.print(f"no such {what}; there are {'; '.join(offered)}", markup=False)
+        raise SystemExit(2)
+    return chosen
 
 
 def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> None:

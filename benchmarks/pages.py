@@ -6,13 +6,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import draw_far_away
+from benchmarks.peers.report import page, summary
+from benchmarks.peers.results import Results
+from benchmarks.pictures import FIGURES, draw, draw_far_away
 
 ROOT = Path(__file__).parents[1]
 #: Where the results lie that the pages show.
 KEPT = "docs/understand/benchmarks"
 END = "<!-- measured: end -->"
-BENCH, FAR_AWAY = "make bench", "make bench-remote"
+#: Whose marks they are.
+BENCH, FAR_AWAY, PEERS = "make bench", "make bench-remote", "make bench-peers"
+#: What the front page shows of the peers.
+_SUMMARY = [
+    ("4096 × 16 KiB, raw", "write"),
+    ("4096 × 16 KiB, raw", "read"),
+    ("4096 × 16 KiB, zstd", "write"),
+    ("4096 × 16 KiB, zstd", "read"),
+    ("4096 × 16 KiB, zstd", "200 random chunks"),
+    ("512 × 1 MiB, zstd", "write"),
+    ("512 × 1 MiB, zstd", "read"),
+    ("4096 × 16 KiB in 16 shards, zstd", "read"),
+]
 
 
 def filled(text: str, between: str, command: str) -> str:
@@ -68,17 +82,41 @@ def publish(results: dict[str, Any]) -> None:
         rows = [{**row, "figures": []} for row in results["rows"]]  # hundreds of samples, which the picture shows
         kept, results = "bench-remote.json", {**results, "rows": rows}
     (ROOT / KEPT / kept).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = ROOT / "docs/understand/performance.md"
-    page.write_text(with_results(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+    path = ROOT / "docs/understand/performance.md"
+    path.write_text(with_results(path.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
-def with_results(page: str, results: dict[str, Any]) -> str:
+def with_results(text: str, results: dict[str, Any]) -> str:
     """Return the page with what a run has found in place of what an earlier one has."""
     if not _is_far_away(results):
-        return filled(page, table(results), BENCH)
+        return filled(text, table(results), BENCH)
     picture = "![How many requests each store has under way, in the course of time](benchmarks/far-away.svg)"
-    return filled(page, f"{table(results, FAR_AWAY)}\n\n{picture}", FAR_AWAY)
+    return filled(text, f"{table(results, FAR_AWAY)}\n\n{picture}", FAR_AWAY)
 
 
 def _is_far_away(results: dict[str, Any]) -> bool:
     return all(row["name"].startswith(("remote ", "distance ")) for row in results["rows"])
+
+
+# --- of the peers
+
+
+def documents(results: Results) -> dict[str, str]:
+    """Return what a run makes of files: the figures whole, of pages what goes between the marks."""
+    drawn = {figure: picture for figure in FIGURES if (picture := draw(results, figure)) is not None}
+    titles = {f"benchmarks/{figure.name}.svg": figure.title for figure in drawn}
+    first = [f"![{title}](docs/understand/{path})" for path, title in titles.items()][:1]
+    return {
+        **{f"{KEPT}/{figure.name}.svg": picture for figure, picture in drawn.items()},
+        "docs/understand/benchmarks.md": page(results, titles),
+        "README.md": "\n\n".join([summary(results, _SUMMARY), *first]),
+    }
+
+
+def publish_peers(results: Results) -> None:
+    results.save(ROOT / KEPT / "peers.json")
+    for name, content in documents(results).items():
+        path = ROOT / name
+        is_page = path.suffix == ".md"
+        written = filled(path.read_text(encoding="utf-8"), content, PEERS) if is_page else content
+        path.write_text(written, encoding="utf-8")

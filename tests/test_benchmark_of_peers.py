@@ -20,12 +20,12 @@ import zarr.storage
 from benchmarks import pictures
 from benchmarks.memory import read_status
 from benchmarks.own_process import Failed, NotOffered, ask
-from benchmarks.pages import KEPT, filled, with_results
+from benchmarks.pages import KEPT, documents, filled, with_results
+from benchmarks.pages import PEERS as COMMAND
 from benchmarks.peers import report, targets
-from benchmarks.peers.publish import COMMAND, documents
 from benchmarks.peers.results import Results, load, ratio
 from benchmarks.peers.rows import make_rows, take_rounds
-from benchmarks.peers.targets import AIMS, AtMost, Faster, Near, NoMore, judge
+from benchmarks.peers.targets import AIMS, at_most, faster, judge, near, no_more
 from benchmarks.peers.tasks import BESIDE, WITHOUT, append, open_among_keys, pipelines_of, write
 from benchmarks.peers.works import Work
 from benchmarks.pictures import Figure, best_of_each
@@ -67,7 +67,7 @@ def test_a_ratio_is_the_median_of_the_rounds_not_of_the_medians() -> None:
 
 def test_rounds_that_do_not_pair_are_an_error() -> None:
     with pytest.raises(ValueError):
-        judge(results(TxStore=[1, 2], HDF5=[3]), [Faster("row", "read", "HDF5", 1)])
+        judge(results(TxStore=[1, 2], HDF5=[3]), [faster("row", "read", "HDF5", 1)])
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_amounts(value: float, unit: str, shown: str) -> None:
 
 def test_the_fastest_of_a_name_counts() -> None:
     run = results(TxStore=[1, 1], LocalStore_batched=[9, 9], LocalStore_fused=[5, 5], LocalStore_zarrs=[2, 2])
-    [verdict] = judge(run, [Faster("row", "read", "LocalStore", 5)])
+    [verdict] = judge(run, [faster("row", "read", "LocalStore", 5)])
     assert (verdict.ok, verdict.measured) == (True, "5.00x LocalStore, fused")
-    assert not judge(run, [Faster("row", "read", "LocalStore", 5.1)])[0].ok
+    assert not judge(run, [faster("row", "read", "LocalStore", 5.1)])[0].ok
 
 
 def test_every_peer_is_all_but_memory_and_ourselves() -> None:
     run = results(TxStore=[2], TxStore_fused=[1], MemoryStore_fused=[1], LocalStore_zarrs=[3], HDF5=[4])
-    [verdict] = judge(run, [Faster("row", "read", targets.EVERY_PEER, 1)])
+    [verdict] = judge(run, [faster("row", "read", targets.EVERY_PEER, 1)])
     assert verdict.measured == "1.50x LocalStore, zarrs"
 
 
-@pytest.mark.parametrize("aim", [Faster("row", "read", "HDF5", 1), NoMore("row", "read", "HDF5")])
+@pytest.mark.parametrize("aim", [faster("row", "read", "HDF5", 1), no_more("row", "read", "HDF5")])
 def test_what_can_not_be_compared_is_a_miss(aim: targets.Aim) -> None:
     for run in (results(TxStore=[1]), results(HDF5=[1])):
         assert [(verdict.ok, verdict.measured) for verdict in judge(run, [aim])] == [(False, "not measured")]
@@ -111,15 +111,15 @@ def test_what_can_not_be_compared_is_a_miss(aim: targets.Aim) -> None:
 
 def test_a_row_that_was_not_run_is_not_judged_and_one_that_everybody_left_is() -> None:
     run = results(TxStore=[1])
-    assert judge(run, [Faster("another row", "read", "HDF5", 1)]) == []
+    assert judge(run, [faster("another row", "read", "HDF5", 1)]) == []
     run.skip("row", "TxStore", "broken")
-    assert [verdict.ok for verdict in judge(run, [Faster("row", "read", "HDF5", 1)])] == [False]
+    assert [verdict.ok for verdict in judge(run, [faster("row", "read", "HDF5", 1)])] == [False]
 
 
 def test_limits() -> None:
     run = results(TxStore=[64.0, 65.0, 1.0], HDF5=[63.0])
-    assert [judge(run, [AtMost("row", "read", "TxStore", limit)])[0].ok for limit in (64, 63)] == [True, False]
-    assert [judge(run, [NoMore("row", "read", "HDF5")])[0].ok] == [False]
+    assert [judge(run, [at_most("row", "read", "TxStore", limit)])[0].ok for limit in (64, 63)] == [True, False]
+    assert [judge(run, [no_more("row", "read", "HDF5")])[0].ok] == [False]
 
 
 def test_near_compares_the_best_samples() -> None:
@@ -127,7 +127,7 @@ def test_near_compares_the_best_samples() -> None:
     for beside, without in ((1.02, 5.0), (7.0, 1.0)):
         run.add("row", BESIDE, {"read": beside}, {})
         run.add("row", WITHOUT, {"read": without}, {})
-    assert [judge(run, [Near("row", "read", BESIDE, WITHOUT, limit)])[0].ok for limit in (0.021, 0.019)] == [
+    assert [judge(run, [near("row", "read", BESIDE, WITHOUT, limit)])[0].ok for limit in (0.021, 0.019)] == [
         True,
         False,
     ]
@@ -137,7 +137,7 @@ def test_each_aim_is_at_something_that_is_measured() -> None:
     rows = make_rows(quick=False, keys=10**5)
     for aim in AIMS:
         assert aim.row in rows
-        if isinstance(aim, Faster | NoMore) and aim.than != targets.EVERY_PEER:
+        if aim.than not in (None, targets.EVERY_PEER):
             assert any(peer.startswith(aim.than) for peer in rows[aim.row].peers), aim
     for figure in pictures.FIGURES:
         assert {row for row, _, _ in figure.panels} <= set(rows)

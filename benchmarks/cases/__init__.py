@@ -1,1 +1,1 @@
-"""What `python -m benchmarks` measures: each module has a table of its cases, by name."""
+"""What `python -m benchmarks` measures: the cases of each module, by name."""

@@ -11,20 +11,16 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.storage import LocalStore
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, interleaved, settle, slower, timed
+from benchmarks.harness import Row, Setting, settle, timed
 from benchmarks.memory import peak_of, read_status
 from benchmarks.own_process import Values, ask
-from txstore.rechunk.plans import Pieces, ReadAxis, plan
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 #: So many transactions fill the repository that is optimized: each leaves a pack that is small enough to be copied.
@@ -121,92 +117,46 @@ def keys(setting: Setting) -> list[Row]:
     ]  # fmt: skip
 
 
-# --- rechunk of rows to columns, beside a copy of the same array with plain Zarr in the same two passes
+# --- rechunk of rows to columns, with chunks of 4 MiB
 
-#: Bytes of the array, and of memory that either copy is given; times the duration of the copy; MiB.
-SIZE, MEMORY = 4 << 30, 256 << 20
-RATIO, PEAK = 1.2, 400.0
-_WORKERS = 2
+#: Bytes of the array, and of memory that it is given; MiB that it may take.
+SIZE, MEMORY, PEAK = 4 << 30, 256 << 20, 400.0
 
 
-def _side(size: int) -> int:
-    return math.isqrt(size // 4) // 4096 * 4096
-
-
-def _old_and_new(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return chunks of 4 MiB: of 64 rows or columns, a quarter of the longest at most."""
-    across = min(16384, _side(size))
+def _old_and_new(size: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """Return the side of the array, and chunks of 64 rows or columns, a quarter of the longest at most."""
+    side = math.isqrt(size // 4) // 4096 * 4096
+    across = min(16384, side)
     along = (1 << 20) // across
-    return (along, across), (across, along)
+    return side, (along, across), (across, along)
 
 
 def write_rows(path: Path, size: int) -> None:
-    side, (old, _) = _side(size), _old_and_new(size)
-    with txstore.Repository(path / "data.tx").transaction("fill") as ours:
-        for store in (ours, LocalStore(path / "data.zarr")):
-            array = zarr.create_array(store, name="x", shape=(side, side), chunks=old, dtype="f4")
-            random = np.random.default_rng(0)
-            for start in range(0, side, 512):
-                array[start : start + 512] = random.integers(0, 4096, (512, side)).astype("f4") / 16
+    side, old, _ = _old_and_new(size)
+    random = np.random.default_rng(0)
+    with txstore.Repository(path).transaction("fill") as store:
+        array = zarr.create_array(store, name="x", shape=(side, side), chunks=old, dtype="f4")
+        for start in range(0, side, 512):
+            array[start : start + 512] = random.integers(0, 4096, (512, side)).astype("f4") / 16
 
 
-def rechunk_ours(path: Path, size: int) -> Values:
-    _, new = _old_and_new(size)
-    repo = txstore.Repository(path / "data.tx")
-    return _measured(lambda: repo.rechunk("x", chunks=new, max_memory=MEMORY, workers=_WORKERS))
-
-
-def rechunk_plain(path: Path, size: int) -> Values:
-    """Copy in the passes of rechunker: with a grid between, each chunk of which few pieces of either pass share."""
-    old, new = _old_and_new(size)
-    source = zarr.open_array(path / "data.zarr", path="x", mode="r")
-    axes = [ReadAxis.regular(length, chunk) for length, chunk in zip(source.shape, old, strict=True)]
-    planned = plan(axes, new, 4, MEMORY // 3 // _WORKERS)
-
-    def copy() -> None:
-        read: Any = source
-        for number, piece in enumerate(planned.pieces):
-            chunks = new if number == len(planned.pieces) - 1 else planned.between
-            into = zarr.create_array(
-                path / "copy.zarr", name=f"pass{number}", shape=source.shape, chunks=chunks, dtype="f4"
-            )
-            with ThreadPoolExecutor(_WORKERS) as pool:
-                for box in Pieces(source.shape, piece):
-                    pool.submit(lambda box=box, read=read, into=into: into.__setitem__(box, read[box]))
-            read = into
-
-    return _measured(copy)
-
-
-def _measured(work: Callable[[], object]) -> Values:
+def rechunk_rows(path: Path, size: int) -> Values:
+    repo, (_, _, new) = txstore.Repository(path), _old_and_new(size)
     with timed() as seconds:
-        alone = peak_of(work, _LOOK)
-    most = read_status(os.getpid())["VmHWM"]
-    return {"seconds": seconds(), "alone": alone / 2**20, "with mapped files": most / 2**20}
+        alone = peak_of(lambda: repo.rechunk("x", chunks=new, max_memory=MEMORY, workers=2), _LOOK)
+    mapped = read_status(os.getpid())["VmHWM"]
+    return {"seconds": seconds(), "alone": alone / 2**20, "with mapped files": mapped / 2**20}
 
 
 def rechunk(setting: Setting) -> list[Row]:
-    """RECHUNK_BYTES takes less of the disk than 20 GB, and less time."""
-    size = int(os.environ.get("RECHUNK_BYTES", SIZE >> 6 if setting.quick else SIZE))
-    peaks: list[Values] = []
-
-    def take(task: Callable[..., Values]) -> float:
-        with setting.scratch() as path:
-            ask(write_rows, path=path, size=size)
-            settle(path)
-            found = ask(task, path=path, size=size)
-        if task is rechunk_ours:
-            peaks.append(found)
-        return float(found["seconds"])
-
-    takes = {OURS: lambda: take(rechunk_ours), "plain zarr": lambda: take(rechunk_plain)}
-    samples = interleaved(takes, setting.rounds(2, 1))
-    what = f"rechunk of {size / 2**30:.2g} GiB from rows to columns"
-    most = max(each["with mapped files"] for each in peaks)
-    return [
-        slower("rechunk", f"{what}, beside plain zarr in such passes", samples, OURS, "plain zarr", RATIO),
-        Row("rechunk memory", f"{what}: memory, max_memory={MEMORY >> 20} MiB", most, PEAK, "MiB", figures=peaks),
-    ]
+    size = SIZE >> 6 if setting.quick else SIZE
+    with setting.scratch() as scratch:
+        ask(write_rows, path=scratch / "data.tx", size=size)
+        settle(scratch)
+        found = ask(rechunk_rows, path=scratch / "data.tx", size=size)
+    what = f"rechunk of {size / 2**30:.2g} GiB from rows to columns in {found['seconds']:.0f} s"
+    most = found["with mapped files"]
+    return [Row("rechunk memory", f"{what}: memory, max_memory={MEMORY >> 20} MiB", most, PEAK, "MiB", figures=[found])]
 
 
 CASES = {"keys": keys, "rechunk": rechunk}

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import zarr
@@ -18,7 +17,6 @@ from zarr.storage import LocalStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, faster, interleaved, middle, slower, timed
 from benchmarks.own_process import Parent, Values, together
-from txstore.codecs.chunk_codec import ChunkCodec
 from txstore.views import Coarsen
 
 if TYPE_CHECKING:
@@ -164,19 +162,6 @@ def _write_tile(repo: txstore.Repository, random: np.random.Generator, row: int,
     return seconds() * 1e3
 
 
-def _decoded_chunks(repo: txstore.Repository, random: np.random.Generator) -> int:
-    decode, decoded = ChunkCodec.decode, list[object]()
-
-    def counting(codec: ChunkCodec, encoded: object) -> object:
-        if encoded is not None:
-            decoded.append(codec)
-        return decode(codec, encoded)  # type: ignore[arg-type]
-
-    with mock.patch.object(ChunkCodec, "decode", counting):
-        _write_tile(repo, random, 3, 5)
-    return len(decoded)
-
-
 def tiles(setting: Setting) -> list[Row]:
     """Change one tile after the other."""
     extent = 4_096 if setting.quick else 32_768
@@ -187,13 +172,9 @@ def tiles(setting: Setting) -> list[Row]:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         places = random.integers(0, extent // _TILE, (setting.rounds(40, 5), 2)).tolist()
         samples = [_write_tile(repo, random, *place) for place in places]
-        chunks = _decoded_chunks(repo, random)
     what = f"one tile of {_TILE} x {_TILE} of {extent:,} x {extent:,}, {_LEVELS} levels"
     print(f"{what}: image and all levels in {whole():.1f} s; peak of this process {memory:,.0f} MiB")
-    return [
-        middle("tile of a pyramid", f"{what}: the commit", samples, 60, "ms"),
-        Row("chunks of a tile", f"{what}: chunks decoded", chunks, 20, "chunks"),
-    ]
+    return [middle("tile of a pyramid", f"{what}: the commit", samples, 60, "ms")]
 
 
 def write_tiles(path: Path, count: int, which: int, parent: Parent) -> Values:
@@ -210,13 +191,8 @@ def write_tiles(path: Path, count: int, which: int, parent: Parent) -> Values:
 def crowd_of_tiles(setting: Setting) -> list[Row]:
     count = setting.rounds(16, 2)
     with setting.scratch() as scratch:
-        repo = _image(scratch / "data.tx", 16 * _TILE)
+        _image(scratch / "data.tx", 16 * _TILE)
         seconds, answers = _crowd(write_tiles, path=scratch / "data.tx", count=count)
-        image = zarr.open_group(repo.snapshot(), path="image", mode="r")
-        for level in range(1, _LEVELS + 1):
-            below = np.asarray(image[str(level - 1)][...], "f8")
-            means = below.reshape(below.shape[0] // 2, 2, below.shape[1] // 2, 2).mean((1, 3))
-            assert (np.rint(means) == image[str(level)][...]).all()
     what = f"{PROCESSES} processes commit neighbouring tiles, {PROCESSES * count / seconds:.0f} a second: conflicts"
     return [Row("tiles of a crowd", what, sum(each["conflicts"] for each in answers), 0, "conflicts")]
 

@@ -3,6 +3,6 @@
 if __name__ == "__main__":
     import sys
 
-    from benchmarks.peers.cli import main
+    from benchmarks.cli import peers
 
-    sys.exit(main())
+    sys.exit(peers())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
-from benchmarks.peers.targets import Faster, judge
+from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
 #: The columns of the summary: who is meant, and how it is called there.
@@ -101,7 +101,7 @@ def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
         ours = results.find(row, task, OURS)
         if ours is None:
             continue
-        others = [least(filter(Faster(row, task, peer, 1).means, results.of(row, task))) for peer in _SUMMARY]
+        others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _SUMMARY]
         ratios = ("–" if other is None else f"{ratio(other, ours):.2g}x" for other in others)
         lines.append([f"{task} {row}", measured(ours), *ratios])
     head = ("", OURS, *(f"than {name}" for name in _SUMMARY.values()))

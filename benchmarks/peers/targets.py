@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.rows import BYSTANDERS, FAR
@@ -27,120 +26,96 @@ class Verdict:
     ok: bool
 
 
-class Aim(Protocol):
-    @property
-    def row(self) -> str: ...
-    def judge(self, results: Results) -> Verdict:
-        """Say what was measured; what is not there to be compared is a miss."""
-
-
 @dataclass(frozen=True)
-class Faster:
+class Aim:
+    """What must be reached at a task of a row; what is not there to be compared is a miss."""
+
+    row: str
+    task: str
+    wanted: str
+    #: What is compared.
+    cells: Callable[[Results, str, str], Sequence[Cell | None]]
+    #: Says what was measured, and whether that is enough.
+    compare: Callable[..., tuple[str, bool]]
+    than: str | None = None
+
+    def judge(self, results: Results) -> Verdict:
+        cells = self.cells(results, self.row, self.task)
+        measured, ok = ("not measured", False) if None in cells else self.compare(*cells)
+        return Verdict(self.row, self.task, self.wanted, measured, ok)
+
+
+def is_meant(than: str, cell: Cell) -> bool:
+    """A store of zarr's is meant with zarr's own pipelines; with `zarrs` it is one of every peer.
+
+    MemoryStore keeps nothing when its process ends: it is no peer of what is kept on a disk. A peer with a cache of
+    decoded chunks is one of ours with such a cache (`beside`).
+    """
+    if than == EVERY_PEER:
+        return not cell.peer.startswith((OURS, MEMORY)) and cell.peer != POOL
+    return cell.peer.startswith(than) and not cell.peer.endswith("zarrs") and cell.peer != POOL
+
+
+def _best(than: str) -> Callable[[Results, str, str], Sequence[Cell | None]]:
+    """Return what finds TxStore, and the best of those that are meant."""
+    return lambda results, row, task: (
+        results.find(row, task, OURS),
+        least(cell for cell in results.of(row, task) if is_meant(than, cell)),
+    )
+
+
+def _these(*peers: str) -> Callable[[Results, str, str], Sequence[Cell | None]]:
+    return lambda results, row, task: [results.find(row, task, peer) for peer in peers]
+
+
+def faster(row: str, task: str, than: str, times: float) -> Aim:
     """TxStore must be so many times as fast as the fastest of those whose names begin so; a median of ratios."""
 
-    row: str
-    task: str
-    than: str
-    times: float
+    def compare(ours: Cell, peer: Cell) -> tuple[str, bool]:
+        return f"{ratio(peer, ours):.2f}x {peer.peer}", ratio(peer, ours) >= times
 
-    def judge(self, results: Results) -> Verdict:
-        wanted = f"{self.times:g}x {self.than}"
-        ours = results.find(self.row, self.task, OURS)
-        peer = least(filter(self.means, results.of(self.row, self.task)))
-        if ours is None or peer is None:
-            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
-        found = ratio(peer, ours)
-        return Verdict(self.row, self.task, wanted, f"{found:.2f}x {peer.peer}", ok=found >= self.times)
-
-    def means(self, cell: Cell) -> bool:
-        """A store of zarr's is meant with zarr's own pipelines; with `zarrs` it is one of every peer.
-
-        MemoryStore keeps nothing when its process ends: it is no peer of what is kept on a disk. A peer with a cache of
-        decoded chunks is one of ours with such a cache (`Beside`).
-        """
-        if self.than == EVERY_PEER:
-            return not cell.peer.startswith((OURS, MEMORY)) and cell.peer != POOL
-        return cell.peer.startswith(self.than) and not cell.peer.endswith("zarrs") and cell.peer != POOL
+    return Aim(row, task, f"{times:g}x {than}", _best(than), compare, than)
 
 
-@dataclass(frozen=True)
-class Beside:
+def beside(row: str, task: str, peer: str, than: str, times: float) -> Aim:
     """One must be so many times as fast as one other: a median of ratios."""
 
-    row: str
-    task: str
-    peer: str
-    than: str
-    times: float
+    def compare(one: Cell, other: Cell) -> tuple[str, bool]:
+        return f"{ratio(other, one):.2f}x", ratio(other, one) >= times
 
-    def judge(self, results: Results) -> Verdict:
-        wanted = f"{self.peer}: {self.times:g}x {self.than}"
-        one, other = (results.find(self.row, self.task, peer) for peer in (self.peer, self.than))
-        if one is None or other is None:
-            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
-        found = ratio(other, one)
-        return Verdict(self.row, self.task, wanted, f"{found:.2f}x", ok=found >= self.times)
+    return Aim(row, task, f"{peer}: {times:g}x {than}", _these(peer, than), compare)
 
 
-@dataclass(frozen=True)
-class AtMost:
-    row: str
-    task: str
-    peer: str
-    limit: float
-    unit: str = ""
-
-    def judge(self, results: Results) -> Verdict:
-        wanted = f"at most {self.limit:g} {self.unit}".rstrip()
-        cell = results.find(self.row, self.task, self.peer)
-        if cell is None:
-            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
-        found = f"{cell.median:.3g} {self.unit}".rstrip()
-        return Verdict(self.row, self.task, wanted, found, ok=cell.median <= self.limit)
-
-
-@dataclass(frozen=True)
-class NoMore:
-    """TxStore must not need more of them than whoever needs the fewest of those whose names begin so."""
-
-    row: str
-    task: str
-    than: str
-
-    def judge(self, results: Results) -> Verdict:
-        wanted = f"no more than {self.than}"
-        ours = results.find(self.row, self.task, OURS)
-        peer = least(cell for cell in results.of(self.row, self.task) if cell.peer.startswith(self.than))
-        if ours is None or peer is None:
-            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
-        return Verdict(
-            self.row, self.task, wanted, f"{ours.median:g}, {peer.median:g} {peer.peer}", ok=ours.median <= peer.median
-        )
-
-
-@dataclass(frozen=True)
-class Near:
+def near(row: str, task: str, peer: str, than: str, within: float) -> Aim:
     """The best sample of one must be within so much of the other's: where the work should be the very same."""
 
-    row: str
-    task: str
-    peer: str
-    than: str
-    within: float
-
-    def judge(self, results: Results) -> Verdict:
-        wanted = f"within {self.within:.0%} of {self.than}"
-        one, other = (results.find(self.row, self.task, peer) for peer in (self.peer, self.than))
-        if one is None or other is None:
-            return Verdict(self.row, self.task, wanted, "not measured", ok=False)
+    def compare(one: Cell, other: Cell) -> tuple[str, bool]:
         found = min(one.samples) / min(other.samples) - 1
-        return Verdict(self.row, self.task, wanted, f"{found:+.1%}", ok=found <= self.within)
+        return f"{found:+.1%}", found <= within
+
+    return Aim(row, task, f"within {within:.0%} of {than}", _these(peer, than), compare)
+
+
+def at_most(row: str, task: str, peer: str, limit: float, unit: str = "") -> Aim:
+    def compare(cell: Cell) -> tuple[str, bool]:
+        return f"{cell.median:.3g} {unit}".rstrip(), cell.median <= limit
+
+    return Aim(row, task, f"at most {limit:g} {unit}".rstrip(), _these(peer), compare)
+
+
+def no_more(row: str, task: str, than: str) -> Aim:
+    """TxStore must not need more of them than whoever needs the fewest of those whose names begin so."""
+
+    def compare(ours: Cell, peer: Cell) -> tuple[str, bool]:
+        return f"{ours.median:g}, {peer.median:g} {peer.peer}", ours.median <= peer.median
+
+    return Aim(row, task, f"no more than {than}", _best(than), compare, than)
 
 
 def _faster(row: str, **tasks: dict[str, float]) -> list[Aim]:
     names = {"random": RANDOM}
     return [
-        Faster(row, names.get(task, task), than, times)
+        faster(row, names.get(task, task), than, times)
         for task, wanted in tasks.items()
         for than, times in wanted.items()
     ]
@@ -171,21 +146,21 @@ AIMS: list[Aim] = [
         random={LOCAL: 5, TENSORSTORE: 1.2},
     ),
     *(
-        Beside(f"4096 × 16 KiB, {codec}", RANDOM, CACHING, than, times)
+        beside(f"4096 × 16 KiB, {codec}", RANDOM, CACHING, than, times)
         for codec in ("raw", "zstd")
         for than, times in {POOL: 1, HDF5: 0.3}.items()
     ),
-    Beside("4096 × 16 KiB, raw", "write", OURS, TRANSACTION, 1.2),
-    Beside("4096 × 16 KiB, raw", "write", SCRATCH, HDF5, 1),
-    Beside("512 × 1 MiB, raw", "write", SCRATCH, ZARRS, 1),
-    Beside("512 × 1 MiB, raw", "write", OURS, "TensorStore file", 2),
+    beside("4096 × 16 KiB, raw", "write", OURS, TRANSACTION, 1.2),
+    beside("4096 × 16 KiB, raw", "write", SCRATCH, HDF5, 1),
+    beside("512 × 1 MiB, raw", "write", SCRATCH, ZARRS, 1),
+    beside("512 × 1 MiB, raw", "write", OURS, "TensorStore file", 2),
     *_faster("10 × 16 KiB, raw", read={f"{MEMORY}, fused": 1}),
     *_faster("10 × 16 KiB, zstd", read={f"{MEMORY}, fused": 1}),
     *_faster(FAR, read={"ObjectStore": 1, ICECHUNK: 1}),
-    *(NoMore(FAR, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
-    *(AtMost(f"peak memory, {work}", task, OURS, 64, "MiB") for work in MEASURED for task in ("write", "read")),
-    AtMost(BYSTANDERS, CHANGED, BESIDE, 0),
-    *(Near(BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
+    *(no_more(FAR, REQUESTS, than) for than in ("ObjectStore", ICECHUNK)),
+    *(at_most(f"peak memory, {work}", task, OURS, 64, "MiB") for work in MEASURED for task in ("write", "read")),
+    at_most(BYSTANDERS, CHANGED, BESIDE, 0),
+    *(near(BYSTANDERS, f"{task}, {store}", BESIDE, WITHOUT, 0.02) for store in STORES for task in ("write", "read")),
 ]
 
 
