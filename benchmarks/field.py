@@ -39,14 +39,11 @@ JOBS = {
     # Several local processes: what Icechunk's issue 804 reports.
     "regions": "each process writes its own region of 4 chunks; two read beside them",
     "appends": "all processes append to one array",
-    "reads": "all processes read single chunks at random",
 }
 COLUMNS = 512
 #: Rows of a chunk; of a region, which has several, so that a torn write can be seen; and rows that are appended at
 #: once: half a chunk, so that two processes meet in one.
 CHUNK, REGION, BLOCK = 8, 32, 4
-#: Regions of the array that is only read.
-READ_REGIONS = 128
 
 
 # --- the jobs: what a worker process does, until it is killed
@@ -93,13 +90,6 @@ class Worker:
             start = random.randrange(writers) * REGION
             for rows in self.attempt(partial(rows_of, self.store, slice(start, start + REGION))):
                 self.parent.tell(("read" if len(np.unique(rows)) == 1 else "torn", None))
-
-    def reads(self, _sequence: int) -> None:
-        """Read single chunks at random from an array that nothing changes."""
-        while True:
-            start = random.randrange(READ_REGIONS * REGION // CHUNK) * CHUNK
-            if self.attempt(partial(rows_of, self.store, slice(start, start + CHUNK))):
-                self.parent.tell(("done", 0))
 
 
 def code(worker: int, sequence: int) -> int:
@@ -195,9 +185,8 @@ class Crew:
 def measure(store: str, job: str, place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one job, and say what became of it."""
     made = STORES[store](place / "data")
-    regions = READ_REGIONS if job == "reads" else arguments.processes if job == "regions" else 0
     made.prepare()
-    made.create(Layout((regions * REGION, COLUMNS), (CHUNK, COLUMNS), "i8"))
+    made.create(Layout((arguments.processes * REGION if job == "regions" else 0, COLUMNS), (CHUNK, COLUMNS), "i8"))
     crew = Crew(store, place / "data")
     for number in range(arguments.processes):
         crew.start(job, number)
@@ -210,7 +199,7 @@ def measure(store: str, job: str, place: Path, arguments: argparse.Namespace) ->
     end = began + arguments.seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, arguments.kill_every))
-        if job != "reads" and left > arguments.kill_every:
+        if left > arguments.kill_every:
             number = random.randrange(arguments.processes)
             crew.kill(job, number)
             crew.counts["killed"] += 1
@@ -220,9 +209,8 @@ def measure(store: str, job: str, place: Path, arguments: argparse.Namespace) ->
     found: Counter[str] = Counter(torn=crew.counts["torn"])
     damage = None
     try:
-        if job != "reads":
-            check = check_regions if job == "regions" else check_appends
-            found += check(rows_of(STORES[store](place / "data"), slice(None)), crew.acknowledged)
+        check = check_regions if job == "regions" else check_appends
+        found += check(rows_of(STORES[store](place / "data"), slice(None)), crew.acknowledged)
     except Exception as error:  # noqa: BLE001 - what a store raises about its own data is a result
         damage = f"{type(error).__name__}: {error}"[:300]
     return {

@@ -41,7 +41,7 @@ def test_appends() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("job", ["regions", "appends", "reads"])
+@pytest.mark.parametrize("job", ["regions", "appends"])
 def test_txstore_loses_nothing(tmp_path: Path, job: str) -> None:
     found = measure("TxStore", job, tmp_path, argparse.Namespace(processes=3, seconds=2.0, kill_every=0.5))
     assert found["acknowledged"] > 0

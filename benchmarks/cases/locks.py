@@ -6,14 +6,13 @@ lock that it holds.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from benchmarks.own_process import Parent, Process, together
 from txstore.locks.chunk_locks import ChunkLocks, Owner
 
 FASTENERS, FILELOCK, FALLBACK = "fasteners", "filelock", "TxStore without shared memory"
+PEERS: dict[str, Callable[[str], Any]] = {FASTENERS: fasteners.InterProcessLock, FILELOCK: filelock.FileLock}
 _PATIENCE = 60  # seconds
-_REPEATED = 20
 _MANY = [f"position/c/{row}/{column}" for row in range(100) for column in range(100)]
 
 
@@ -41,11 +40,43 @@ def _owner(path: Path, kind: str | None = None) -> Owner:
     return owner
 
 
-def _peer(who: str, path: Path) -> Callable[[str], Any]:
-    """Return what makes the lock of a key."""
-    path.mkdir(exist_ok=True)
-    make: Callable[[str], Any] = fasteners.InterProcessLock if who == FASTENERS else filelock.FileLock
-    return lambda key: make(f"{path}/{key.replace('/', '.')}.lock")
+class Peer:
+    """The lock files of a peer, by the interface of our owners of locks."""
+
+    def __init__(self, who: str, path: Path, keys: Sequence[str] = ()) -> None:
+        path.mkdir(exist_ok=True)
+        self._path, self._make = path, PEERS[who]
+        self._made = {key: self._lock(key) for key in keys}  # of these the locks are made once
+        self._held: list[Any] = []
+
+    def _lock(self, key: str) -> Any:
+        return self._make(f"{self._path}/{key.replace('/', '.')}.lock")
+
+    def acquire(self, keys: str | Sequence[str]) -> None:
+        for key in [keys] if isinstance(keys, str) else keys:
+            lock = self._made.get(key) or self._lock(key)
+            lock.acquire()
+            self._held.append(lock)
+
+    def release(self, _keys: str | Sequence[str]) -> None:
+        for lock in self._held:
+            lock.release()
+        self._held.clear()
+
+
+def _take(who: str, path: Path, wanted: Sequence[str | list[str]]) -> Take:
+    """Return what locks and releases one thing after the other, and tells how long each took."""
+    locks = Peer(who, path) if who in PEERS else _owner(path, "ranges" if who == FALLBACK else None)
+
+    def take() -> float:
+        acquire, release = locks.acquire, locks.release
+        with timed() as seconds:
+            for keys in wanted:
+                acquire(keys)
+                release(keys)
+        return seconds() / len(wanted)
+
+    return take
 
 
 def _rows(name: str, what: str, samples: Samples, least: dict[str, float]) -> list[Row]:
@@ -62,82 +93,28 @@ def _rows(name: str, what: str, samples: Samples, least: dict[str, float]) -> li
 # --- one key, and many
 
 
-def _one_by_one(who: str, path: Path, count: int) -> Take:
-    keys = [f"position/c/{number}" for number in range(count)]
-    is_peer = who in (FASTENERS, FILELOCK)
-    owner = None if is_peer else _owner(path, "ranges" if who == FALLBACK else None)
-    make = _peer(who, path) if is_peer else None
-
-    def take() -> float:
-        if owner is not None:
-            acquire, release = owner.acquire, owner.release
-            with timed() as seconds:
-                for key in keys:
-                    acquire(key)
-                    release(key)
-        elif make is not None:
-            with timed() as seconds:
-                for key in keys:
-                    lock = make(key)
-                    lock.acquire()
-                    lock.release()
-        return seconds() / count
-
-    return take
-
-
 def one(setting: Setting) -> list[Row]:
     counts = {OURS: 50_000, FALLBACK: 2_000, FASTENERS: 1_000, FILELOCK: 500}
     with setting.scratch() as scratch:
-        takes = {who: _one_by_one(who, scratch / who, count) for who, count in counts.items()}
+        takes = {
+            who: _take(who, scratch / who, [f"position/c/{number}" for number in range(count)])
+            for who, count in counts.items()
+        }
         samples = interleaved(takes, setting.rounds(15, 3))
-    return _rows(
-        "lock-one", "lock and release one key after the other", samples, {FASTENERS: 150, FILELOCK: 700, FALLBACK: 3}
-    )
-
-
-def _many(who: str, path: Path) -> Take:
-    is_peer = who in (FASTENERS, FILELOCK)
-    owner = None if is_peer else _owner(path, "ranges" if who == FALLBACK else None)
-    make = _peer(who, path) if is_peer else None
-
-    def take() -> float:
-        if owner is not None:
-            with timed() as seconds:
-                for _ in range(_REPEATED):  # one would be shorter than the turns of other processes
-                    owner.acquire(_MANY)
-                    owner.release(_MANY)
-            return seconds() / _REPEATED
-        assert make is not None
-        with timed() as seconds:
-            held = [make(key) for key in _MANY]
-            for lock in held:
-                lock.acquire()
-            for lock in held:
-                lock.release()
-        return seconds()
-
-    return take
-
-
-@contextlib.contextmanager
-def _descriptors(count: int) -> Iterator[None]:
-    """Allow as many open files as the peers need."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(count, before[1])), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    least = {FASTENERS: 150, FILELOCK: 700, FALLBACK: 3}
+    return _rows("lock-one", "lock and release one key after the other", samples, least)
 
 
 def many(setting: Setting) -> list[Row]:
-    with setting.scratch() as scratch, _descriptors(len(_MANY) + 1000):
-        takes = {who: _many(who, scratch / who) for who in (OURS, FALLBACK, FASTENERS, FILELOCK)}
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(_MANY) + 1000, most), most))  # as many files as the peers need
+    with setting.scratch() as scratch:
+        # Of ours one would be shorter than the turns of other processes.
+        times = {OURS: 20, FALLBACK: 20, FASTENERS: 1, FILELOCK: 1}
+        takes = {who: _take(who, scratch / who, [_MANY] * repeated) for who, repeated in times.items()}
         samples = interleaved(takes, setting.rounds(5, 1))
-    return _rows(
-        "lock-many", "lock 10,000 keys and release them", samples, {FASTENERS: 500, FILELOCK: 2000, FALLBACK: 10}
-    )
+    least = {FASTENERS: 500, FILELOCK: 2000, FALLBACK: 10}
+    return _rows("lock-many", "lock 10,000 keys and release them", samples, least)
 
 
 # --- several processes
@@ -146,23 +123,16 @@ def many(setting: Setting) -> list[Row]:
 def contend(who: str, path: Path, seed: int, seconds: float, parent: Parent) -> int:
     """Lock 8 of 64 keys at a time, and count the locks that were had."""
     chosen = random.Random(seed)
-    keys = [f"position/c/{number:02}" if who != OURS else f"position/c/{number}" for number in range(64)]
+    keys = [f"position/c/{number:02}" for number in range(64)]
     sets = [sorted(chosen.sample(keys, 8)) for _ in range(1000)]
-    owner = _owner(path) if who == OURS else None
-    made = {} if who == OURS else {key: _peer(who, path)(key) for key in keys}
+    locks = Peer(who, path, keys) if who in PEERS else _owner(path)
     had = 0
     parent.meet()
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         wanted = sets[had // 8 % len(sets)]
-        if owner is not None:
-            owner.acquire(wanted)
-            owner.release(wanted)
-        else:
-            for key in wanted:
-                made[key].acquire()
-            for key in wanted:
-                made[key].release()
+        locks.acquire(wanted)
+        locks.release(wanted)
         had += 8
     parent.meet()  # a process of fasteners that ends with others waiting would disturb them
     return had

@@ -11,16 +11,14 @@ import argparse
 import asyncio
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -28,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import txstore
-from benchmarks.harness import Row
+from benchmarks.harness import OURS, Row, middle
 from txstore.serving.page_files import put_page
 
 ARRAYS, CHUNKS, COMMITS = 1_000, 1_000, 10_000
@@ -41,24 +39,8 @@ _CHROMIUM = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-#: Tells when what is sought is there, and nothing is dimmed because something is still awaited; and counts how many
-#: requests for values are under way. (To be told of each by the browser would take longer than the requests do.)
+#: Tells when what is sought is there, and nothing is dimmed because something is still awaited.
 _WATCH = """
-  window.most = 0;
-  let running = 0;
-  const { fetch } = window;
-  window.fetch = (address, options) => {
-    const asked = fetch(address, options);
-    if (!String(address).includes("/at/")) return asked;
-    window.most = Math.max(window.most, ++running);
-    const ended = () => { running -= 1; };
-    return asked.then((response) => {
-      const { arrayBuffer } = Response.prototype;
-      response.arrayBuffer = () => arrayBuffer.call(response).finally(ended);
-      if (!response.ok) ended();
-      return response;
-    });
-  };
   window.seek = (sought) => {
     window.seen = new Promise((resolve) => {
       const look = () => {
@@ -69,12 +51,6 @@ _WATCH = """
     });
   };
 """
-_CLICK = """([what, sought]) => {
-  const begun = performance.now();
-  document.querySelector(what).click();
-  window.seek(sought);
-  return begun;
-}"""
 
 
 # --- repositories
@@ -159,47 +135,25 @@ def served_as_files(directory: Path) -> Iterator[str]:
     thread.join()
 
 
-@dataclass
-class Look:
+class Look(NamedTuple):
     seconds: float
     sent: int  # bytes, headers included
-    at_once: int  # the most requests for values that were under way together
 
 
-class Visitor:
-    """A browser that was never there before."""
-
-    def __init__(self, browser: Any) -> None:
-        self._context = browser.new_context(viewport={"width": 1360, "height": 850})
-        self._page = self._context.new_page()
-        self._page.set_default_timeout(_PATIENCE)
-        self._page.add_init_script(_WATCH)
-        self._sent = 0
-
-    def count_bytes(self) -> None:
-        session = self._context.new_cdp_session(self._page)
-        session.send("Network.enable")
-        session.on("Network.loadingFinished", self._count)
-
-    def _count(self, event: Any) -> None:
-        self._sent += event["encodedDataLength"]
-
-    def _seen(self, begun: float) -> Look:
-        milliseconds = self._page.evaluate("() => window.seen") - begun
-        return Look(milliseconds / 1000, self._sent, self._page.evaluate("() => window.most"))
-
-    def open(self, address: str, sought: str) -> Look:
-        """Open an address; the time is that since the browser began with it."""
-        self._page.add_init_script(f"window.seek({json.dumps(sought)});")
-        self._page.goto(address, wait_until="commit")
-        return self._seen(begun=0)
-
-    def click(self, what: str, sought: str) -> Look:
-        self._page.locator(what).wait_for()
-        return self._seen(begun=self._page.evaluate(_CLICK, [what, sought]))
-
-    def close(self) -> None:
-        self._context.close()
+def look(browser: Any, address: str, sought: str) -> Look:
+    """Open an address in a browser that was never there; the time is that since the browser began with it."""
+    sent: list[int] = []
+    context = browser.new_context(viewport={"width": 1360, "height": 850})
+    page = context.new_page()
+    page.set_default_timeout(_PATIENCE)
+    page.add_init_script(f"{_WATCH} window.seek({json.dumps(sought)});")
+    session = context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.on("Network.loadingFinished", lambda event: sent.append(event["encodedDataLength"]))
+    page.goto(address, wait_until="commit")
+    milliseconds = page.evaluate("() => window.seen")
+    context.close()
+    return Look(milliseconds / 1000, sum(sent))
 
 
 def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
@@ -212,54 +166,30 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
     side = SIDE // 2 if quick else SIDE
     build_long(scratch / "long.tx", *sizes)
     build_square(scratch / "square.tx", side)
-    history, tree, overview, every, files = [], [], [], [], []
     put_page(scratch / "long.tx")
+    history, tree, files, overview = (list[Look]() for _ in range(4))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=_CHROMIUM)
         for _ in range(rounds):
             with served(scratch / "long.tx") as address:  # which knows nothing of the repository yet, either
-                visitor = Visitor(browser)
-                visitor.count_bytes()
-                history.append(visitor.open(address, ".row[role=option]"))
-                visitor.close()
-                visitor = Visitor(browser)
-                visitor.count_bytes()
-                tree.append(visitor.open(f"{address}#/tree/main/", ".members tbody tr"))
-                visitor.close()
+                history.append(look(browser, address, ".row[role=option]"))
+                tree.append(look(browser, f"{address}#/tree/main/", ".members tbody tr"))
             with served_as_files(scratch) as address:
-                visitor = Visitor(browser)
-                visitor.count_bytes()
-                files.append(visitor.open(f"{address}/long.tx/index.html", ".row[role=option]"))
-                visitor.close()
+                files.append(look(browser, f"{address}/long.tx/index.html", ".row[role=option]"))
             with served(scratch / "square.tx") as address:
-                visitor = Visitor(browser)
-                overview.append(visitor.open(f"{address}#/tree/main/square", ".status[data-by]"))
-                every.append(visitor.click(".status button", ".status[data-by=browser]"))
-                visitor.close()
+                overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-by]"))
         browser.close()
     long = f"{sizes[0]:,} commits, {sizes[1]:,} arrays, {sizes[1] * sizes[2]:,} chunks"
     square = f"{side} × {side} in {(side // CHUNK) ** 2:,} chunks"
-    return [
-        _row("first view", f"history of {long}", "s", 1.0, [each.seconds for each in history]),
-        _row("bytes of the first view", "the same, code and data", "KB", 300, [each.sent / 1000 for each in history]),
-        _row("first view of the data", f"tree of {long}", "s", 1.0, [each.seconds for each in tree]),
-        _row("bytes of it", "the same, code and data", "KB", 300, [each.sent / 1000 for each in tree]),
-        _row(
-            "first view from files",
-            f"history of {long}; {DELAY * 1e3:.0f} ms away",
-            "s",
-            1.5,
-            [each.seconds for each in files],
-        ),
-        _row("bytes of it", "the same, code and data", "KB", 500, [each.sent / 1000 for each in files]),
-        _row("preview", f"{square}: a picture", "s", 2.0, [each.seconds for each in overview]),
-        _row("preview, every value", f"{square}: read in the browser", "s", 60.0, [each.seconds for each in every]),
-        _row("requests at once", "the same", "", 32, [float(max(each.at_once, 0)) for each in overview + every], max),
-    ]
-
-
-def _row(name: str, what: str, unit: str, target: float, samples: list[float], of: Any = statistics.median) -> Row:
-    return Row(name, what, of(samples), target, unit, samples={"TxStore": samples})
+    rows = []
+    for name, of_bytes, what, looks, seconds, most in (
+        ("first view", "bytes of the first view", f"history of {long}", history, 1.0, 300),
+        ("first view of the data", "bytes of it", f"tree of {long}", tree, 1.0, 300),
+        ("first view from files", "bytes of it", f"history of {long}; {DELAY * 1e3:.0f} ms away", files, 1.5, 500),
+    ):
+        rows.append(middle(name, what, [each.seconds for each in looks], seconds, "s"))
+        rows.append(middle(of_bytes, "the same, code and data", [each.sent / 1000 for each in looks], most, "KB"))
+    return [*rows, middle("preview", f"{square}: a picture", [each.seconds for each in overview], 2.0, "s")]
 
 
 def main() -> int:
@@ -272,7 +202,7 @@ def main() -> int:
         rows = measure(given.rounds, Path(scratch), quick=given.quick)
     table = Table("what", "of", "median", "worst", "at most", "")
     for row in rows:
-        worst = max(row.samples["TxStore"])
+        worst = max(row.samples[OURS])
         table.add_row(
             row.name, row.what, f"{row.measured:.3g} {row.unit}", f"{worst:.3g}", f"{row.target:g}",
             "ok" if row.ok else "MISSED",

@@ -70,6 +70,25 @@ http {{
 """
 
 
+class Measured(NamedTuple):
+    rate: float  # chunks of a second
+    cost: float  # seconds of a processor for each
+
+
+class Running(NamedTuple):
+    """A server, and how it names what is asked for."""
+
+    pid: int
+    port: int
+    prefix: str = ""
+
+    def cpu(self) -> float:
+        """Return the seconds of a processor that the process and its children have taken."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.pid, *children))
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -77,7 +96,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of wrk")
     parser.add_argument("--directory", type=Path)
     options = parser.parse_args()
-    missing = [program for program in ("wrk", "nginx") if program_of(program) is None]
+    missing = [program for program in ("wrk", "nginx") if _program(program) is None]
     if missing:
         print(f"{' and '.join(missing)}: not installed; on Debian: apt-get install nginx-light wrk", file=sys.stderr)
         return 2
@@ -86,20 +105,15 @@ def main() -> int:
     ours = found[f"txstore, {WORKERS} workers"].rate
     print(f"\n{CHUNKS:,} chunks of 16 KiB, {CONNECTIONS} connections\n")
     for name, (rate, cost) in found.items():
-        times = ours / rate
-        print(f"{name:20} {rate:10,.0f} chunks/s {rate / 64:8,.0f} MiB/s {cost * 1e6:8,.0f} us each {times:8.2f}x")
+        speed = f"{rate:10,.0f} chunks/s {rate / 64:8,.0f} MiB/s {cost * 1e6:8,.0f} us each"
+        print(f"{name:20} {speed} {ours / rate:8.2f}x")
     missed = [name for name, goal in GOALS.items() if ours < goal * found[name].rate]
     for name in missed:
         print(f"MISSED: {ours / found[name].rate:.2f} times {name}, and {GOALS[name]:g} is wanted")
     return 1 if missed else 0
 
 
-class Measured(NamedTuple):
-    rate: float  # chunks of a second
-    cost: float  # seconds of a processor for each
-
-
-def program_of(name: str) -> str | None:
+def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
@@ -109,31 +123,27 @@ def measure(folder: Path, seconds: float, rounds: int, threads: int) -> dict[str
     with repo.transaction() as store:
         zarr.create_array(store, name="x", data=data, chunks=(16384,), compressors=None)
     repo.export(folder / "plain.zarr", verify=False)
-    commit = repo.head()
-    assert commit is not None
+    commit = repo.commit(-1).id
     folder.chmod(0o755)
     best: dict[str, Measured] = {}
     with contextlib.ExitStack() as stack:
         servers = {
-            "txstore": (stack.enter_context(ours(folder)), f"/at/{commit.id}"),
-            f"txstore, {WORKERS} workers": (
-                stack.enter_context(ours(folder, "--workers", f"{WORKERS}")),
-                f"/at/{commit.id}",
-            ),
-            "http.server": (stack.enter_context(http_server(folder / "plain.zarr")), ""),
-            "nginx": (stack.enter_context(nginx(folder)), ""),
+            "txstore": stack.enter_context(ours(folder, commit)),
+            f"txstore, {WORKERS} workers": stack.enter_context(ours(folder, commit, "--workers", f"{WORKERS}")),
+            "http.server": stack.enter_context(http_server(folder / "plain.zarr")),
+            "nginx": stack.enter_context(nginx(folder)),
         }
         for _ in range(rounds):
-            for name, (server, prefix) in servers.items():
-                found = asked(folder, server, prefix, seconds, threads)
+            for name, server in servers.items():
+                found = asked(folder, server, seconds, threads)
                 best[name] = max(best.get(name, found), found)
                 print(f"{name:20} {found.rate:10,.0f} chunks/s {found.cost * 1e6:8,.0f} us each", flush=True)
     return best
 
 
-def asked(folder: Path, server: Running, prefix: str, seconds: float, threads: int) -> Measured:
+def asked(folder: Path, server: Running, seconds: float, threads: int) -> Measured:
     script = folder / "chunks.lua"
-    script.write_text(SCRIPT.format(chunks=CHUNKS, prefix=prefix))
+    script.write_text(SCRIPT.format(chunks=CHUNKS, prefix=server.prefix))
     command = [
         "wrk", "--threads", f"{threads}", "--connections", f"{CONNECTIONS}", "--duration", f"{seconds:g}s",
         "--script", f"{script}", f"http://127.0.0.1:{server.port}/",
@@ -147,15 +157,7 @@ def asked(folder: Path, server: Running, prefix: str, seconds: float, threads: i
     return Measured(requests / microseconds * 1e6, (server.cpu() - before) / requests)
 
 
-class Running(NamedTuple):
-    pid: int
-    port: int
-
-    def cpu(self) -> float:
-        """Return the seconds of a processor that the process and its children have taken."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
-        fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (self.pid, *children))
-        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+# --- the servers
 
 
 @contextlib.contextmanager
@@ -181,7 +183,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def ours(folder: Path, *options: str) -> Iterator[Running]:
+def ours(folder: Path, commit: str, *options: str) -> Iterator[Running]:
     command = [sys.executable, "-m", "txstore", "serve", "--no-token", str(folder / "data.tx"), *options]
     with running(command) as process:
         assert process.stdout is not None
@@ -189,26 +191,24 @@ def ours(folder: Path, *options: str) -> Iterator[Running]:
         assert match is not None
         for _ in range(CONNECTIONS):  # until each worker has started
             urllib.request.urlopen(f"http://127.0.0.1:{match[1]}/api/repository", timeout=60).close()
-        yield Running(process.pid, int(match[1]))
+        yield Running(process.pid, int(match[1]), f"/at/{commit}")
 
 
 @contextlib.contextmanager
 def http_server(root: Path) -> Iterator[Running]:
     port = free_port()
-    with running(
-        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(root), f"{port}"], port
-    ) as process:
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(root), f"{port}"]
+    with running(command, port) as process:
         yield Running(process.pid, port)
 
 
 @contextlib.contextmanager
 def nginx(folder: Path) -> Iterator[Running]:
-    port = free_port()
-    place = folder / "nginx"
+    port, place = free_port(), folder / "nginx"
     place.mkdir()
     file = place / "nginx.conf"
     file.write_text(NGINX.format(folder=place, port=port, root=folder / "plain.zarr"))
-    with running([program_of("nginx") or "nginx", "-p", str(place), "-c", str(file)], port) as process:
+    with running([_program("nginx") or "nginx", "-p", str(place), "-c", str(file)], port) as process:
         yield Running(process.pid, port)
 
 

@@ -58,23 +58,17 @@ class Distance:
 
     seconds: float = 0.0
     jitter: float = 0.0  # of each way, as a share of its time: 0.5 is half as much to half as much again
-    rate: float = 0.0  # bytes a second of one connection, each way; 0: as fast as it goes
 
-    def way(self, length: int) -> float:
-        """Return how long one way takes, with so many bytes."""
-        time = self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
-        return time + (length / self.rate if self.rate else 0.0)
+    def way(self) -> float:
+        """Return how long one way takes."""
+        return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 class Seen(NamedTuple):
-    """One request, as the server has seen it. Times are in seconds, from any moment on."""
+    """When a request was under way, in seconds from any moment on."""
 
-    kind: str
-    key: str
     began: float
     ended: float
-    received: int  # bytes
-    sent: int
 
 
 class Stub:
@@ -89,10 +83,6 @@ class Stub:
         self.seen: list[Seen] = []
         self._etags = itertools.count(1)
 
-    @property
-    def count(self) -> int:
-        return sum(number for kind, number in self.counts.items() if kind not in ("received", "sent"))
-
     def answer(self, request: Request) -> Answer:
         bucket, _, key = request.path.lstrip("/").partition("/")
         if bucket == "-":
@@ -102,11 +92,6 @@ class Stub:
         answer = self._answer(key, request)
         self.counts["sent"] += len(answer.body)
         return answer
-
-    def saw(self, request: Request, answer: Answer, began: float) -> None:
-        key = request.path.lstrip("/").partition("/")[2]
-        kind, sent = _kind(key, request), len(answer.body)
-        self.seen.append(Seen(kind, key, began, time.monotonic(), len(request.body), sent))
 
     def _answer(self, key: str, request: Request) -> Answer:
         if not key:
@@ -279,23 +264,19 @@ async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.Strea
             request, began = read
             is_far = not request.path.startswith("/-/")
             if is_far:
-                await asyncio.sleep(stub.distance.way(len(request.body)))
+                await asyncio.sleep(stub.distance.way())
             answer = stub.answer(request)
             if is_far:
-                await asyncio.sleep(stub.distance.way(len(answer.body)))
-            headers = {
-                "Content-Length": str(len(answer.body)),
-                "x-amz-request-id": "0",
-                "Date": formatdate(usegmt=True),
-                **dict(answer.headers),
-            }
+                await asyncio.sleep(stub.distance.way())
+            headers = {"Content-Length": len(answer.body), "x-amz-request-id": 0, "Date": formatdate(usegmt=True)}
+            headers |= dict(answer.headers)
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(f"HTTP/1.1 {answer.status} OK\r\n{head}\r\n".encode())
             if request.method != "HEAD":
                 writer.write(answer.body)
             await writer.drain()
             if is_far and stub.distance.seconds:
-                stub.saw(request, answer, began)
+                stub.seen.append(Seen(began, time.monotonic()))
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # a client that has gone away
     finally:
@@ -359,9 +340,9 @@ class S3Stub:
         self._process.communicate()
 
 
-def move_away(port: int, seconds: float, *, jitter: float = 0.0, rate: float = 0.0) -> None:
+def move_away(port: int, seconds: float, *, jitter: float = 0.0) -> None:
     """Let each request to the stub at a port take so long from now on, as `Distance` has it, and count anew."""
-    _post(port, f"/-/distance?seconds={seconds}&jitter={jitter}&rate={rate}")
+    _post(port, f"/-/distance?seconds={seconds}&jitter={jitter}")
 
 
 def take_counts(port: int) -> Counter[str]:
