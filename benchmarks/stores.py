@@ -332,7 +332,25 @@ class Fsspec(ZarrStore):
         return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
-class Icechunk(ZarrStore):
+class VersionedStore(ZarrStore):
+    """A store with a repository behind it, which a process opens once to write, and to read whenever it is asked to."""
+
+    def repository(self) -> Any:
+        raise NotImplementedError
+
+    def snapshot(self, repository: Any) -> Any:
+        """Return a store of zarr's, of what is committed now."""
+        raise NotImplementedError
+
+    @cached_property
+    def kept(self) -> Any:
+        return self.repository()
+
+    def newest(self, *, anew: bool = True) -> Any:
+        return self.snapshot(self.repository() if anew else self.kept)
+
+
+class Icechunk(VersionedStore):
     """A session for each write, rebased on what others have committed meanwhile."""
 
     name = "Icechunk"
@@ -361,10 +379,6 @@ class Icechunk(ZarrStore):
 
         return icechunk.Repository.open(self.storage())
 
-    @cached_property
-    def kept(self) -> Any:
-        return self.repository()
-
     def lay(self) -> None:
         import icechunk
 
@@ -383,8 +397,8 @@ class Icechunk(ZarrStore):
 
         return session.store, commit
 
-    def newest(self, *, anew: bool = True) -> Any:
-        return (self.repository() if anew else self.kept).readonly_session("main").store
+    def snapshot(self, repository: Any) -> Any:
+        return repository.readonly_session("main").store
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
@@ -394,7 +408,7 @@ class Icechunk(ZarrStore):
         yield self.append
 
 
-class TxStore(ZarrStore):
+class TxStore(VersionedStore):
     """As `zarr.open` has it by itself, whatever the pipeline is called."""
 
     name = "TxStore"
@@ -409,16 +423,12 @@ class TxStore(ZarrStore):
             return txstore.Repository(self.place.url, storage_options=self.place.options, **self.options)
         return txstore.Repository(self.place, **self.options)
 
-    @cached_property
-    def kept(self) -> Any:
-        return self.repository()
-
     def begin(self) -> tuple[Any, Callable[[], object]]:
         store = self.kept.transaction("change")
         return store, store.commit
 
-    def newest(self, *, anew: bool = True) -> Any:
-        return (self.repository() if anew else self.kept).snapshot()
+    def snapshot(self, repository: Any) -> Any:
+        return repository.snapshot()
 
     def change(self, work: Callable[[Any], object]) -> None:
         self.kept.run(lambda store: work(self.open_in(store, mode="r+")))
@@ -463,28 +473,13 @@ class PlainTxStore(TxStore):
 
 # --- TensorStore and HDF5, through their own arrays
 
-_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
-_BLOSC = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
-_CODECS: dict[str, list[Any]] = {
-    "raw": [],
-    "zstd": [{"name": "zstd", "configuration": {"level": 0, "checksum": False}}],
-    "blosc": [{"name": "blosc", "configuration": _BLOSC}],
-}
-
 
 def metadata(layout: Layout) -> dict[str, Any]:
-    """Return what zarr would have written for the same array."""
-    codecs = [_BYTES, *_CODECS[layout.codec]]
-    if layout.shard is not None:
-        inner = {"chunk_shape": layout.chunk, "codecs": codecs, "index_codecs": [_BYTES, {"name": "crc32c"}]}
-        codecs = [{"name": "sharding_indexed", "configuration": inner}]
-    return {
-        "shape": layout.shape,
-        "data_type": np.dtype(layout.dtype).name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": layout.shard or layout.chunk}},
-        "codecs": codecs,
-        "fill_value": 0,
-    }
+    """Return what zarr writes for the same array."""
+    from zarr.storage import MemoryStore
+
+    written = create_array(MemoryStore(), layout).metadata.to_dict()
+    return {name: written[name] for name in ("shape", "data_type", "chunk_grid", "codecs", "fill_value")}
 
 
 class TensorStoreFile(Store):

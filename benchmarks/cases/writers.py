@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROCESSES = 8
 _HOURS, _NAMES, _LATITUDES, _LONGITUDES = 87_600, ("u", "v", "t", "q", "z"), 721, 1440
-_FRONT, _ROWS = 1_000_000, 2_000  # chunks that others are put before; rows that are, as many as a chunk of labels has
+_DAYS = 10_000  # before which another one is put
 _TILE, _LEVELS = 256, 5
 
 
@@ -87,24 +87,20 @@ def upserts(setting: Setting) -> list[Row]:
     return [slower("upsert", what, samples, "upsert", "region=", 1.3)]
 
 
-def prepends(setting: Setting) -> list[Row]:
-    """Put rows before a million chunks: as many as one chunk of the labels has, so that no chunk is cut."""
-    import xarray as xr  # late: an extra
-
-    samples, chunks = list[float](), setting.rounds(_FRONT, _FRONT // 20)
+def inserts(setting: Setting) -> list[Row]:
+    """Put a day before all others, so that each chunk is cut anew."""
+    samples, count = list[float](), setting.rounds(_DAYS, _DAYS // 20)
     with setting.scratch() as scratch:
         repo = txstore.Repository(scratch / "data.tx")
+        ds = _days(0, (60, 60), ("v",), count)
         with repo.transaction() as store:
-            ds = xr.Dataset({"v": ("time", np.arange(2 * chunks, dtype="i2"))}, {"time": np.arange(2 * chunks)})
-            encoding = {"v": {"chunks": (2,), "compressors": None}, "time": {"chunks": (_ROWS,)}}
-            ds.to_zarr(store, consolidated=False, encoding=encoding)
+            ds.to_zarr(store, consolidated=False, encoding={"v": {"chunks": (30, 60, 60), "compressors": None}})
         for number in range(1, setting.rounds(6, 3)):
-            block = ds.isel(time=slice(_ROWS)).assign_coords(time=np.arange(_ROWS) - number * _ROWS)
             with timed() as seconds, repo.transaction() as store:
-                txstore.prepend(block, store, dim="time")
+                txstore.prepend(ds.isel(time=slice(1)).assign_coords(time=[-number]), store, dim="time")
             samples.append(seconds())
-        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == 2 * chunks + _ROWS * number
-    return [middle("prepend", f"{_ROWS // 2:,} chunks before {chunks:,} chunks", samples, 0.5, "s")]
+        assert zarr.open_array(repo.snapshot(), path="v", mode="r").shape[0] == count + number
+    return [middle("insert at the front", f"one of {count:,} days, in chunks of 30 x 60 x 60", samples, 2.5, "s")]
 
 
 def upsert_days(path: Path, count: int, which: int, locked: bool, parent: Parent) -> Values:
@@ -198,6 +194,6 @@ def crowd_of_tiles(setting: Setting) -> list[Row]:
 
 
 CASES = {
-    "upsert": upserts, "prepend": prepends, "crowd of upserts": crowd_of_upserts, "tiles": tiles,
+    "upsert": upserts, "insert at the front": inserts, "crowd of upserts": crowd_of_upserts, "tiles": tiles,
     "crowd of tiles": crowd_of_tiles,
 }  # fmt: skip
