@@ -58,17 +58,20 @@ def main() -> int:
             _ERRORS.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
         _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
-    console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if arguments.quick else None)
+    show(rows, quick=arguments.quick)
+    if any(row.name in PANELS for row in rows):
+        _ERRORS.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def show(rows: Iterable[Row], *, quick: bool) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
     for column in ("what", "measured", "must reach", ""):
         table.add_column(column, justify="right" if column.startswith("m") else "left")
     for row in rows:
         must_reach = bound(row.target, row.unit, at_least=row.at_least)
         table.add_row(escape(row.what), amount(row.measured, row.unit), must_reach, "pass" if row.ok else MISS)
-    console.print(table)
-    if any(row.name in PANELS for row in rows):
-        console.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
-    return 0 if all(row.ok for row in rows) else 1
+    Console(highlight=False).print(table)
 
 
 def peers() -> int:

@@ -7,12 +7,12 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.own_process import Failed, NotOffered
 from benchmarks.peers import tasks
 from benchmarks.peers.results import Results
-from benchmarks.peers.tasks import BESIDE, CHANGED, LATE, LINE, LOST, MEASURED, RANDOM, STRIDED, WITHOUT, Measure
 from benchmarks.peers.works import SHARDED, WORKS
 from benchmarks.stores import PEERS, REMOTE, Store
 
@@ -35,14 +35,14 @@ SMALL = (
     "LocalStore, batched", "LocalStore, fused", "LocalStore, zarrs", "TensorStore ocdbt", "HDF5",
 )  # fmt: skip
 _CHUNKS_FAR = 2000
-FAR = f"{_CHUNKS_FAR:,} × 16 KiB on S3, {LATE} ms a request"
+FAR = f"{_CHUNKS_FAR:,} × 16 KiB on S3, {tasks.LATE} ms a request"
 BYSTANDERS = "other stores in the process"
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
-    measure: Measure
+    measure: tasks.Measure
     peers: Sequence[str]
     #: At most so many, where one has many samples in itself, or takes long.
     rounds: int | None = None
@@ -61,24 +61,24 @@ def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
     commits = 50 if quick else 1000
     peaks = dict.fromkeys([f"{task}{kind}" for task in ("write", "read") for kind in ("", tasks.RESIDENT)], "MiB")
     no_files = [peer for peer in FEW if peer not in FILES]
-    together = WORKS["4096 × 16 KiB, zstd"]
+    together, again = WORKS["4096 × 16 KiB, zstd"], partial(tasks.in_one, tasks.read_again)
     rows = [
-        _whole("4096 × 16 KiB, raw", tuple(PEERS), RANDOM),
-        _whole("4096 × 16 KiB, zstd", CORE, RANDOM, LINE, STRIDED),
+        _whole("4096 × 16 KiB, raw", tuple(PEERS), tasks.RANDOM),
+        _whole("4096 × 16 KiB, zstd", CORE, tasks.RANDOM, tasks.LINE, tasks.STRIDED),
         _whole("4096 × 16 KiB, blosc", CORE),
-        _whole(SHARDED.name, CORE, RANDOM),
+        _whole(SHARDED.name, CORE, tasks.RANDOM),
         _whole("512 × 1 MiB, raw", EVERY_KIND),
         _whole("512 × 1 MiB, zstd", EVERY_KIND),
         _whole("512 × 1 MiB, blosc", FEW, rounds=2),
         *(_whole(f"32 × 16 MiB, {codec}", FEW, rounds=1) for codec in ("raw", "zstd", "blosc")),
-        *(Row(f"10 × 16 KiB, {codec}", tasks.small(codec), SMALL) for codec in ("raw", "zstd")),
+        *(Row(f"10 × 16 KiB, {codec}", again(codec=codec), SMALL) for codec in ("raw", "zstd")),
         Row(FAR, tasks.remote(_CHUNKS_FAR), tuple(REMOTE), 2, {tasks.REQUESTS: ""}, REMOTE),
-        *(Row(f"peak memory, {name}", tasks.memory(WORKS[name]), FEW, 1, peaks) for name in MEASURED),
-        Row(BYSTANDERS, tasks.bystanders, (WITHOUT, BESIDE), None, {CHANGED: ""}, {}),
-        Row(f"append {commits:,} × 16 KiB, each committed", tasks.appends(commits), CORE, 1),
+        *(Row(f"peak memory, {name}", tasks.memory(WORKS[name]), FEW, 1, peaks) for name in tasks.MEASURED),
+        Row(BYSTANDERS, tasks.bystanders, (tasks.WITHOUT, tasks.BESIDE), None, {tasks.CHANGED: ""}, {}),
+        Row(f"append {commits:,} × 16 KiB, each committed", tasks.in_one(tasks.append, commits=commits), CORE, 1),
         Row(
             f"{together.name}: written by several processes", tasks.crowd(together, (1, 2) if quick else (1, 2, 4, 8)),
-            SEVERAL_PROCESSES, 1, {LOST: "chunks"},
+            SEVERAL_PROCESSES, 1, {tasks.LOST: "chunks"},
         ),
         *(Row(f"{count:,} keys", tasks.among_keys(count), FEW if count <= 10**4 else no_files, 1) for count in counts),
     ]  # fmt: skip

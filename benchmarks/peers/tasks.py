@@ -28,6 +28,11 @@ LATE = 30  # milliseconds of a request to the bucket
 Measure = Callable[[str, Path], Values]  # by a store, at a place: one sample of each task
 
 
+def in_one(task: Callable[..., Values], **order: Any) -> Measure:
+    """Return what measures a task that one process does."""
+    return lambda peer, place: ask(task, peer=peer, place=place, **order)
+
+
 # --- how a sample is taken: warmed up, compared with what was written, and the median of a few
 
 
@@ -125,10 +130,6 @@ def read(peer: str, place: Path, work: Work, parts: Sequence[str]) -> Values:
 # --- a small array of ten chunks, read again and again from one array object: what an operation costs by itself
 
 
-def small(codec: str) -> Measure:
-    return lambda peer, place: ask(read_again, peer=peer, place=place, codec=codec)
-
-
 def read_again(peer: str, place: Path, codec: str, warm: int = 30, reads: int = 200) -> Values:
     work = Work("small", 10, 64, codec)
     store, data = begin(PEERS[peer], place, work), work.data()
@@ -146,10 +147,6 @@ def read_again(peer: str, place: Path, codec: str, warm: int = 30, reads: int = 
 
 
 # --- a loop that appends a chunk and commits
-
-
-def appends(commits: int) -> Measure:
-    return lambda peer, place: ask(append, peer=peer, place=place, commits=commits)
 
 
 def append(peer: str, place: Path, commits: int) -> Values:
@@ -286,41 +283,37 @@ MEASURED = ("4096 × 16 KiB, zstd", "512 × 1 MiB, raw", "512 × 1 MiB, zstd", "
 
 def memory(work: Work) -> Measure:
     def measure(peer: str, place: Path) -> Values:
-        found: Values = ask(memory_of_a_write, peer=peer, place=place, work=work)
-        if not PEERS[peer].only_writes:
-            found |= ask(memory_of_a_read, peer=peer, place=place, work=work)
+        tasks = ["write"] if PEERS[peer].only_writes else ["write", "read"]
+        found = {}
+        for task in tasks:
+            own, resident = ask(peaks, peer=peer, place=place, work=work, task=task)
+            found |= {task: max(own, 0) / (1 << 20), f"{task}{RESIDENT}": max(resident, 0) / (1 << 20)}
         return found
 
     return measure
 
 
-def memory_of_a_write(peer: str, place: Path, work: Work) -> Values:
+def peaks(peer: str, place: Path, work: Work, task: str) -> tuple[int, int]:
+    """Return the bytes of the process's own, and resident ones, above what there was, and above what is read."""
     store, data = begin(PEERS[peer], place, Work("small", 8, 64, work.codec)), work.data()
-    store.prepare()
-    return _peaks("write", lambda: store.write(work, data))
-
-
-def memory_of_a_read(peer: str, place: Path, work: Work) -> Values:
-    store, data = begin(PEERS[peer], place, Work("small", 8, 64, work.codec)), work.data()
-    if store.volatile:
+    if task == "write" or store.volatile:
         store.prepare()
+    if task == "read" and store.volatile:
         store.write(work, data)
-    found: list[np.ndarray] = []
+    found, own = list[np.ndarray](), list[int]()
 
-    def read() -> None:
+    def write_or_read() -> None:
+        if task == "write":
+            store.write(work, data)
+            return
         array = store.open()
         found.append(store.read(array, np.s_[:, :]))
         store.close(array)
 
-    above = _peaks("read", read, data.nbytes)
-    _compare(found[0], data)
-    return above
-
-
-def _peaks(task: str, work: Callable[[], object], allowed: int = 0) -> Values:
-    own: list[int] = []
-    resident = resident_peak(lambda: own.append(peak_of(work)))
-    return {task: max(own[0] - allowed, 0) / (1 << 20), f"{task}{RESIDENT}": max(resident - allowed, 0) / (1 << 20)}
+    resident = resident_peak(lambda: own.append(peak_of(write_or_read)))
+    for values in found:
+        _compare(values, data)
+    return own[0] - len(found) * data.nbytes, resident - len(found) * data.nbytes
 
 
 # --- other stores in a process that has imported txstore: the same codec pipeline as without it, and the same time

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
-from rich.console import Console
-from rich.table import Table
 
 import txstore
-from benchmarks.harness import OURS, Row, middle
+from benchmarks.cli import show
+from benchmarks.harness import Row, middle
+from benchmarks.serving.plain_zarr import serve
 from txstore.serving.page_files import put_page
 
 ARRAYS, CHUNKS, COMMITS = 1_000, 1_000, 10_000
@@ -94,20 +93,6 @@ def build_square(path: Path, side: int) -> None:
 
 
 @contextmanager
-def served(path: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "txstore", "serve", str(path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            told = ""
-            while not told.rstrip().endswith("}"):
-                told += process.stdout.readline()
-            yield json.loads(told)["url"]
-        finally:
-            process.terminate()
-
-
-@contextmanager
 def served_as_files(directory: Path) -> Iterator[str]:
     """Serve a directory with ranges and without lists, each answer after a delay."""
     import uvicorn
@@ -171,12 +156,12 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=_CHROMIUM)
         for _ in range(rounds):
-            with served(scratch / "long.tx") as address:  # which knows nothing of the repository yet, either
+            with serve(scratch / "long.tx") as (_, address):  # which knows nothing of the repository yet, either
                 history.append(look(browser, address, ".row[role=option]"))
                 tree.append(look(browser, f"{address}#/tree/main/", ".members tbody tr"))
             with served_as_files(scratch) as address:
                 files.append(look(browser, f"{address}/long.tx/index.html", ".row[role=option]"))
-            with served(scratch / "square.tx") as address:
+            with serve(scratch / "square.tx") as (_, address):
                 overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-by]"))
         browser.close()
     long = f"{sizes[0]:,} commits, {sizes[1]:,} arrays, {sizes[1] * sizes[2]:,} chunks"
@@ -187,9 +172,9 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
         ("first view of the data", "bytes of it", f"tree of {long}", tree, 1.0, 300),
         ("first view from files", "bytes of it", f"history of {long}; {DELAY * 1e3:.0f} ms away", files, 1.5, 500),
     ):
-        rows.append(middle(name, what, [each.seconds for each in looks], seconds, "s"))
-        rows.append(middle(of_bytes, "the same, code and data", [each.sent / 1000 for each in looks], most, "KB"))
-    return [*rows, middle("preview", f"{square}: a picture", [each.seconds for each in overview], 2.0, "s")]
+        rows.append(middle(name, f"{name}: {what}", [each.seconds for each in looks], seconds, "s"))
+        rows.append(middle(of_bytes, f"{of_bytes}, code and data", [each.sent / 1000 for each in looks], most, "KB"))
+    return [*rows, middle("preview", f"preview: {square}, a picture", [each.seconds for each in overview], 2.0, "s")]
 
 
 def main() -> int:
@@ -200,14 +185,7 @@ def main() -> int:
     given = parser.parse_args()
     with TemporaryDirectory(prefix="benchmark-", dir=given.directory) as scratch:
         rows = measure(given.rounds, Path(scratch), quick=given.quick)
-    table = Table("what", "of", "median", "worst", "at most", "")
-    for row in rows:
-        worst = max(row.samples[OURS])
-        table.add_row(
-            row.name, row.what, f"{row.measured:.3g} {row.unit}", f"{worst:.3g}", f"{row.target:g}",
-            "ok" if row.ok else "MISSED",
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+    show(rows, quick=given.quick)
     return 0 if all(row.ok for row in rows) else 1
 
 

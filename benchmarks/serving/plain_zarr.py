@@ -183,15 +183,21 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def ours(folder: Path, commit: str, *options: str) -> Iterator[Running]:
-    command = [sys.executable, "-m", "txstore", "serve", "--no-token", str(folder / "data.tx"), *options]
-    with running(command) as process:
+def serve(path: Path, *options: str) -> Iterator[tuple[int, str]]:
+    """Run `txstore serve`; give its process and its address."""
+    with running([sys.executable, "-m", "txstore", "serve", "--no-token", str(path), *options]) as process:
         assert process.stdout is not None
-        match = re.search(r":(\d+)/", process.stdout.readline())
+        match = re.search(r"http://[\w.]+:\d+/", process.stdout.readline())
         assert match is not None
+        yield process.pid, match[0]
+
+
+@contextlib.contextmanager
+def ours(folder: Path, commit: str, *options: str) -> Iterator[Running]:
+    with serve(folder / "data.tx", *options) as (pid, address):
         for _ in range(CONNECTIONS):  # until each worker has started
-            urllib.request.urlopen(f"http://127.0.0.1:{match[1]}/api/repository", timeout=60).close()
-        yield Running(process.pid, int(match[1]), f"/at/{commit}")
+            urllib.request.urlopen(f"{address}api/repository", timeout=60).close()
+        yield Running(pid, int(address.rstrip("/").rpartition(":")[2]), f"/at/{commit}")
 
 
 @contextlib.contextmanager
