@@ -196,6 +196,8 @@ class ZarrStore(Store):
         commit()
 
     def create(self, layout: Layout) -> None:
+        if self.processes == "no":
+            raise NotOffered("one process at a time")
         store, commit = self.begin()
         create_array(store, layout)
         commit()
@@ -267,9 +269,6 @@ class Memory(ZarrStore):
     def store(self, *, read_only: bool = False) -> Any:
         return self._store.with_read_only(read_only)
 
-    def create(self, layout: Layout) -> None:
-        raise NotOffered("no other process sees its memory")
-
 
 class Zip(ZarrStore):
     durable, processes = False, "no"
@@ -291,9 +290,6 @@ class Zip(ZarrStore):
 
     def appending(self, layout: Layout) -> Any:
         raise NotOffered("what is in a zip file can't be replaced")
-
-    def create(self, layout: Layout) -> None:
-        raise NotOffered("one process at a time")
 
 
 class Object(ZarrStore):

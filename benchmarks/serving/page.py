@@ -136,9 +136,9 @@ def look(browser: Any, address: str, sought: str) -> Look:
     session.send("Network.enable")
     session.on("Network.loadingFinished", lambda event: sent.append(event["encodedDataLength"]))
     page.goto(address, wait_until="commit")
-    milliseconds = page.evaluate("() => window.seen")
+    found = Look(page.evaluate("() => window.seen") / 1000, sum(sent))
     context.close()
-    return Look(milliseconds / 1000, sum(sent))
+    return found
 
 
 def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
