@@ -51,7 +51,7 @@ class Parent:
 class Process:
     """A new process that does one task. A context manager; ends it."""
 
-    def __init__(self, task: Task, **order: Any) -> None:
+    def __init__(self, task: Task, /, **order: Any) -> None:
         self._ours, theirs = _context().Pipe()
         self._process = _context().Process(target=_do, args=(theirs, task, order), daemon=True)
         self._process.start()
@@ -108,7 +108,7 @@ def _context() -> ForkServerContext:
     return context
 
 
-def ask(task: Task, **order: Any) -> Any:
+def ask(task: Task, /, **order: Any) -> Any:
     """Return what a task returns in a new process."""
     with Process(task, **order) as process:
         return process.answer()

@@ -28,7 +28,7 @@ LATE = 30  # milliseconds of a request to the bucket
 Measure = Callable[[str, Path], Values]  # by a store, at a place: one sample of each task
 
 
-def in_one(task: Callable[..., Values], **order: Any) -> Measure:
+def in_one(task: Callable[..., Values], /, **order: Any) -> Measure:
     """Return what measures a task that one process does."""
     return lambda peer, place: ask(task, peer=peer, place=place, **order)
 
