@@ -169,7 +169,7 @@ def commits(setting: Setting) -> Iterator[Row]:
     yield Row("distance mixed p99", f"{how}: p99 of a commit", found["p99"], 2, "s")
     found = _crowd(append_for, seconds, JITTER)
     how = f"{COMMITTERS} that append to one array by repo.run"
-    yield Row("distance appends", f"{how}: appends/s", found["rate"], 25, "", at_least=True)
+    yield Row("distance appends", f"{how}: appends/s", found["rate"], 11, "", at_least=True)
     yield Row("distance appends given up", f"{how}: how many gave up", int(found["given_up"]), 0, "")
 
 
