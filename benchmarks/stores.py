@@ -606,17 +606,21 @@ class TensorStoreTransaction(TensorStoreOcdbt):
 
 
 class Hdf5(Store):
-    """One file, the newest format, locked while a process has it open. It has gzip where others have zstd."""
+    """One file, locked while a process has it open. It has gzip where others have zstd.
+
+    A file of the newest format can't be opened any more after a process was killed that was writing: so it is for one
+    process alone.
+    """
 
     name = "HDF5"
     packages = ("h5py",)
     durable, processes = False, "no"
 
-    def _file(self, mode: str) -> Any:
+    def _file(self, mode: str, **options: Any) -> Any:
         import h5py
 
         try:
-            return h5py.File(self.place, mode, libver="latest")
+            return h5py.File(self.place, mode, **options)
         except OSError as error:
             raise Refused(str(error)) from error
 
@@ -634,7 +638,7 @@ class Hdf5(Store):
             self._make(file, layout, maxshape=(None, *layout.shape[1:]))
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
-        with self._file("w") as file:
+        with self._file("w", libver="latest") as file:
             self._make(file, layout)[...] = data
 
     def write_part(self, part: slice, values: np.ndarray) -> None:
@@ -652,7 +656,7 @@ class Hdf5(Store):
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
-        with self._file("w") as file:
+        with self._file("w", libver="latest") as file:
             rest = layout.shape[1:]
             array = self._make(file, layout, shape=(0, *rest), maxshape=(None, *rest))
 
