@@ -811,3 +811,23 @@ def test_a_restore_refers_to_what_has_replaced_a_value_since_it_was_read() -> No
     again = txstore.Repository(url, **options)
     np.testing.assert_array_equal(zarr.open_array(again.snapshot(), path="v", mode="r")[...], expected)
     assert again.verify().faults == []
+
+
+def test_a_branch_at_an_older_commit_is_given_nothing_of_older_maps(repo: txstore.Repository) -> None:
+    """A process keeps runs open, and so maps of files. A second erasure does not reach what the first one replaced."""
+    kept = secret(4)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        array_of(store, "v", kept, ["p"], (4,))
+        array_of(store, "w", secret(4), ["p"], (4,))
+    del store
+    zarr.open_array(repo.snapshot(), path="v", mode="r")[:]
+    gc.collect()
+    other = txstore.Repository(repo.url)
+    other.erase("w")
+    other.erase("v", {"p": 2})
+    repo.branches["old"] = next(commit for commit in repo.log() if commit.version == 0)
+    assert zarr.open_array(repo.snapshot(branch="old"), path="v", mode="r")[2] == 0
+    with repo.transaction("again", branch="old") as store:
+        zarr.open_array(store, path="v")[0] = 7
+    assert [path for path, content in files_of(repo.url) if kept[2].tobytes() in content] == []

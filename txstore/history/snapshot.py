@@ -14,7 +14,7 @@ from typing import Any, Never
 from txstore import observing
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
-from txstore.format import commitfile, packfile
+from txstore.format import commitfile, names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.constraints import Constraint
 from txstore.format.declarations import NOTHING_DECLARED, Declarations
@@ -29,7 +29,7 @@ from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
-from txstore.segments.replaced import ReplacedValues, read_records
+from txstore.segments.replaced import ReplacedValues, read_record, read_records
 from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Listed, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
@@ -380,6 +380,7 @@ class Snapshots:
         self._warm = _Warm()
         self._checks_heads = commits.are_pins_seen
         self._heeded = b""
+        self._finished: dict[str, int] = {}  # when each erasure has ended, by the name of its record
 
     def of(self, stored: Stored | None, *, check: bool = True, parent: Snapshot | None = None) -> Snapshot:
         """Return the snapshot at a commit. Raises `SnapshotExpiredError` if a vacuum has expired the commit.
@@ -387,6 +388,8 @@ class Snapshots:
         Without `check`, only a later read raises that error. `parent` is a snapshot that may have open runs to reuse.
         """
         branch = MAIN if stored is None else stored.header.branch
+        if not self.is_ranged and self.heed_erasures():
+            parent = None  # its runs may lie in maps of what was replaced
         reference = self._last.get(branch)
         last = None if reference is None else reference()
         if last is not None and _id(last.stored) == _id(stored):
@@ -510,18 +513,21 @@ class Snapshots:
             self._commits.storage.cache.forget(pack_id)
         self._packs = open_packs(self._commits.storage)
 
-    def heed_erasures(self) -> None:
-        """Forget what was read before something was erased: it must not be written again.
+    def heed_erasures(self) -> bool:
+        """Forget what was read before something was erased: it must not be written again. Return whether there was any.
 
-        Who writes values of older commits again, or copies stored ones, calls this first. Where files are mapped, what
-        an erasure replaces becomes zeros in memory, but not in a map of what an earlier erasure had replaced.
+        Where files are mapped, each new snapshot calls this: what an erasure replaces becomes zeros in memory, but not
+        in a map of what an earlier erasure had replaced. Elsewhere who writes values of older commits again, or copies
+        stored ones, calls it first.
         """
         told = self._erasures()
-        if told != self._heeded:
-            if self.is_ranged:
-                self._commits.storage.cache.heed(told)
-            self.forget(())
-            self._heeded = told
+        if told == self._heeded:
+            return False
+        if self.is_ranged:
+            self._commits.storage.cache.heed(told)
+        self.forget(())
+        self._heeded = told
+        return True
 
     @property
     def heeds_all_erasures(self) -> bool:
@@ -530,8 +536,17 @@ class Snapshots:
 
     def _erasures(self) -> bytes:
         """Return what stands for the erasures so far: b"" for none."""
-        records = [(record.id, record.finished) for record in read_records(self._commits.storage)]
-        return blake2b(repr(records).encode(), digest_size=16).digest() if records else b""
+        found: list[tuple[str, int | None]] = []
+        for name in self._commits.storage.list(names.ERASED):
+            path = f"{names.ERASED}/{name}"
+            if name not in self._finished and names.belongs(path):
+                # Who needs a damaged one raises that, and not each reader.
+                with contextlib.suppress(FileNotFoundError, CorruptionError):
+                    finished = read_record(self._commits.storage, path).finished
+                    if finished is not None:
+                        self._finished[name] = finished
+            found.append((name, self._finished.get(name)))
+        return blake2b(repr(sorted(found)).encode(), digest_size=16).digest() if found else b""
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""
