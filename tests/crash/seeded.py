@@ -333,7 +333,7 @@ EDITS = [
     ),
     Edit(
         "maintenance.reachable:kept_commits",
-        "living = living_branches(commits)",
+        "living = [*dict.fromkeys([*living, *living_branches(commits)])]",
         'living = ["main"]',
         "branches vacuumed",
     ),
