@@ -670,6 +670,24 @@ def test_interrupted_it_is_done_again(
     assert all(each.finished for each in again.erasures())
 
 
+def test_parts_of_shards_are_read_before_all_runs_say_that_they_were_replaced(repo: txstore.Repository) -> None:
+    rows = secret(8)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(8), ["p"], (8,))
+        array_of(store, "v", rows, ["p"], (2,), shards=(8,), compressors=None)
+    with repo.transaction("second") as store:
+        store["other"] = b"1"
+    del store
+    repo.optimize()
+    gc.collect()
+    file = Path(repo.url, "commits/main/0000000002")  # of the run alone
+    before = file.read_bytes()
+    repo.erase("v", {"p": 2})
+    file.write_bytes(before)
+    array = zarr.open_array(txstore.Repository(repo.url).snapshot(at=2), path="v", mode="r")
+    np.testing.assert_array_equal([array[at] for at in range(8)], np.where(np.arange(8) == 2, 0, rows))
+
+
 def test_interrupted_and_then_erased_as_a_whole(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(repo)
     monkeypatch.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
