@@ -11,7 +11,7 @@ def replace_storage(engine: Engine, storage: Any) -> None:
     """Give an engine and the parts of its history another storage. What makes it a repository keeps the one it has."""
     commits = engine.commits
     engine.storage = commits.storage = storage
-    kept = (commits.identity, commits.branches, commits.compaction_outputs)
+    kept = (commits.identity, commits.branches)
     for part in vars(commits).values():
         if hasattr(part, "_storage") and part not in kept:
             part._storage = storage

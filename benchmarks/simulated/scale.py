@@ -24,7 +24,6 @@ from txstore.commit import Stored
 from txstore.format import commitfile
 from txstore.format.commitfile import RunName
 from txstore.segments import compaction
-from txstore.segments.compaction_outputs import OutputsInFiles
 
 #: Bytes of a run for each key, with its share of the index: of the keys of one array, as `_fill` writes them.
 BYTES_OF_ENTRY = 16.2
@@ -58,15 +57,13 @@ class Grown:
 
 def simulated(keys: int, in_a_commit: int) -> Grown:
     """Let one process commit keys, a number of them at a time, as a committer on a local disk does."""
-    grown, at_once = Grown(), OutputsInFiles.merged_at_once
+    grown = Grown()
     commits = keys // in_a_commit
     for number in range(commits):
         own = _run(in_a_commit, number)
         grown.own_bytes += own.length
         brought = own.length + in_a_commit * BYTES_OF_FRAME
-        _merge(grown, compaction.merged_by_commit(grown.runs, at_once, brought), number)
-        if number % compaction.STEP == 0:
-            _merge(grown, compaction.merged_in_background(grown.runs, at_once), number)
+        _merge(grown, compaction.merged_by_commit(grown.runs, compaction.ON_DISK, brought), number)
         grown.runs.insert(0, own)
     return grown
 

@@ -63,10 +63,6 @@ OMITTED = [
     Omitted(f"{_SYNC}.n < prepare", "cooperative"),
     Omitted(f"{_NAMES} packs/* < prepare", "cooperative"),
     Omitted(f"{_NAMES} packs < prepare", "named", "resume", "mkdir packs/"),
-    # Compaction outputs.
-    Omitted(f"{_SYNC}.run < write compaction output", "merged aside"),
-    Omitted(f"{_NAMES} packs/* < write compaction output", "merged aside"),
-    Omitted(f"{_NAMES} packs < write compaction output", "merged aside"),
     # Tags.
     Omitted(f"{_SYNC}.new < write once < write tag", "tags"),
     Omitted(f"{_NAMES} tags < write once < write tag", "tags"),
@@ -120,7 +116,6 @@ OMITTED = [
     Omitted("rename locks/staging", "named"),
     Omitted("link packs/*/* < prepare < commit", "cooperative"),
     Omitted("link packs/*/* < prepare < optimize", "optimized"),
-    Omitted("link packs/*/* < write compaction output", "merged aside"),
     Omitted(
         "rename commits/main/N < take version < publish < optimize",
         "optimized",
@@ -224,8 +219,8 @@ EDITS = [
     ),
     Edit(
         "transactions.participants.reclaim:reclaim_staging",
-        "is not None or file in doomed",
-        "is not None",
+        "names.is_new(file) or file in doomed",
+        "names.is_new(file)",
         "first commit",
     ),
     # Chunks that are written in part.
@@ -308,19 +303,6 @@ EDITS = [
         "False",
         "killed in the queue",
     ),
-    # Compaction outputs: what keeps one that waits, and what may take the place of what.
-    Edit(
-        "maintenance.reachable:StagedPacks.__contains__",
-        "or pack_id in self._runs",
-        "",
-        "merged aside",
-    ),
-    Edit(
-        "transactions.committer:Committer.contents",
-        "(at := index.find_runs(aside.inputs, runs)) is not None",
-        "(at := 0) is not None",
-        "merged aside",
-    ),
     # Branches: what is kept for them.
     Edit("history.branches:Branches._create", "commits.durability.ensure(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
@@ -350,9 +332,9 @@ EDITS = [
         "housekeeping 1",
     ),
     Edit(
-        "maintenance.verify_history:HistoryCheck._check_head_cache",
-        "or head_cache.version < oldest_kept",
-        "",
+        "history.heads:check_not_lost",
+        "not oldest_kept.is_above(branch, head_cache.version)",
+        "True",
         "vacuumed around",
     ),
     Edit("history.durability:SyncedFiles.make", "self._identity.create(durable=True)", "pass", "copied, tidied"),

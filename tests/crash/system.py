@@ -29,7 +29,6 @@ from txstore.commit import Stored
 from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
-from txstore.segments.compaction_outputs import CompactionOutputs
 from txstore.steps import STEPS
 from txstore.storage import commit_lock, permissions, sync_queue, tree
 from txstore.storage import local as storage
@@ -547,6 +546,3 @@ def forget_all() -> None:
     for thing in processes.all_of(processes._forking):
         if isinstance(thing, Participation) and thing._staging.storage.url == URL:
             thing.end()
-    for thing in processes.all_of(processes._forked):
-        if isinstance(thing, CompactionOutputs) and thing._place.storage.url == URL:
-            thing.after_fork_in_child()

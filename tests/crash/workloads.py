@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 import txstore
-from tests import aside
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process, ProgramDied
 from tests.crash.world import TORN, Made, Promise, World, some
@@ -508,49 +507,6 @@ def optimized(world: World) -> None:
         world.optimize(repo)
 
 
-def merged_aside(world: World) -> None:
-    """Runs are merged into packs of their own, and the next commit lists each, if nobody else has merged them by then.
-
-    Others keep house meanwhile. One had made the directory of the first, when it was killed.
-    """
-
-    def before(call: str, path: str, site: str) -> None:
-        if call == "mkdir" and "/packs/" in path:
-            SYSTEM.before = None
-            SYSTEM.mkdir(path)
-
-    with pytest.MonkeyPatch.context() as patched:
-        aside.merge_all(patched)
-        process = Process()
-        with process:
-            repo = world.open()
-            SYSTEM.before = before
-            for number in range(3):
-                world.put(repo, {"a": world.value(), f"b/{number}": world.value(300)})
-            assert aside.installed(repo)
-            assert aside.waiting(repo)
-            with Process() as keeper:
-                world.vacuum(world.open(), keep=2)
-            keeper.die()
-            world.put(repo, {"a": None, "c": world.value()})
-            assert aside.installed(repo)
-            with Process() as keeper:
-                other = world.open()
-                world.put(other, {"a": world.value()})
-                world.optimize(other)
-            keeper.die()
-            world.put(repo, {"d": world.value()})
-            assert not aside.installed(repo)
-            repo.engine.commits.compaction_outputs.after_fork_in_child()  # it is killed: what waits is left
-        process.die()
-    with Process():
-        repo = world.open()
-        world.put(repo, {"a": world.value()})
-        world.vacuum(repo, keep=1)
-        world.optimize(repo)
-        world.vacuum(repo, keep=1)
-
-
 def vacuumed(world: World) -> None:
     """All commits but the newest are given up; what it needs of them was copied by then."""
     _several_packs(world)
@@ -961,7 +917,6 @@ WORKLOADS: dict[str, Workload] = {
     "copied, tidied": Workload(tidied, copied),
     "swept, tidied": Workload(tidied, lambda: without_empty_directories(started())),
     "copied, vacuumed": Workload(vacuumed_at_once, copied),
-    "merged aside": Workload(merged_aside),
     "optimized": Workload(optimized),
     "vacuumed": Workload(vacuumed),
     "vacuumed scratch": Workload(vacuumed_scratch),

@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-import pytest
 import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests import aside
+from tests.compaction_outputs import listed, outputs_of
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
 from txstore.cli import main
@@ -85,11 +84,11 @@ def build(directory: Path) -> list[Forged]:
 
 def _write_plain(path: Path, _: Path) -> None:
     repo = txstore.Repository(path)
-    patched = pytest.MonkeyPatch()
     for version in range(5):
-        if version == 2:
-            aside.merge_all(patched)  # the next one installs it
-        with repo.transaction(f"commit {version}", properties={"version": version}) as store:
+        with (
+            listed() if version == 3 else contextlib.nullcontext(),
+            repo.transaction(f"commit {version}", properties={"version": version}) as store,
+        ):
             if version == 3:
                 store.mapping.delete_dir("a")
             store[f"a/{version}"] = b"%d" % version * 7
@@ -97,8 +96,7 @@ def _write_plain(path: Path, _: Path) -> None:
             store["b/empty"] = b""
             if version == 4:
                 del store["a/3"]
-        patched.undo()
-    assert aside.installed(repo)
+    assert outputs_of(repo)
     repo.tags["v1"] = 1
 
 

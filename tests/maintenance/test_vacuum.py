@@ -15,10 +15,8 @@ import pytest
 import zarr
 
 import txstore
-from tests import aside
 from tests.maintenance.upkeep import content, put, rewrite, staged, tree
 from tests.transactions.faults import Hook, once, watch
-from tests.waiting import wait_for_background_cleanup
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
 from txstore.storage.local import LocalStorage
@@ -681,47 +679,6 @@ def test_a_vacuum_at_every_step_of_a_commit(steps, no_lock):
         assert content(other) == model | {"mine": b"1"}
         assert other.verify().faults == []
     assert steps.count > 15 // steps.operations
-
-
-def test_a_vacuum_at_every_step_of_merging_aside_and_adopting(steps, no_lock, monkeypatch):
-    """A compaction output has no commit that refers to it until one installs it; nor is it a transaction's."""
-    aside.inline(monkeypatch)
-    first = aside.fill(steps.repo, 0)
-    lists = set()
-    for repo, other in steps:
-        steps.act = lambda other=other: (put(other, {"z": b"1"}), other.vacuum())
-        model = first | aside.fill(repo, 1) | aside.fill(repo, 2)
-        put(repo, {"mine": b"1"})
-        wait_for_background_cleanup()  # where it takes requests, that a pack is no longer held comes after the commit
-        steps.end()
-        lists.add(len(aside.installed(repo)))
-        if "z" in other.mapping():
-            model["z"] = b"1"
-        assert content(other) == model | {"mine": b"1"}
-        assert other.verify().faults == []
-        assert set(aside.installed(repo)) <= set(tree(repo))
-    assert 1 in lists
-    assert steps.count > 15 // steps.operations
-
-
-def test_merging_aside_and_adopting_at_every_step_of_a_vacuum(steps, no_lock, monkeypatch):
-    aside.inline(monkeypatch)
-    first = aside.fill(steps.repo, 0)
-    for repo, other in steps:
-        model = first | aside.fill(other, 1)
-
-        def install_now(other=other, model=model):
-            model.update(aside.fill(other, 2))
-            put(other, {"mine": b"1"})
-            assert aside.installed(other)
-
-        steps.act = install_now
-        repo.vacuum(keep=1)
-        steps.end()
-        mine = {"mine": b"1"} if "mine" in other.mapping() else {}
-        assert content(other) == model | mine
-        assert other.verify().faults == []
-    assert steps.count > 30 // steps.operations
 
 
 @pytest.mark.long

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
 import txstore
-from tests import aside
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -550,14 +549,6 @@ class HistoryOfObjects(History):
         return f"memory://history-{os.getpid()}-{next(_addresses)}/data.tx"
 
 
-class HistoryAside(aside.MergesAll, History):
-    """The same, where all runs of a commit are merged into a compaction output when it is made."""
-
-
-class HistoryOfObjectsAside(aside.MergesAll, HistoryOfObjects):
-    """That on an object store."""
-
-
 TestHistory = History.TestCase
 TestHistory.settings = settings(
     max_examples=int(os.environ.get("TXSTORE_MODEL_EXAMPLES", "25")), stateful_step_count=30, deadline=None
@@ -566,7 +557,3 @@ TestHistoryOfObjects = HistoryOfObjects.TestCase
 TestHistoryOfObjects.settings = settings(
     max_examples=int(os.environ.get("TXSTORE_MODEL_EXAMPLES", "10")), stateful_step_count=30, deadline=None
 )
-TestHistoryAside = HistoryAside.TestCase
-TestHistoryAside.settings = TestHistory.settings
-TestHistoryOfObjectsAside = HistoryOfObjectsAside.TestCase
-TestHistoryOfObjectsAside.settings = TestHistoryOfObjects.settings

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import txstore
-from tests import aside
 from tests.maintenance.upkeep import content, staged
 from txstore.errors import ConflictError, SnapshotExpiredError
-from txstore.format import names
 from txstore.transactions.transaction import Transaction
 
 pytestmark = pytest.mark.long
@@ -160,18 +158,12 @@ class Maintenance(RuleBasedStateMachine):
     def head_is_right(self) -> None:
         if getattr(self, "history", None):
             assert content(txstore.Repository(self.url)) == self.history[-1]
-            assert [file for file in staged(self.repo) if names.parse_staged_run(file) is None] == []
+            assert staged(self.repo) == []
             for version in self.tags.values():
                 assert content(self.repo, version) == self.history[version]
-
-
-class MaintenanceAside(aside.MergesAll, Maintenance):
-    """The same, where all runs of a commit are merged into a compaction output when it is made."""
 
 
 TestMaintenance = Maintenance.TestCase
 TestMaintenance.settings = settings(
     max_examples=int(os.environ.get("TXSTORE_MODEL_EXAMPLES", "25")), stateful_step_count=25, deadline=None
 )
-TestMaintenanceAside = MaintenanceAside.TestCase
-TestMaintenanceAside.settings = TestMaintenance.settings

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import Phase, settings
 
 import txstore
-from tests import aside
 from tests.model.test_history_model import History, HistoryOfObjects
 from tests.reader_js.node import content, node
 
@@ -63,15 +62,10 @@ class ReadFromObjects(HistoryOfObjects):
             compare(self.repo, copy, list(self.tags))
 
 
-class ReadAside(aside.MergesAll, Read):
-    """Where all runs of a commit are merged into a compaction output when it is made."""
-
-
-for machine in (Read, ReadFromObjects, ReadAside):
+for machine in (Read, ReadFromObjects):
     machine.TestCase.settings = settings(
         max_examples=EXAMPLES, stateful_step_count=30, deadline=None, phases=[Phase.generate]
     )
 
 TestRead = Read.TestCase
 TestReadFromObjects = ReadFromObjects.TestCase
-TestReadAside = ReadAside.TestCase

@@ -12,9 +12,7 @@ import pytest
 import txstore
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
-from txstore.segments.compaction import STEP, merged_by_commit, merged_in_background
-from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
-from txstore.segments.runs import find_runs
+from txstore.segments.compaction import IN_OBJECTS, ON_DISK, merged_by_commit
 from txstore.storage import pack_cache
 from txstore.storage.objects import client
 
@@ -30,40 +28,25 @@ def runs(*sizes: int) -> list[RunName]:
 
 
 class Line:
-    """Commits one after the other, each of so many new keys.
+    """Commits one after the other, each of so many new keys."""
 
-    `takes`: so many commits are made while a thread of their process merges; None: each is of a process of its own.
-    """
-
-    def __init__(self, at_once: int, takes: int | None = None) -> None:
+    def __init__(self, at_once: int) -> None:
         self._at_once = at_once
-        self._takes = takes
-        self._aside: tuple[tuple[RunName, ...], int] | None = None  # what a thread merges, and until which commit
         self.runs: list[RunName] = []
         self.copied = 0  # entries
         self.written = 0
         self.most = 0  # bytes that a commit of few keys has merged
-        self.aside: list[int] = []  # bytes that a thread has merged each time
         self.seq = 0
 
     def commit(self, keys: int, value: int = 16) -> None:
         self.seq += 1
         brought = keys * (value + 40 + BYTES)
-        at = None if self._aside is None else find_runs(self._aside[0], self.runs)
-        chosen = merged_by_commit(self.runs[:at], self._at_once, brought)
-        if chosen:
+        if chosen := merged_by_commit(self.runs, self._at_once, brought):
             total = self._merge(chosen)
             if keys < 100:
                 self.most = max(self.most, BYTES * total)
-        if self._aside is not None and self.seq >= self._aside[1]:
-            if find_runs(self._aside[0], self.runs) is not None:
-                self.aside.append(BYTES * self._merge(self._aside[0]))
-            self._aside = None
         self.runs.insert(0, run(keys, self.seq))
         self.written += keys
-        if self._takes is not None and self._aside is None and not self.seq % STEP:
-            inputs = tuple(merged_in_background(self.runs, self._at_once))
-            self._aside = (inputs, self.seq + self._takes) if inputs else None
 
     def _merge(self, chosen: Sequence[RunName]) -> int:
         at = self.runs.index(chosen[0])
@@ -74,7 +57,7 @@ class Line:
         return total
 
 
-AT_ONCE = pytest.mark.parametrize("at_once", [OutputsInFiles.merged_at_once, OutputsInObjects.merged_at_once])
+AT_ONCE = pytest.mark.parametrize("at_once", [ON_DISK, IN_OBJECTS])
 
 LINES: dict[str, Iterable[int]] = {
     "small commits": [1] * 6_000,
@@ -88,12 +71,9 @@ LINES: dict[str, Iterable[int]] = {
 
 
 @AT_ONCE
-@pytest.mark.parametrize("takes", [None, 1, 20])
 @pytest.mark.parametrize("sizes", LINES.values(), ids=LINES)
-def test_runs_are_few_and_their_entries_are_copied_few_times(
-    sizes: Iterable[int], at_once: int, takes: int | None
-) -> None:
-    line = Line(at_once, takes)
+def test_runs_are_few_and_their_entries_are_copied_few_times(sizes: Iterable[int], at_once: int) -> None:
+    line = Line(at_once)
     for keys in sizes:
         line.commit(keys)
         assert len(line.runs) <= 8 + 2 * math.log2(sum(each.entries for each in line.runs) + 1)
@@ -101,18 +81,7 @@ def test_runs_are_few_and_their_entries_are_copied_few_times(
 
 
 @AT_ONCE
-@pytest.mark.parametrize("takes", [1, 20, 50])
-def test_of_one_process_no_small_commit_merges_more_than_a_little(at_once: int, takes: int) -> None:
-    for keys in (1, 20):
-        line = Line(at_once, takes)
-        for _ in range(10_000):
-            line.commit(keys)
-        assert line.most <= at_once
-        assert len(line.runs) <= 16
-
-
-@AT_ONCE
-def test_where_each_process_commits_once_merges_are_bounded_all_the_same(at_once: int) -> None:
+def test_what_small_commits_merge_is_bounded(at_once: int) -> None:
     line = Line(at_once)
     for _ in range(20_000):
         line.commit(20)
@@ -122,20 +91,7 @@ def test_where_each_process_commits_once_merges_are_bounded_all_the_same(at_once
 
 
 @AT_ONCE
-def test_after_a_load_a_thread_merges_what_no_small_commit_does(at_once: int) -> None:
-    line = Line(at_once, 20)
-    for keys in [30_000] * 10:  # 4.8 MB in all
-        line.runs.insert(0, run(keys, keys + len(line.runs)))
-    for _ in range(100):
-        line.commit(1)
-    assert line.most <= at_once
-    assert line.aside
-    assert max(line.aside) >= 4_800_000
-    assert len(line.runs) < 16
-
-
-@AT_ONCE
-def test_after_a_load_processes_that_commit_once_merge_it_by_and_by(at_once: int) -> None:
+def test_after_a_load_small_commits_merge_it_by_and_by(at_once: int) -> None:
     line = Line(at_once)
     for keys in [30_000] * 10:
         line.runs.insert(0, run(keys, keys + len(line.runs)))
@@ -143,15 +99,6 @@ def test_after_a_load_processes_that_commit_once_merge_it_by_and_by(at_once: int
         line.commit(1)
     assert line.most <= 4 * at_once
     assert len(line.runs) < 24
-
-
-def test_a_thread_merges_neither_what_others_are_about_to_nor_what_takes_too_much_memory() -> None:
-    small, large, huge = runs(300, 300), runs(3_000, 3_000), runs(4 << 20, 4 << 20)
-    assert merged_in_background(small, 16 << 10) == merged_in_background(runs(600, 300), 16 << 10) == ()
-    assert merged_in_background([*small, *large], 16 << 10) == large
-    assert merged_in_background([*large, *huge], 16 << 10) == large
-    assert merged_in_background(huge, 16 << 10) == ()
-    assert merged_in_background(runs(3_000, 9_000), 16 << 10) == ()
 
 
 @AT_ONCE

@@ -53,7 +53,6 @@ def watch(repo: txstore.Repository) -> Watched:
     replace_storage(repo.engine, watched)
     repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
     repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
-    repo.engine.commits.compaction_outputs._place.storage = watched  # type: ignore[assignment]
     repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched
 

@@ -27,6 +27,7 @@ import fsspec
 import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which `fixed` gives
 
 import txstore
+from tests.compaction_outputs import listed
 from tests.vectors import expected
 from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, Sorted, Unique
@@ -358,6 +359,17 @@ def optimized(path: Path) -> None:
         commit(repo, f"{number}", **{f"a__c__{number}": bytes([9] * 4)})
     repo.optimize()
     commit(repo, "after", b=b"1")
+
+
+@vector("A compacted run in a pack of its own, which a commit lists beside its own run: no commit of TxStore makes one")
+def compaction_output(path: Path) -> None:
+    repo = txstore.Repository(path)
+    array(repo)
+    commit(repo, "second", a__c__1=b"2222", long=b"2")
+    commit(repo, "third", a__c__3=None)
+    with listed():
+        commit(repo, "fourth", b=b"3")
+    commit(repo, "after", a__c__0=b"4444", a__c__2=None)
 
 
 @vector("A vacuum has deleted the oldest commits; one of them is kept by a tag, one by a branch")

@@ -92,13 +92,11 @@ def join(content: bytes, leader: Stored, proposals: Sequence[bytes]) -> tuple[by
 def proposal_of(content: bytes, mine: Stored) -> bytes:
     """Return the part of a commit file that is valid after any other commit: its own frames and its own sorted run.
 
-    This omits compaction outputs that the commit would install: the proposal inherits the runs of the commit before it.
+    The proposal inherits the other runs of the commit before it.
     """
-    header, compaction_outputs = mine.header, mine.header.compaction_outputs
-    packs = tuple([pack for pack in header.packs if pack.name not in compaction_outputs])
-    own = header.sections[0]
+    own = mine.header.sections[0]
     end = own.offset + own.length + -own.length % 8
-    return _file(content[:end], replace(header, sections=(own,), runs=header.runs[:1], packs=packs), mine)[0]
+    return _file(content[:end], replace(mine.header, sections=(own,), runs=mine.header.runs[:1]), mine)[0]
 
 
 def members(content: bytes, leader: Stored) -> list[GroupCommitMember]:

@@ -48,7 +48,6 @@ BESIDE = ".d"
 #: The suffix of a lease's name (`leases`): the lease lies beside the object that it protects.
 LEASE = ".held"
 _OPEN, _SEALED, _NAMED = "open", "sealed", "named-"
-_RUN = ".run"
 _ROWS = ".rows"
 _STOP = "stop-"
 
@@ -191,17 +190,6 @@ def parse_staging(name: str) -> tuple[bytes, int] | None:
     return bytes.fromhex(transaction), int(participant)
 
 
-def staged_run_path(pack_id: bytes) -> str:
-    """The path of a compaction output below `.staging/`, until a commit lists it."""
-    return f"{STAGING}/{pack_id.hex()}{_RUN}"
-
-
-def parse_staged_run(file: str) -> bytes | None:
-    """Return the id of a compaction output from the name of what is staged of it, None for any other name."""
-    pack_id = file.removesuffix(_RUN)
-    return bytes.fromhex(pack_id) if pack_id != file and _ID.fullmatch(pack_id) else None
-
-
 def open_path(transaction: bytes) -> str:
     """The record of a transaction that several processes may stage into."""
     return f"{STAGING}/{transaction.hex()}.{_OPEN}"
@@ -336,7 +324,7 @@ def belongs(path: str) -> bool:
 
 
 def _is_staged(file: str) -> bool:
-    if is_new(file) or any(parse(file) is not None for parse in (parse_named, parse_record, parse_staged_run)):
+    if is_new(file) or any(parse(file) is not None for parse in (parse_named, parse_record)):
         return True
     held = file.removesuffix(LEASE)
     return parse_staging(held) is not None or (held != file and _ID.fullmatch(held) is not None)

@@ -92,7 +92,6 @@ class Branches(MutableMapping[str, Commit]):
             self._commits.storage.lock(names.COMMIT_LOCK),  # no process commits to it meanwhile
         ):
             self._commits.branches.delete(name)
-        self._commits.compaction_outputs.forget(branch)
 
     def rename(self, name: str, new: str) -> None:
         """Rename a branch, durably. Its readers and writers continue.

@@ -24,7 +24,6 @@ from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import StagingPlace
 from txstore.history.tag_names import TagNames
 from txstore.history.versions import VersionTaking
-from txstore.segments.compaction_outputs import CompactionOutputs, OutputPlace
 from txstore.storage.interface import Storage
 
 
@@ -36,7 +35,6 @@ class Way(NamedTuple):
     head_caches: HeadCaches
     durability: Durability
     staged: StagingPlace
-    output_place: OutputPlace
 
 
 class Commits:
@@ -58,11 +56,9 @@ class Commits:
         self.files = files
         self.oldest_kept = oldest_kept
         self.chain = chain
-        self.heads, self.versions, self.head_caches, self.durability, self.staged, *_ = way
+        self.heads, self.versions, self.head_caches, self.durability, self.staged = way
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
-        self.output_place = way.output_place
-        self.compaction_outputs = CompactionOutputs(way.output_place)
         self._warned_of = 0  # the time of the last commit from the future that a warning named
 
     @property

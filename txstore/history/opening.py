@@ -40,7 +40,6 @@ from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.url_parameters import split_parameters
 from txstore.history.versions import RenameUnderLock
 from txstore.history.whole_groups import WholeGroups
-from txstore.segments.compaction_outputs import OutputsInFiles, OutputsInObjects
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
@@ -173,7 +172,6 @@ def _commits_in_files(storage: Storage) -> Commits:
         head_caches,
         SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches),
         PacksInStaging(storage, identity),
-        OutputsInFiles(storage, sees_holders=versions.keeps_out_others),
     )
     return Commits(storage, identity, branches, files, oldest_kept, chain, way)
 
@@ -230,6 +228,5 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
         head_caches,
         DurableObjects(identity),
         PacksInPlace(storage, identity),
-        OutputsInObjects(storage),
     )
     return Commits(storage, identity, branches, files, oldest_kept, chain, way)

@@ -75,7 +75,6 @@ class Contents(NamedTuple):
     sections: tuple[Section, ...]
     runs: tuple[RunName, ...]
     statistics: Statistics = Statistics()
-    packs: tuple[DataPack, ...] = ()  # besides the publisher's own: already durable, under their final names
     oldest_kept: int = 0  # at least the parent's
     required: int = 0  # features that a reader has to support, besides those of the parent
     declared: Declarations | None = None  # None: that of the parent
@@ -411,7 +410,7 @@ class Publisher:
             statistics=contents.statistics,
             sections=sections,
             runs=contents.runs,
-            packs=(*[pack for pack, _ in self.packs], *contents.packs),
+            packs=tuple([pack for pack, _ in self.packs]),
             pending=self.commits.durability.pending(self.branch, parent) if self.durable else 0,
             oldest_kept=max(oldest_kept, contents.oldest_kept),
             required=required,

@@ -113,17 +113,15 @@ class StagedPacks:
     """The data packs of staged files and of their transactions: these may be about to be committed."""
 
     def __init__(self, files: Iterable[str]) -> None:
-        files = list(files)
         staged = map(names.parse_staging, files)
         self._transactions = {packs_begin(part[0]) for part in staged if part is not None}
-        self._runs = set(map(names.parse_staged_run, files)) - {None}
 
     def __contains__(self, path: object) -> bool:
         if not isinstance(path, str):
             return False
         name = posixpath.basename(path)
         pack_id = names.parse_data_pack(name[:2], name)
-        return pack_id is not None and (packs_begin(pack_id) in self._transactions or pack_id in self._runs)
+        return pack_id is not None and packs_begin(pack_id) in self._transactions
 
 
 def sizes_of(commits: Commits, paths: Iterable[str]) -> dict[str, int]:

@@ -201,7 +201,7 @@ def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind
 def merged_run(commits: Commits, stored: Stored, parent: Stored | None, run: RunName) -> Rebuilt | None:
     """Repeat a commit's merge of runs: those of its parent that it no longer lists.
 
-    It may have merged some, and installed the merged run of others: each run is newer than all after it in the list.
+    It may have merged some, and listed a merged run of others: each run is newer than all after it in the list.
     """
     if parent is None:
         return None

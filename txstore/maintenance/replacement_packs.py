@@ -24,8 +24,8 @@ from txstore.segments.replaced import read_records
 from txstore.segments.runs import build, name_run
 from txstore.storage.interface import Mapped, Storage
 
-#: Bytes of a pack, about. It is gathered in memory.
-_PACK = 64 << 20
+#: Bytes of a pack, about. It is gathered in memory, and copied there once.
+_PACK = 32 << 20
 
 Entry = tuple[bytes, int, int, int, int, int]
 
@@ -102,11 +102,10 @@ class _Writing:
         return self._packs[-1]
 
     def _write(self, name: PackName, parts: list[memoryview | bytes]) -> None:
-        staged = names.staged_run_path(name.id)
-        file = self._commits.output_place.write(staged, name, parts)
-        self._commits.storage.delete(staged)
-        if file is not None:
-            file.close()
+        storage = self._commits.storage
+        storage.make_directory(names.data_pack_directory(name.id), durable=True)
+        storage.write_once(name.path, b"".join(parts), durable=True)
+        storage.sync_directory(names.PACKS)
 
 
 def packs_in_use(storage: Storage, needed: Collection[str]) -> set[str]:

@@ -1,11 +1,10 @@
-"""Decides which sorted runs are merged into one, when, and by which process.
+"""Decides which sorted runs are merged into one, and when.
 
 A run is merged with the newer ones while it has at most twice their entries together. So the result has at least half
 as many again as any run that went in, and each entry is copied a logarithmic number of times.
 
-A commit merges small runs itself, right before it is published. A background thread of a process that commits again and
-again merges large ones, and that process's next commit installs the result (`compaction_outputs`). `optimize` merges
-all runs into one.
+A commit merges small runs itself, right before it is published, and larger ones when they are overdue. `optimize`
+merges all runs into one.
 """
 
 from __future__ import annotations
@@ -15,36 +14,23 @@ from itertools import pairwise
 
 from txstore.format.commitfile import RunName
 
-#: One commit in this many of a process looks for runs that a background thread should merge.
-STEP = 16
-#: Runs above the usual number that a small commit tolerates: it leaves the large ones to a background thread. With each
-#: run more it merges twice as much, up to the second number.
+#: Bytes of runs that a small commit merges: on a disk, where that takes milliseconds; on an object store, where they go
+#: to the server, and may have to come from there first.
+ON_DISK, IN_OBJECTS = 256 << 10, 16 << 10
+#: Overdue runs that a small commit tolerates: it merges no large ones. With each run more it merges twice as much, at
+#: most so many times.
 _SPARED, _DOUBLED_MOST = 8, 40
-#: Bytes of runs that a background thread merges at once, at most: they may be in memory, with the result.
-_MERGED_ASIDE = 64 << 20
 
 
 def merged_by_commit(names: Sequence[RunName], at_once: int, brought: int) -> Sequence[RunName]:
     """Return the adjacent runs of a commit that the next commit merges into one. Empty: none.
 
     A large commit, of `brought` bytes, merges half as many again, which takes little time beside its own. A small one
-    merges `at_once` bytes. It merges more only where no process has a background thread, because each process ends
-    after it has committed: twice as much with each overdue run above `_SPARED`. So the number of overdue runs is
+    merges `at_once` bytes, and twice as much with each overdue run above `_SPARED`. So the number of overdue runs is
     logarithmic, too: of all bytes by `at_once`.
     """
     doubled = min(max(_overdue(names) - _SPARED, 0), _DOUBLED_MOST)
     return _adjacent(names, max(at_once << doubled, brought // 2))
-
-
-def merged_in_background(names: Sequence[RunName], at_once: int) -> Sequence[RunName]:
-    """Return the adjacent runs of a commit that a background thread merges into one. Empty: none.
-
-    It leaves out the newest runs: the commits that follow, also those of other processes, merge `at_once` bytes, and
-    would merge these first.
-    """
-    first = next((at for at, name in enumerate(names) if name.length > at_once // 2), len(names))
-    chosen = _adjacent(names[first:], _MERGED_ASIDE)
-    return chosen if sum(name.length for name in chosen) > at_once else ()
 
 
 def together(entries: Iterable[int]) -> int:

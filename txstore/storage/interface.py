@@ -174,7 +174,7 @@ class Storage(Protocol):
         """
 
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
-        """Create a small file with this content, in one step; FileExistsError if it exists."""
+        """Create a file with this content, in one step; FileExistsError if it exists."""
 
     def write_in_place(self, path: str, content: bytes) -> None:
         """Write the beginning of a file that may be lost in a crash."""

@@ -138,8 +138,6 @@ class Ending:
         finally:
             self._release()
             self._locking.release()
-        if stored is not None and result is not None:
-            self._commits.compaction_outputs.begin(stored, result.runs_named)
         return result
 
     def check(self) -> None:

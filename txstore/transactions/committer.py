@@ -28,7 +28,6 @@ from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import compaction
 from txstore.segments import runs as index
-from txstore.segments.compaction_outputs import CompactionOutput
 from txstore.segments.replaced import read_records
 from txstore.steps import step
 from txstore.transactions import conflicts
@@ -90,7 +89,6 @@ class Committer:
         self.own_run = CommitRun(staging, self.publisher, packs, self.merges)
         self._may_queue = may_queue and staging.other_parent is None  # a merge reads commits below the head
         self.merged: _Merged | None = None
-        self.aside: CompactionOutput | None = None  # the output of a background compaction
         self._ancestry = Ancestry(commits)
         #: The head on which the outputs of views were derived, and what the commit hands on there.
         self._derived: tuple[Snapshot, Declarations] | None = None
@@ -168,15 +166,7 @@ class Committer:
         self._append_merged_run(self.head)
 
         look_by_the_way(self.commits, is_large=bool(self.own_run.packs))
-        self.aside, made = self.commits.compaction_outputs.take(self.publisher.branch), None
-        try:
-            made = self._publish()
-            return made
-        finally:
-            if self.aside is not None:
-                self.commits.compaction_outputs.settle(
-                    self.publisher.branch, self.aside, made, may_be_made=self.publisher.proposed
-                )
+        return self._publish()
 
     @step("commit")
     def _publish(self) -> Stored | None:
@@ -208,8 +198,8 @@ class Committer:
     def _append_merged_run(self, head: Snapshot) -> None:
         self.merged = None
         brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
-        names = self.commits.compaction_outputs.left(self.publisher.branch, head.run_names)
-        if chosen := compaction.merged_by_commit(names, self.commits.compaction_outputs.at_once, brought):
+        at_once = compaction.IN_OBJECTS if self.commits.staged.uploads else compaction.ON_DISK
+        if chosen := compaction.merged_by_commit(head.run_names, at_once, brought):
             content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
@@ -398,15 +388,11 @@ class Committer:
         own, merged, statistics = self.own_run.section, self.merged, self.own_run.statistics
         kept = self._keep_constraints(head)
         seq, other = head.seq + 1, self.staging.other_parent
-        sections, runs, packs = [], list(head.run_names), list[DataPack]()
+        sections, runs = [], list(head.run_names)
         if merged is not None and (at := index.find_runs(merged.inputs, runs)) is not None:
             # Its inputs are still in the list, next to each other: no other process compacted them meanwhile.
             runs[at : at + len(merged.inputs)] = [merged.run]
             sections.append(merged.section)
-        aside = self.aside
-        if aside is not None and aside.may_be_installed and (at := index.find_runs(aside.inputs, runs)) is not None:
-            runs[at : at + len(aside.inputs)] = [aside.run]
-            packs.append(aside.data)
         if own is not None:
             entries = statistics.keys_set + statistics.keys_deleted
             runs.insert(0, RunName(None, seq, own.offset, own.length, entries, seq))
@@ -416,7 +402,6 @@ class Committer:
             tuple(sections),
             tuple(runs),
             statistics,
-            tuple(packs),
             required=required,
             declared=kept,
             merged=other,

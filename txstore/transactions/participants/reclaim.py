@@ -53,7 +53,7 @@ def reclaim_staging(commits: Commits, *, dry_run: bool = False) -> list[str]:
             # a loss of power, no process may find the transaction with only some of its packs.
             storage.sync_directory(names.STAGING)
         for file in files:
-            if names.is_new(file) or names.parse_staged_run(file) is not None or file in doomed:
+            if names.is_new(file) or file in doomed:
                 dead.append(f"{names.STAGING}/{file}")
         for transaction in shared - kept:
             dead += [names.open_path(transaction), names.sealed_path(transaction)]
