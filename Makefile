@@ -91,7 +91,7 @@ help:
 	@echo 'make test-zarr-suite  zarr'"'"'s own tests, with each call in the caller'"'"'s thread'
 	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
 	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
-	@echo 'make check       ruff, mypy --strict, the layers'
+	@echo 'make check       ruff, mypy --strict, the layers, and that no figure of make walks has become worse'
 	@echo 'make format      ruff format, and the fixes that ruff can make'
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
@@ -100,7 +100,7 @@ help:
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
-	@echo 'make walks       how many files a write, a commit and a merge go through, and what the code looks like from far'
+	@echo 'make walks       how much code there is, and how many files a write, a commit and a merge go through: each beside its bound'
 	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
 	@echo 'make simulate-keys  a hundred million keys, simulated beside real repositories: bytes, compaction, time to open'
 	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
@@ -303,6 +303,7 @@ check: $(TEST)/stamp
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy --strict txstore tests/typing/calls.py
 	$(TEST)/bin/python -m pytest --quiet tests/test_layers.py
+	$(TEST)/bin/python -m benchmarks.code.gauge
 
 format: $(TEST)/stamp
 	$(TEST)/bin/ruff check --fix .
@@ -326,9 +327,10 @@ bench-processes: $(BENCH)/stamp
 bench-remote: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only remote --only distance
 
-# How far a call goes through the code, and what the code looks like from far: takes Python 3.12 or newer.
-walks: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.code.walks $(WALKS_ARGS)
+# How much code there is, and how far a call goes through it; make check fails if that has become more. WALKS_ARGS=--lower records
+# what has become less. `python -m benchmarks.code.walks --show 'local commit'` tells which files a call goes through.
+walks: $(TEST)/stamp
+	$(TEST)/bin/python -m benchmarks.code.gauge $(WALKS_ARGS)
 
 # A hundred million keys: bytes, runs, write amplification; beside real repositories of up to a million.
 simulate-keys: $(BENCH)/stamp
