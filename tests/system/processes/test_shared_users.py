@@ -138,8 +138,11 @@ def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, f
     root = make_root(folder, mode)
 
     def write() -> None:
-        with txstore.Repository(root).transaction() as store, store.lock("a"):
-            store["a"] = b"1"
+        repo = txstore.Repository(root)
+        with repo.transaction() as store:
+            zarr.create_array(store, name="a", shape=(2,), chunks=(2,), dtype="i1")
+        with repo.transaction() as store, store.lock("a"):
+            zarr.open_array(store, path="a")[:] = 1
 
     run_as(ALICE, write, umask=umask)
     setgid = mode & 0o2000  # which the system passes on
