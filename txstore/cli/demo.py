@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ class SceneResult:
 
 
 #: Indices of the counters that the processes of a scene share. Only one process writes each, so they need no lock.
-WRITES, WHOLE, TORN, FAILED, READY = range(5)
+WRITES, WHOLE, TORN, FAILED, WRITTEN, READY = range(6)
 _stage: list[Any] = []  # in a child: the counters, and the events that start and stop it
 
 
@@ -217,7 +217,7 @@ def write(scene: Scene, place: ScenePlace) -> None:
     counters = _stage[0]
     with place.writing("step 0") as store:
         scene.write(store, 0)
-    counters[READY] = 1
+    counters[WRITTEN] = 1
     for step in _steps():
         with place.writing(f"step {step}") as store:
             scene.write(store, step)
@@ -227,6 +227,11 @@ def write(scene: Scene, place: ScenePlace) -> None:
 def read(scene: Scene, place: ScenePlace) -> tuple[str | None, str | None]:
     """Return what was wrong with the first torn read, and with the first failed one."""
     counters, first_torn, first_failure = _stage[0], None, None
+    while not counters[WRITTEN] and not _stage[2].wait(0.01):
+        pass
+    with suppress(Exception), place.reading() as store:
+        scene.torn(store)  # it imports what a read needs, and does not count
+    counters[READY] = 1
     for _ in _steps():
         try:
             with place.reading() as store:
@@ -248,11 +253,11 @@ def _described(error: BaseException) -> str:
 def play(scene: Scene, place: ScenePlace, seconds: float) -> SceneResult:
     """Play one scene on one store. Both processes have ended when this returns or raises."""
     context = multiprocessing.get_context("spawn")
-    counters, go, stop = context.RawArray(ctypes.c_longlong, 5), context.Event(), context.Event()
+    counters, go, stop = context.RawArray(ctypes.c_longlong, 6), context.Event(), context.Event()
     pool = futures.ProcessPoolExecutor(2, mp_context=context, initializer=_begin, initargs=(counters, go, stop))
 
     def result(took: float, **found: Any) -> SceneResult:
-        writes, whole, torn, failed, _ = counters
+        writes, whole, torn, failed, *_ = counters
         return SceneResult(scene.name, place.store, torn, failed, whole, writes, round(took, 3), **found)
 
     # The children inherit the mask: Ctrl-C is for this process alone, which ends them in order.
