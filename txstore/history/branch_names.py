@@ -15,9 +15,8 @@ from txstore.format.commitfile import CommitName
 from txstore.format.names import MAIN
 from txstore.format.records import Branch
 from txstore.history.identity import Identity
-from txstore.history.listed_names import read_listed
 from txstore.steps import step
-from txstore.storage.interface import Storage, write_over
+from txstore.storage.interface import Storage, read_listed, write_over
 from txstore.storage.objects.errors import NoListsError
 
 

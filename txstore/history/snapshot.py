@@ -259,7 +259,8 @@ class Snapshot(Hierarchy):
         if not pack.may_be_replaced:
             view = pack.part(found.offset, found.length, part, key)
             # What an erasure replaces becomes zeros before all runs say so. Then only the whole value's checksum tells.
-            if any(view[:_BEGIN]) or not self._erasures():
+            replaced = self._packs.replaced
+            if any(view[:_BEGIN]) or replaced is None or not replaced.may_be_any():
                 return view
         try:
             return pack.view(found.offset, found.length, found.checksum, key)[part]

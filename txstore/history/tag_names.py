@@ -9,9 +9,8 @@ from txstore.format import encoding, names
 from txstore.format.keys import check_name
 from txstore.format.records import Tag
 from txstore.history.identity import Identity
-from txstore.history.listed_names import read_listed
 from txstore.steps import step
-from txstore.storage.interface import Storage
+from txstore.storage.interface import Storage, read_listed
 
 
 class TagNames:

@@ -140,7 +140,7 @@ class Place:
         if info["type"] != "file":
             raise SourceError(self.url, "this is no file")
         found = ForeignFile.of(info)
-        if self.is_local:  # the one time that nobody can set: a file that was away in the meantime has another one
+        if self.is_local:  # no program can set this time: a file that was away in the meantime has another one
             found = replace(found, version=f"{found.version} {os.stat(self.root).st_ctime_ns}")
         return found
 

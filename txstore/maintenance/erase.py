@@ -447,7 +447,7 @@ class _Erasing:
     # --- deleting and recording
 
     def _pass_by(self, record: ErasureRecord) -> ErasureRecord:
-        """Where no pins tell who has a transaction open: let each of them meet the record before it can commit.
+        """Where no pins tell which processes have a transaction open: let each meet the record before it can commit.
 
         A transaction looks for records when it moves to a head that it does not know. Each branch gets such a head now:
         what was committed before is among what is erased, and what is committed behind it has looked.

@@ -152,7 +152,7 @@ class RechunkJob:
         self._branch = branch
         self._room = max(1, max_memory // _SHARE // workers)
         self._committed = max_memory // _COMMITTED
-        self.workers = workers
+        self._workers = workers
         self._progress = progress
         self.has_begun = False  # whether the branch of the job exists
         self._branch_id: str
@@ -391,7 +391,7 @@ class RechunkJob:
                         done += bytes_of(copied, size)
                         self._tell(done, nbytes * (last + 1))
 
-                    copy_pieces(source, target, group, workers=self.workers, done=tell)
+                    copy_pieces(source, target, group, workers=self._workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
                         store.delete_dir_sync(self._between)
 

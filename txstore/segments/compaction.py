@@ -17,8 +17,8 @@ from txstore.format.commitfile import RunName
 #: Bytes of runs that a small commit merges: on a disk, where that takes milliseconds; on an object store, where they go
 #: to the server, and may have to come from there first.
 ON_DISK, IN_OBJECTS = 256 << 10, 16 << 10
-#: Overdue runs that a small commit tolerates: it merges no large ones. With each run more it merges twice as much, at
-#: most so many times.
+#: Overdue runs that a small commit tolerates: it merges no large ones. With each run more it merges twice as much; the
+#: second number limits how often that doubles.
 _SPARED, _DOUBLED_MOST = 8, 40
 
 

@@ -195,7 +195,7 @@ class BufferedFile:
 
     def copy_value(self, offset: int, view: memoryview) -> int:
         """Write a long value, for which `retire` has made room; return the checksum of the bytes that were written."""
-        checksum, piece = 0, memoryview(bytearray(_PIECE))
+        checksum, piece = 0, memoryview(bytearray(min(_PIECE, len(view))))
         for at in range(0, len(view), _PIECE):
             part = piece[: len(view) - at]
             part[:] = view[at : at + _PIECE]

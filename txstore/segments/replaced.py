@@ -75,6 +75,10 @@ class ReplacedValues:
         """Look again for erasures at the next question."""
         self._newest_first = None
 
+    def may_be_any(self) -> bool:
+        """Tell whether there was ever an erasure. This reads no record."""
+        return bool(self._storage.list(names.ERASED))
+
     def pack_name(self, number: int) -> PackName:
         return self._names[number - FIRST_NUMBER]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore.format import names
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from txstore.storage.pack_cache import PackCache
     from txstore.storage.retry_turn import RetryTurn
     from txstore.storage.sync_queue import SyncQueue
+
+T = TypeVar("T")
 
 Mapped = Any  # an object with the buffer protocol: what a whole file looks like in memory
 
@@ -260,3 +262,17 @@ def paths_in(storage: Storage, directory: str) -> list[str]:
     """Return what belongs to the repository in one of its directories. Other programs may leave files there."""
     found = (f"{directory}/{name}" for name in storage.list(directory))
     return [path for path in found if names.belongs(path)]
+
+
+def read_listed(list_names: Callable[[], Sequence[str]], read: Callable[[str], T | None]) -> dict[str, T]:
+    """Return what `read` returns for each listed name, without None: deleted.
+
+    One that is gone may have got another name, which was there before the old one went: so the names are listed again,
+    until a list shows no change. Else a vacuum could take what has the name for unneeded.
+    """
+    listed = list_names()
+    while True:
+        found = {name: content for name in listed if (content := read(name)) is not None}
+        if len(found) == len(listed) or set(again := list_names()) == set(listed):
+            return found
+        listed = again

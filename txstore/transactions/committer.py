@@ -290,14 +290,12 @@ class Committer:
 
         A key or prefix that is deleted counts, too: the file keeps the frames of what was written there before.
         """
+        staged = self.view.staged
         for record in () if self.commits.are_pins_seen else read_records(self.commits.storage):
             if record.until.get(self.publisher.branch, -1) > self.base.version:
-                keys = [key for key, _ in self.view.staged.items() if as_erasure(record).covers(key)]
-                keys += [
-                    prefix
-                    for prefix in self.view.staged.prefixes
-                    if any(is_related(prefix, path) for path in record.paths)
-                ]
+                covers = as_erasure(record).covers
+                keys = [key for key, _ in staged.items() if covers(key)]
+                keys += [each for each in staged.prefixes if any(is_related(each, path) for path in record.paths)]
                 if keys:
                     reason = "keys lie below what was erased after this transaction had begun"
                     raise ConflictError(keys, reason=reason, base=self.base.commit, head=head.commit)

@@ -54,7 +54,7 @@ class StagedKeys:
         #: it learned of lost work.
         self._closed: dict[int, int] = {}
         self._divided: dict[int, set[str]] = {}  # participant -> keys with links before and after that frame
-        self._undone: set[str] = set()  # keys whose lost frames nobody has repeated, though others wrote the keys since
+        self._undone: set[str] = set()  # keys that others wrote again, without all that was lost
         self.may_be_foreign = False  # whether there may be a foreign value
         #: Written documents and deleted prefixes, in the order in which this process learned of them. In the process
         #: that began the transaction, only those of other processes.
@@ -481,7 +481,7 @@ class StagedKeys:
     def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
         """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part.
 
-        Also those with such frames that nobody has repeated wholly. Call `settle` first.
+        Also those with such frames that no participant has repeated wholly. Call `settle` first.
         """
         keys = [
             key

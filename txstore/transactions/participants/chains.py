@@ -109,7 +109,7 @@ def resolve(
 def is_undone(
     links: Sequence[Link], prefixes: Prefixes, lost: Mapping[int, int], whole: Callable[[], Region] = Region.whole
 ) -> bool:
-    """Tell whether the links do not form a chain only because nobody has repeated all work of lost participants."""
+    """Tell whether the links do not form a chain only because no participant has repeated all lost work."""
     kept = _without_lost(links, lost)
     found = arrange(kept, prefixes)
     return found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole)
