@@ -57,7 +57,7 @@ from txstore.sessions.stale_arrays import HeldDocuments
 from txstore.transactions import conflicts, merges
 from txstore.transactions.conflicts import Check
 from txstore.transactions.merges import Merges
-from txstore.transactions.participants.siblings import Siblings
+from txstore.transactions.participants.membership import Siblings
 from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import View
