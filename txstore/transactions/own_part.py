@@ -28,6 +28,8 @@ from txstore.transactions.participants.shared import append_about
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from txstore.segments.runs import Located
+
 
 #: This process's parts in transactions of other processes. It has to seal them when it ends.
 _parts: weakref.WeakSet[Part] = weakref.WeakSet()
@@ -126,9 +128,11 @@ class Part:
         self.seals.count(staged.sequence)
         return staged
 
-    def append_batch(self, batch: Frames, encoded: tuple[bytes, ...], seen: bytearray, threads: int) -> bool:
+    def append_batch(
+        self, batch: Frames, encoded: tuple[bytes, ...], seen: bytearray, threads: int, base: Located | None
+    ) -> bool:
         """Append many frames; return False if the caller has to append them one by one."""
-        return (self._writer or self._begin()).append_batch(batch, encoded, seen, threads)
+        return (self._writer or self._begin()).append_batch(batch, encoded, seen, threads, base)
 
     def check_open(self) -> None:
         """Raise `TransactionStateError` if the transaction that this process joined has ended.

@@ -28,7 +28,8 @@ from txstore.format.regions import WHOLE, Region
 from txstore.history.changes import refs_of
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
-from txstore.segments.pack_writer import Frames
+from txstore.segments.pack_writer import Frames, bytes_of
+from txstore.segments.runs import ELSEWHERE
 from txstore.steps import step
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.own_part import Part
@@ -101,8 +102,12 @@ class Staging:
     def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         """Append a frame and remember its place. For a prefix tombstone, `key` is the prefix.
 
-        Raises `OSError`, and `TransactionStateError` if the transaction of another process has ended.
+        A value that the base has already takes no bytes. Raises `OSError`, and `TransactionStateError` if the
+        transaction of another process has ended.
         """
+        if kind in packfile.REF_OF_FRAME and self.view.is_no_write(key, kind, bytes_of(value)):
+            self.view.rely_if_serializable(key)
+            return
         self.part.begin()
         if kind == packfile.FRAME_PREFIX and self.members.is_shared:
             # These frames say which frames of other participants this process has seen.
@@ -121,6 +126,9 @@ class Staging:
 
         `known` is the state of the chunk from which `value` was made.
         """
+        if known.seen == packfile.SEEN_NOTHING and self.view.is_no_write(key, packfile.FRAME_PARTIAL, bytes_of(value)):
+            self.view.rely_if_serializable(key)
+            return
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
         # The rest of the chunk is not the base's.
@@ -175,11 +183,16 @@ class Staging:
         """
         self.part.begin()
         seen = bytearray(len(keys))
-        if self.view.marks or self.staged.knows_anything:
+        located = None
+        if kind == packfile.FRAME_VALUE and self.view.is_alone and not self._commits.staged.uploads:
+            located = self.view.base.runs.locate(keys)
+        if self.view.marks or self.staged.knows_anything or self.view.reflinks.any:
             for row, key in enumerate(keys):
                 what = self.staged.seen(key, was_read=key in self.view.marks)
                 seen[row] = _ODD if isinstance(what, Predecessor) or key in self.staged.layered else what
-        if not self.part.append_batch(batch, encoded, seen, threads):
+                if located is not None and (what or key in self.staged or not self.view.is_over_base(key)):
+                    located.table[row, 0] = ELSEWHERE
+        if not self.part.append_batch(batch, encoded, seen, threads, located):
             return list(range(len(keys)))
         placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
         states, refs = placed[:, 0], placed[:, 1:]
@@ -195,7 +208,9 @@ class Staging:
                 self.staged.was_read_again(keys[row])
         for row in np.flatnonzero(states == chunks.EMPTY).tolist():
             self._append(packfile.FRAME_TOMBSTONE, keys[row], encoded[row], b"")
-        left: list[int] = np.flatnonzero((states != chunks.PLACED) & (states != chunks.EMPTY)).tolist()
+        for row in np.flatnonzero(states == chunks.IN_BASE).tolist():
+            self.view.rely_if_serializable(keys[row])
+        left: list[int] = np.flatnonzero(~np.isin(states, (chunks.PLACED, chunks.EMPTY, chunks.IN_BASE))).tolist()
         self.part.check_open()
         return left
 
