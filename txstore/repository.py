@@ -60,7 +60,7 @@ from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
 from txstore.storage.foreign_files import Given, allowed
-from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.storage.kept import CACHE_SIZE
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock

@@ -14,7 +14,7 @@ from txstore.format import carried, commitfile, encoding
 from txstore.history.branch_names import BranchNames
 from txstore.history.commit_files import CommitFiles
 from txstore.history.identity import Identity
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.kept import PackCache
 from txstore.storage.request_threads import in_advance, in_parallel
 
 #: Groups of commits of which the last is read for a reader that looks at the newest commit.

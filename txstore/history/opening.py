@@ -43,11 +43,11 @@ from txstore.history.whole_groups import WholeGroups
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
+from txstore.storage.kept import CACHE_SIZE, open_cache
 from txstore.storage.local import LocalStorage
 from txstore.storage.network import NetworkStorage
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.objects.urls import check_slashes
-from txstore.storage.pack_cache import CACHE_SIZE, open_cache
 from txstore.storage.remote import RemoteStorage
 
 #: Bytes of decoded chunks that a repository keeps in memory, unless it is told otherwise.

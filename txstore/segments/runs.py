@@ -23,7 +23,7 @@ from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
 from txstore.segments.replaced import FIRST_NUMBER
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
-from txstore.storage.spool import spooled
+from txstore.storage.kept import spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys

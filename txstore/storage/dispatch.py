@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from txstore.storage import background_cleanup
 from txstore.storage.background_cleanup import Work
-from txstore.storage.read_ahead import Fetched, FileReader, ReadRange, Unfetched
+from txstore.storage.kept import FileReader
 from txstore.storage.request_threads import in_advance, in_parallel, in_thread
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Dispatch(Protocol):
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         """As `each`, and lazily: at most `most` calls are under way before their turn."""
 
-    def reader(self, read_range: ReadRange) -> FileReader:
+    def reader(self, read_range: Callable[[str, int, int], bytes]) -> FileReader:
         """Return what reads many ranges of files one after the other. For one thread."""
 
     async def awaited(self, function: Callable[..., T], *arguments: object) -> T:
@@ -50,8 +50,8 @@ class AtOnce:
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         return map(function, arguments)
 
-    def reader(self, read_range: ReadRange) -> FileReader:
-        return Unfetched(read_range)
+    def reader(self, read_range: Callable[[str, int, int], bytes]) -> FileReader:
+        return FileReader(read_range, ahead=False)
 
     async def awaited(self, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
@@ -88,8 +88,8 @@ class InParallel(InThread):
     def in_advance(self, function: Callable[[S], T], arguments: Iterable[S], most: int) -> Iterator[T]:
         return in_advance(function, arguments, most)
 
-    def reader(self, read_range: ReadRange) -> FileReader:
-        return Fetched(read_range)
+    def reader(self, read_range: Callable[[str, int, int], bytes]) -> FileReader:
+        return FileReader(read_range, ahead=True)
 
     def outside_loop(self, work: Work) -> None:
         if asyncio._get_running_loop() is None:

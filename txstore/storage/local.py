@@ -25,8 +25,8 @@ from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import AtOnce, Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.pack_cache import PackCache, PieceMemory
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
 from txstore.storage.retry_turn import MetConflicts, RetryTurn
 from txstore.storage.sync_queue import SyncQueue

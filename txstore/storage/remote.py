@@ -27,11 +27,11 @@ from txstore.storage.commit_lock import Wait
 from txstore.storage.creation_check import CreationCheck
 from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.kept import PackCache
 from txstore.storage.late_answers import Creator, LateAnswers
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.backend import Version
 from txstore.storage.objects.interface import ObjectStore
-from txstore.storage.pack_cache import PackCache
 from txstore.storage.request_threads import in_background
 from txstore.storage.staged_objects import StagedObjects
 
