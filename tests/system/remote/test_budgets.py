@@ -12,7 +12,7 @@ import txstore
 from tests.system.remote.proxy import Proxy
 from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
 from txstore.history import listings, object_head_caches
-from txstore.storage import creation_check, kept, leases
+from txstore.storage import kept, leases, remote
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +26,7 @@ def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
     # What was asked a moment ago is asked again after seconds, which this machine may take for a step.
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(listings, "TRUSTED", 1e9)
-    monkeypatch.setattr(creation_check, "PERIOD", 1e9)
+    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)
