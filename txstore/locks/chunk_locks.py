@@ -2,7 +2,7 @@
 
     "table"     words of a file that all processes map (`_native/_locktable.c`), at memory speed: local file systems
     "ranges"    byte locks of the same file (`exclusion.py`): network file systems, and where the C was not built
-    "files"     a few locked files (`file_locks.py`): systems without such byte locks
+    "files"     a few locked files (`exclusion.py`): systems without such byte locks
 
 A process uses the kind that the living members of the lock file use. If it can't, it has no locks. A process chooses
 the kind anew only if the file has no living member. So two kinds of lock are never in use at the same time.
@@ -21,9 +21,8 @@ from typing import Protocol, TypeVar
 from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
-from txstore.locks.exclusion import RangeLocks
+from txstore.locks.exclusion import RangeLocks, StripeLocks
 from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
-from txstore.locks.file_locks import StripeLocks
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
 from txstore.storage.permissions import of_writers
