@@ -37,7 +37,7 @@ from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import Constraints
+from txstore.history.declarations import Constraints
 from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
