@@ -9,9 +9,8 @@ from typing import Protocol
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import names
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, OldestKept
 from txstore.history.commit_files import CommitFiles
-from txstore.history.oldest_kept import OldestKept
 
 
 class Told(Protocol):

@@ -18,7 +18,7 @@ from fsspec.core import split_protocol
 from txstore.commit_queue.group_commits import GroupCommits
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.carried_commits import CarriedCommits
 from txstore.history.chain import Chain, NothingTold
 from txstore.history.commit_files import CommitFiles, FileReads
@@ -27,7 +27,6 @@ from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.durability import DurableObjects, SyncedFiles
-from txstore.history.durable_versions import DurableVersions
 from txstore.history.head_caches import FileHeadCaches
 from txstore.history.heads import FileHeads, KnownHeads
 from txstore.history.identity import Identity
@@ -35,7 +34,6 @@ from txstore.history.listings import Listings, Looks
 from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
 from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
-from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.url_parameters import split_parameters
 from txstore.history.versions import RenameUnderLock

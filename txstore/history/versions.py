@@ -12,9 +12,9 @@ from txstore.commit_queue.strategy import CommitStrategy, UnderLock
 from txstore.errors import CommitUnknownError, TxStoreError
 from txstore.format import names
 from txstore.format.commitfile import Header
+from txstore.history.branch_names import OldestKept
 from txstore.history.commit_files import CommitFiles
 from txstore.history.heads import KnownHeads
-from txstore.history.oldest_kept import OldestKept
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Storage
