@@ -23,7 +23,7 @@ from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
-from txstore.storage.dispatch import AtOnce, Dispatch
+from txstore.storage.dispatch import Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
@@ -47,7 +47,7 @@ class LocalStorage:
     """A directory on a local file system."""
 
     capabilities = LOCAL
-    dispatch: Dispatch = AtOnce()
+    dispatch = Dispatch()
     ranges: Ranges | None = None
 
     def __init__(self, root: str) -> None:

@@ -1,6 +1,6 @@
 """Cleans up a transaction that the caller drops without commit or rollback, or whose outcome is unknown.
 
-Finalizers hand requests to a background thread (`storage.background_cleanup`).
+Finalizers hand requests to a background thread (`storage.dispatch`).
 """
 
 from __future__ import annotations
