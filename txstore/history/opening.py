@@ -20,7 +20,7 @@ from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
 from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.carried_commits import CarriedCommits
-from txstore.history.chain import Chain, NothingTold
+from txstore.history.chain import Chain, Told
 from txstore.history.commit_files import CommitFiles, FileReads
 from txstore.history.commits import Commits, Way
 from txstore.history.contention import Contention
@@ -160,7 +160,7 @@ def _commits_in_files(storage: Storage) -> Commits:
     branches = BranchNames(storage, identity)
     files = CommitFiles(storage, identity, branches, FileReads())
     oldest_kept = OldestKept(storage, branches)
-    chain = Chain(files, oldest_kept, branches, NothingTold(files))
+    chain = Chain(files, oldest_kept, branches, Told(files))
     known, durable = KnownHeads(identity, branches), DurableVersions(branches)
     head_caches = FileHeadCaches(storage, durable)
     versions = RenameUnderLock(storage, files, oldest_kept, known)

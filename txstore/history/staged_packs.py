@@ -25,55 +25,46 @@ from txstore.storage.remote import RemoteStorage
 _PAUSE = 0.05  # seconds
 
 
-class NameRule(Protocol):
-    """How the names of transactions are deleted in one kind of storage."""
-
-    def free(self, name: str, ended: bytes) -> None:
-        """Delete the name of an ended transaction. The caller holds the staging lock."""
-
-    def delete_before_record(self, name: str, transaction: bytes) -> None:
-        """Delete the name of a transaction that this process is ending, before it deletes the record."""
-
-    def delete_after_record(self, name: str, transaction: bytes) -> None:
-        """Delete the name of a transaction that this process has ended, after it has deleted the record."""
-
-    def can_be_found(self, name: str, transaction: bytes) -> bool:
-        """Tell whether a transaction that still has a record can be found by its name."""
-
-
-class LockedNames:
-    """The rule for a disk: the staging lock excludes all other processes."""
+class NameRule:
+    """How the names of transactions are deleted: on a disk, where the staging lock excludes all other processes."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     def free(self, name: str, ended: bytes) -> None:
+        """Delete the name of an ended transaction. The caller holds the staging lock."""
         self._storage.delete(names.named_path(name))
 
     def delete_before_record(self, name: str, transaction: bytes) -> None:
-        """Delete nothing: a transaction that has a record keeps its name."""
+        """Delete the name of a transaction that this process is ending, before it deletes the record.
+
+        On a disk, delete nothing: a transaction that has a record keeps its name.
+        """
 
     def delete_after_record(self, name: str, transaction: bytes) -> None:
+        """Delete the name of a transaction that this process has ended, after it has deleted the record."""
         # If this times out, the next process that finds the ended name frees it.
         with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
             _delete(self._storage, name, transaction)
 
     def can_be_found(self, name: str, transaction: bytes) -> bool:
+        """Tell whether a transaction that still has a record can be found by its name."""
         return True
 
 
-class LeasedNames:
+class LeasedNames(NameRule):
     """The rule for an object store, where only the lease of a transaction excludes other processes."""
 
     def __init__(self, storage: RemoteStorage) -> None:
-        self._storage = storage
+        super().__init__(storage)
+        self._leases = storage.leases
 
     def free(self, name: str, ended: bytes) -> None:
         # Two processes may find the same ended name. Before the second deletes it, the first may already have begun a
         # new transaction with this name. So a process takes the lease of the ended transaction, reads the name once
         # more, and only then deletes it.
         try:
-            held = self._storage.leases.take(f"{names.STAGING}/{ended.hex()}")
+            held = self._leases.take(f"{names.STAGING}/{ended.hex()}")
         except BlockingIOError:
             time.sleep(_PAUSE)  # another process is about to delete it
             return
@@ -152,7 +143,7 @@ class PacksInStaging:
     uploads = False
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
-        self.name_rule: NameRule = LockedNames(storage)
+        self.name_rule = NameRule(storage)
         self._storage = storage
         self._identity = identity
         self._is_tidy = False

@@ -215,17 +215,6 @@ class _OutdatedError(Exception):
     """The lock file has been replaced, or has another kind now."""
 
 
-class _Kind(Protocol):
-    """The locks as this process has opened them."""
-
-    name: str
-
-    def owner(self) -> Owner:
-        """Raises `_OutdatedError` if the file is no longer the one that other processes open."""
-
-    def close(self) -> None: ...
-
-
 class _Table:
     name = "table"
 
@@ -239,6 +228,7 @@ class _Table:
             raise KindInUseError(in_use) if in_use not in (None, self.name) else _OutdatedError from error
 
     def owner(self) -> Owner:
+        """Raises `_OutdatedError` if the file is no longer the one that other processes open."""
         with self._finding_outdated():
             return self._table.owner()
 
@@ -273,6 +263,9 @@ class _Fallback:
     def _check(self) -> None:
         if not self._file.is_in_place():
             raise _OutdatedError
+
+
+_Kind = _Table | _Fallback  # the locks as this process has opened them
 
 
 def _timed_out(keys: list[str], pid: int) -> LockTimeoutError:

@@ -29,7 +29,7 @@ from txstore.storage.commit_lock import Wait
 from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
 from txstore.storage.kept import PackCache
-from txstore.storage.late_answers import Creator, LateAnswers
+from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.backend import Version
 from txstore.storage.objects.errors import NotExclusiveError
@@ -58,7 +58,7 @@ class RemoteStorage:
         makes_requests = objects.makes_requests
         self.capabilities = of_objects(objects.creation, makes_requests=makes_requests, holders_trusted=leases.TERM)
         self.leases = Leases(objects)
-        self.late_answers: Creator = LateAnswers(objects) if makes_requests else objects
+        self.late_answers = LateAnswers(objects) if makes_requests else objects
         self.creation_check = CreationCheck(objects, makes_requests=makes_requests)
         self.staged = StagedObjects()
         self._lock = processes.new_lock()
