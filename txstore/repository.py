@@ -37,7 +37,7 @@ from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import Constraints
+from txstore.history.declarations import Constraints
 from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
@@ -60,7 +60,7 @@ from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
 from txstore.storage.foreign_files import Given, allowed
-from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.storage.kept import CACHE_SIZE
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock

@@ -19,7 +19,7 @@ from tests.system.processes.steps import forked as child_of
 from tests.system.processes.steps import status_of
 from tests.transactions.faults import once, watch
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
-from txstore.history.oldest_kept import OldestKept
+from txstore.history.branch_names import OldestKept
 from txstore.history.publisher import Publisher
 
 

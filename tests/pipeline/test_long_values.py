@@ -17,7 +17,7 @@ from txstore.format import names
 from txstore.pipeline import codec_pipeline
 from txstore.segments import range_planning, ranged_packs, ranged_runs
 from txstore.segments.ranged_packs import PackReader
-from txstore.storage import pack_cache
+from txstore.storage import kept
 
 SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches beyond the array
 
@@ -117,7 +117,7 @@ def test_a_long_value_that_is_damaged_is_an_error(pieces: list[int]) -> None:
     content = bytearray(objects.get(path))
     content[content.index(wide[2000:2010].tobytes())] ^= 1
     objects.put(path, [content])
-    pack_cache._shared._empty()  # the end of the file is at hand
+    kept._shared._empty()  # the end of the file is at hand
     array = opened(txstore.Repository(repo.url))
     with pytest.raises(CorruptionError, match="checksum mismatch"):
         array[:]

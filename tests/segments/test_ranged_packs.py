@@ -25,8 +25,7 @@ from txstore.segments import ranged_packs
 from txstore.segments.packs import MissingPackError
 from txstore.segments.range_planning import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.segments.ranged_packs import RemotePacks
-from txstore.storage.cache_directory import CacheDirectory
-from txstore.storage.pack_cache import PackCache, PieceMemory
+from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory
 
 
 @pytest.fixture

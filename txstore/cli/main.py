@@ -260,12 +260,12 @@ def constraints(
     as_json: JsonOption = False,
 ) -> None:
     """List the constraints that every commit must satisfy."""
-    from txstore.history.declared_constraints import encode
+    from txstore.history.declarations import encode_constraint
 
     repo = open_repository(path, storage_options)
     declared = repo.mapping(None if at is None else find_commit(repo, at, branch), branch=branch).constraints
     if as_json:
-        print_json({name: encode(each) for name, each in sorted(declared.items())})
+        print_json({name: encode_constraint(each) for name, each in sorted(declared.items())})
         return
     print_table(["name~", "kind", "what~"], [_constraint_row(*each) for each in sorted(declared.items())])
 

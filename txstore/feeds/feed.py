@@ -21,7 +21,7 @@ from txstore.history.follow import Follower
 if TYPE_CHECKING:
     from txstore.engine import Engine
     from txstore.feeds.interface import FeedRepository
-    from txstore.history.declared_cursors import Cursors
+    from txstore.history.declarations import Cursors
     from txstore.history.snapshot import Snapshot
     from txstore.store import TxStore
 

@@ -18,7 +18,7 @@ from txstore.history.find import At
 
 if TYPE_CHECKING:
     from txstore.feeds.interface import FeedRepository
-    from txstore.history.declared_cursors import Cursors
+    from txstore.history.declarations import Cursors
 
 #: What a vacuum keeps for a feed, unless another limit is given when it is created.
 KEEP = timedelta(days=30)

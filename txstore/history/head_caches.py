@@ -8,7 +8,7 @@ from typing import Protocol
 from txstore.commit import Stored
 from txstore.format import names, records
 from txstore.format.records import HeadCache
-from txstore.history.durable_versions import DurableVersions
+from txstore.history.branch_names import DurableVersions
 from txstore.storage.interface import Storage
 
 

@@ -11,12 +11,10 @@ from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.format.commitfile import Header
 from txstore.format.records import HeadCache
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.commit_files import CommitFiles
-from txstore.history.durable_versions import DurableVersions
 from txstore.history.head_caches import FileHeadCaches
 from txstore.history.identity import Identity
-from txstore.history.oldest_kept import OldestKept
 from txstore.storage.interface import Storage
 
 #: Number of searches for the head, if a vacuum invalidates them each time.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from txstore.commit import MAIN, Stored
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, OldestKept
 from txstore.history.chain import Chain
-from txstore.history.oldest_kept import OldestKept
 from txstore.history.tag_names import TagNames
 
 

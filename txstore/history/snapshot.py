@@ -23,7 +23,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import decode as decode_constraints
+from txstore.history.declarations import decode_constraints
 from txstore.history.erasures import as_erasure
 from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 from txstore.format import names
 from txstore.maintenance.check_file import Window
-from txstore.maintenance.rebuild import Correction
 from txstore.maintenance.report import Repair
 from txstore.steps import step
 from txstore.storage.interface import StagedFile, Storage
 
 _COPIED = 1 << 20
+
+
+class Correction(NamedTuple):
+    """The right bytes for an offset of a file."""
+
+    offset: int
+    content: bytes
 
 
 class Replacer:

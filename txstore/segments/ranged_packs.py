@@ -32,8 +32,8 @@ from txstore.segments.packs import Missing, MissingPackError, Packs, PackSource,
 from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
 from txstore.segments.replaced import ReplacedValues
 from txstore.storage.interface import GONE, Storage
+from txstore.storage.kept import PackCache, joined
 from txstore.storage.objects.errors import CutShortError
-from txstore.storage.pack_cache import PackCache, joined
 from txstore.storage.request_threads import executor
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from txstore._native import local
     from txstore.storage.capabilities import Capabilities
     from txstore.storage.dispatch import Dispatch
+    from txstore.storage.kept import PackCache
     from txstore.storage.objects.interface import Ranges
-    from txstore.storage.pack_cache import PackCache
     from txstore.storage.retry_turn import RetryTurn
     from txstore.storage.sync_queue import SyncQueue
 
@@ -276,3 +276,67 @@ def read_listed(list_names: Callable[[], Sequence[str]], read: Callable[[str], T
         if len(found) == len(listed) or set(again := list_names()) == set(listed):
             return found
         listed = again
+
+
+# --- what is written once, and then read
+
+#: It goes to a file if it is longer, in bytes.
+IN_MEMORY = 1 << 20
+
+
+def spooled(storage: Storage | None, make: Callable[[Callable[[bytes], object]], object]) -> Mapped:
+    """Return what `make` writes by calling what it is given: in memory while it is small, then in a file.
+
+    The file lies below `.staging/`. If its process is killed, the next process that looks for abandoned files deletes
+    it. The file has no name any more when it is read, and takes disk space until the last reader drops the content.
+    Without a storage, all of it stays in memory.
+    """
+    spool = _Spool(storage)
+    try:
+        make(spool.write)
+        return spool.content()
+    finally:
+        spool.close()
+
+
+class _Spool:
+    def __init__(self, storage: Storage | None) -> None:
+        # Where files are not mapped, one would be read into memory again.
+        self._storage = storage if storage is not None and storage.ranges is None else None
+        self._path = ""
+        self._file: StagedFile | None = None
+        self._length = 0
+        self._memory: bytes | bytearray = b""  # all that was written, if there is no file
+
+    def write(self, piece: bytes) -> None:
+        try:
+            if self._file is None and self._storage is not None and self._length + len(piece) > IN_MEMORY:
+                self._path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+                self._file = self._storage.create(self._path)
+                self._file.write(0, [self._memory])
+                self._memory = b""
+            if self._file is not None:
+                self._file.write(self._length, [piece])
+        except OSError:  # a disk that is full must not keep anybody from committing what fits
+            if self._file is not None and not self._memory:
+                self._memory = bytearray(self._file.read(0, self._length))
+            self.close()
+            self._storage = None
+        if self._file is None:
+            if self._memory:
+                self._memory = self._memory if isinstance(self._memory, bytearray) else bytearray(self._memory)
+                self._memory += piece
+            else:
+                self._memory = piece  # as a rule, there is no other
+        self._length += len(piece)
+
+    def content(self) -> Mapped:
+        return self._memory if self._file is None or self._storage is None else self._storage.map(self._path)
+
+    def close(self) -> None:
+        """Delete the file, if there is one. What was mapped of it stays."""
+        file, self._file = self._file, None
+        if file is not None and self._storage is not None:
+            file.close()
+            with contextlib.suppress(OSError):  # the next process that looks for abandoned files deletes it
+                self._storage.delete(self._path)

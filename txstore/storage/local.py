@@ -23,10 +23,10 @@ from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
-from txstore.storage.dispatch import AtOnce, Dispatch
+from txstore.storage.dispatch import Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.pack_cache import PackCache, PieceMemory
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
 from txstore.storage.retry_turn import MetConflicts, RetryTurn
 from txstore.storage.sync_queue import SyncQueue
@@ -47,7 +47,7 @@ class LocalStorage:
     """A directory on a local file system."""
 
     capabilities = LOCAL
-    dispatch: Dispatch = AtOnce()
+    dispatch = Dispatch()
     ranges: Ranges | None = None
 
     def __init__(self, root: str) -> None:

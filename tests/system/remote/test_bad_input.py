@@ -28,7 +28,7 @@ from txstore.errors import (
     RepositoryNotFoundError,
     SnapshotExpiredError,
 )
-from txstore.storage import pack_cache
+from txstore.storage import kept
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
 pytestmark = pytest.mark.long
@@ -50,7 +50,7 @@ def write(repo: txstore.Repository) -> None:
 
 
 def forget_what_was_read() -> None:
-    pack_cache._shared._empty()
+    kept._shared._empty()
 
 
 @pytest.fixture

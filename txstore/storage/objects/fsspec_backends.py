@@ -15,11 +15,10 @@ import fsspec.core
 from txstore.storage.objects import urls
 from txstore.storage.objects.azure import AzureBackend
 from txstore.storage.objects.backend import OF_PROCESS, READ_ONLY, SINGLE_WRITER, Backend, Refusal
+from txstore.storage.objects.file_servers import SftpServer, SmbServer
 from txstore.storage.objects.gcs import GcsBackend
 from txstore.storage.objects.plain import MemoryBackend, PlainBackend
 from txstore.storage.objects.s3 import S3Backend
-from txstore.storage.objects.sftp import SftpBackend
-from txstore.storage.objects.smb import SmbBackend
 from txstore.storage.objects.urls import Target
 from txstore.storage.objects.web import WebBackend
 
@@ -61,9 +60,9 @@ def build(target: Target) -> Backend:
         filesystem = _unwrapped(filesystem)
         return (WebBackend if "http" in filesystem.protocol else PlainBackend)(filesystem, root)
     if target.family == "sftp":
-        return SftpBackend(functools.partial(_instance, target), _path(target))
+        return SftpServer(functools.partial(_instance, target), _path(target))
     if target.family == "smb":
-        return SmbBackend(_options(target), _path(target))
+        return SmbServer(_options(target), _path(target))
     filesystem = _instance(target)
     if target.family == "memory":
         return MemoryBackend(filesystem, _path(target))
