@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
-from zarr.core.sync import sync
-
 from txstore import processes
 from txstore.loaders.order import MixedWindow
 from txstore.loaders.reading import read_window
 from txstore.loaders.samples import Sample, Samples
+from txstore.sessions.calling_thread import result_of
 
 #: Bytes of decoded blocks in the cache of a process.
 CACHE = 64 << 20
@@ -55,7 +54,7 @@ class CachedSamples:
                 return self._kept[number]
         start, stop = number * self._block, min((number + 1) * self._block, len(self._samples))
         block = MixedWindow(((start, stop),), (slice(0, stop - start),), stop - start)
-        read = sync(read_window(self._samples.arrays, block))
+        read = result_of(read_window(self._samples.arrays, block))
         with self._lock:
             self._kept[number] = read
             most = max(1, self._size // (self._block * self._samples.sample_bytes))

@@ -14,8 +14,9 @@ from typing import Any
 
 import zarr
 from numpy.typing import NDArray
-from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
+
+from txstore.zarr_private import ArraySpec
 
 #: Start and stop of a block, and its rows in the result.
 Block = tuple[tuple[int, int], Any]
