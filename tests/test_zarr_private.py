@@ -8,15 +8,16 @@ import runpy
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.test_layers import MODULES, PACKAGE
-
+PACKAGE = Path(__file__).parents[1] / "txstore"
+MODULE = PACKAGE / "zarr_private.py"
 PRIVATE = re.compile(r"\bzarr\.core\b|\bzarr(\.\w+)*\._[a-z]")
-NODES = list(ast.walk(ast.parse(MODULES["zarr_private"])))
+NODES = list(ast.walk(ast.parse(MODULE.read_text())))
 NEEDED = [
     (node.module, alias.name)
     for node in NODES
@@ -33,6 +34,7 @@ SLOWER = sorted({
 TESTS_WITHOUT = """
 import sys, pytest, zarr
 from tests.test_zarr_private import Without
+assert "txstore" not in sys.modules
 module, name, *tests = sys.argv[1:]
 real, last = sys.modules[module], module.rpartition(".")[2]
 sys.modules[module] = without = Without(module, name)
@@ -58,7 +60,7 @@ class Without(ModuleType):
 
 
 def test_one_module_uses_private_names():
-    assert {module for module, source in MODULES.items() if PRIVATE.search(source)} == {"zarr_private"}
+    assert [path for path in PACKAGE.rglob("*.py") if PRIVATE.search(path.read_text())] == [MODULE]
     assert len(NEEDED) == 7
     assert {name for _, name in SLOWER} == {"sync", "FusedCodecPipeline", "_pool"}
 
@@ -67,7 +69,7 @@ def test_one_module_uses_private_names():
 def test_without_a_name_that_it_needs_it_says_which_zarr_it_works_with(module, name, monkeypatch):
     monkeypatch.setitem(sys.modules, module, Without(module, name))
     with pytest.raises(ImportError, match=rf"works with zarr 3\.1\.6 to .*{name}.*: install"):
-        runpy.run_path(str(PACKAGE / "zarr_private.py"))
+        runpy.run_path(str(MODULE))
 
 
 @pytest.mark.long

@@ -249,7 +249,7 @@ def _chunk_sizes(grid: Mapping[str, Any]) -> Sequence[int | Sequence[int]]:
     if grid["name"] == "regular":
         sizes: Sequence[int] = grid["configuration"]["chunk_shape"]
         return sizes
-    if (grid["name"], grid["configuration"]["kind"]) != ("rectilinear", "inline"):
+    if (grid["name"], grid["configuration"].get("kind")) != ("rectilinear", "inline"):
         raise ValueError(f"TxStore knows no chunk grid {grid['name']!r}")
     return [_edges(sizes) if isinstance(sizes, list) else sizes for sizes in grid["configuration"]["chunk_shapes"]]
 
