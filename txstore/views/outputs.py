@@ -162,8 +162,8 @@ def _longest(array: Any, axis: int) -> int:
         return int(array.shape[axis])
 
 
-# --- GeoZarr, https://geozarr.org/conventions: the convention `multiscales` lists the levels; `spatial` maps the indices
-# of an array to places on the ground. Only in Zarr 3.
+# --- GeoZarr, https://geozarr.org/conventions, in Zarr 3: the convention `multiscales` lists the levels; `spatial` maps
+# the indices of an array to places on the ground
 
 
 _UUID = "d35379db-88df-4056-af3a-620245f8e347"
@@ -231,7 +231,7 @@ def _assets(paths: Sequence[str]) -> list[str]:
     return list(groups if len(set(names)) == 1 and len(set(groups)) == len(paths) else paths)
 
 
-# --- OME-Zarr 0.5 in Zarr 3, 0.4 in Zarr 2: https://ngff.openmicroscopy.org/0.5/#multiscale-md. Only for axes that it has.
+# --- OME-Zarr 0.5 in Zarr 3, 0.4 in Zarr 2: https://ngff.openmicroscopy.org/0.5/#multiscale-md, for axes that it has
 
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
