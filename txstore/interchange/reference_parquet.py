@@ -1,8 +1,9 @@
 """Writes references as Parquet: a directory that fsspec's `LazyReferenceMapper` reads file by file as needed.
 
 It knows only format 2, arrays below a group, and chunks by their numbers in the grid: `.zmetadata` holds all documents,
-and `<array>/refs.<n>.parq` the chunks from `n` times `RECORD` on. A file without any chunk is left out. `entries` finds the
-reference of each key, for references in JSON too.
+and `<array>/refs.<n>.parq` the chunks from `n` times `RECORD` on. A file without any chunk is left out.
+
+`entries` finds the reference of each key, also for references in JSON.
 """
 
 from __future__ import annotations
