@@ -20,10 +20,15 @@ from typing import Any
 import numpy as np
 from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
-from zarr.codecs._v2 import V2Codec
-from zarr.core import codec_pipeline
-from zarr.core.array_spec import ArraySpec
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+from txstore.zarr_private import (
+    ArraySpec,
+    ArrayV2Metadata,
+    ArrayV3Metadata,
+    BatchedCodecPipeline,
+    FusedCodecPipeline,
+    V2Codec,
+)
 
 #: Codecs whose configuration says of what type the elements are.
 _CONVERTING = ("astype", "delta", "fixedscaleoffset", "quantize")
@@ -42,15 +47,17 @@ _BLOSC_HEADER = 16
 _ZSTD_BLOCK = 128 << 10
 
 
-def bounded_pipeline(metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] | None = None) -> CodecPipeline:
-    """Return a pipeline of zarr's own for an array. Each of its codecs decodes no more than a chunk may have.
+def zarr_pipeline(
+    metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] | None = None, *, is_bounded: bool = True
+) -> CodecPipeline:
+    """Return a pipeline of zarr's own for an array. Bounded: its codecs decode no more than a chunk may have.
 
     `kind`: the class of the pipeline; by default the newest one that works on one chunk at a time.
     """
-    codecs, is_new = _codecs(metadata), hasattr(codec_pipeline, "FusedCodecPipeline")
+    codecs = _bounded_codecs(metadata) if is_bounded else _codecs(metadata)
     if kind is None:
-        kind = codec_pipeline.FusedCodecPipeline if is_new else codec_pipeline.BatchedCodecPipeline
-    if is_new:
+        kind = FusedCodecPipeline or BatchedCodecPipeline
+    if FusedCodecPipeline is not None:
         return kind.from_codecs(codecs).evolve_from_array_spec(spec)
     for place, codec in enumerate(codecs):  # pipelines of older versions can't do that
         codecs[place] = codec.evolve_from_array_spec(spec)
@@ -59,6 +66,12 @@ def bounded_pipeline(metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] |
 
 
 def _codecs(metadata: Any) -> list[Codec]:
+    if isinstance(metadata, ArrayV3Metadata):
+        return list(metadata.codecs)
+    return [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+
+
+def _bounded_codecs(metadata: Any) -> list[Codec]:
     if isinstance(metadata, ArrayV3Metadata):
         return _bounded(metadata.codecs)
     assert isinstance(metadata, ArrayV2Metadata)
