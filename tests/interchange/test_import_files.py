@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from tests.interchange.foreign import positions, temperatures, write_netcdf, wri
 from tests.system.bad_input.disk import run_python
 from txstore.interchange import arrays
 from txstore.interchange.arrays import chunk_shape, same
+from txstore.interchange.netcdf_arrays import NetcdfArrays
+from txstore.interchange.places import Place
 
 h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")
@@ -378,15 +382,81 @@ def deep(file: Any) -> None:
         file = file.create_group("g")
 
 
+def links_to_an_array(file: Any) -> None:
+    file["a"] = np.zeros(1)
+    for number in range(64):
+        file[str(number)] = file["a"]
+
+
+def one_text(file: Any, elements: int = 10_000) -> None:
+    made = file.create_dataset("text", (1,), h5py.string_dtype(), chunks=(1,))
+    made[0] = "x" * 100_000
+    file.flush()
+    where = made.id.read_direct_chunk((0,))[1]
+    made = file.create_dataset("a", (elements,), made.dtype, chunks=(elements,), compression="gzip")
+    made.id.write_direct_chunk((0,), zlib.compress(where * elements))
+
+
+def arrays_of_one_text(file: Any) -> None:
+    one_text(file, 1)
+    for number in range(9):
+        made = file.create_dataset(str(number), (1,), file["text"].dtype, chunks=(1,))
+        made.id.write_direct_chunk((0,), file["text"].id.read_direct_chunk((0,))[1])
+
+
+def one_text_of_an_attribute(file: Any) -> None:
+    file.attrs["long"] = "x" * (1 << 21)
+    file.attrs["may"] = ["x"] * 1000
+
+
+def attributes(file: Any) -> None:
+    file["a"] = np.zeros(1)
+    for number in range(70):
+        file["a"].attrs[str(number)] = np.zeros(60_000, "u1")
+    for number in range(63):
+        file[str(number)] = file["a"]
+
+
 @pytest.mark.parametrize("suffix", ["h5", "nc"])
-@pytest.mark.parametrize(("make", "words"), [(links_to_links, "more than 64 paths"), (deep, "below 100 groups")])
-def test_links_and_groups_that_never_end_are_refused(
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (links_to_links, "more than 64 paths"),
+        (links_to_an_array, "more than 64 paths"),
+        (deep, "below 100 groups"),
+        (one_text, "many of its elements lead to one text"),
+        (one_text_of_an_attribute, "1,000 elements of its attribute 'may' may lead to one text"),
+        (attributes, "attributes have more than"),
+    ],
+)
+def test_what_has_no_bound_is_refused(
     repo: txstore.Repository, tmp_path: Path, make: Any, words: str, suffix: str
 ) -> None:
     with h5py.File(tmp_path / f"stranger.{suffix}", "w") as file:
         make(file)
     with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
         repo.import_from(tmp_path / f"stranger.{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (arrays_of_one_text, "many arrays lead to one text"),
+        (lambda file: file.create_dataset("a", (1 << 25,), h5py.string_dtype()), "format='hdf5'"),
+    ],
+)
+def test_texts_that_xarray_would_read_at_once(repo: txstore.Repository, tmp_path: Path, make: Any, words: str) -> None:
+    with h5py.File(tmp_path / "stranger.nc", "w") as file:
+        make(file)
+    with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
+        repo.import_from(tmp_path / "stranger.nc")
+
+
+def test_a_coordinate_of_any_length_is_not_read_to_open_a_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "stranger.nc", "w") as file:
+        file.create_dataset("x", (10**13,), "f8", chunks=(1000,)).make_scale("x")
+    with closing(NetcdfArrays(Place(tmp_path / "stranger.nc"))) as opened:
+        assert opened.arrays["x"].shape == (10**13,)
 
 
 # --- files of strangers, which lead to other files
