@@ -397,11 +397,9 @@ def one_text(file: Any, elements: int = 10_000) -> None:
     made.id.write_direct_chunk((0,), zlib.compress(where * elements))
 
 
-def arrays_of_one_text(file: Any) -> None:
-    one_text(file, 1)
-    for number in range(9):
-        made = file.create_dataset(str(number), (1,), file["text"].dtype, chunks=(1,))
-        made.id.write_direct_chunk((0,), file["text"].id.read_direct_chunk((0,))[1])
+def short_and_long(file: Any) -> None:
+    """xarray makes each as long as the longest."""
+    file.create_dataset("a", (20_000,), h5py.string_dtype(), chunks=(20_000,))[0] = "x" * 60_000
 
 
 def one_text_of_an_attribute(file: Any) -> None:
@@ -439,16 +437,12 @@ def test_what_has_no_bound_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (arrays_of_one_text, "many arrays lead to one text"),
-        (lambda file: file.create_dataset("a", (1 << 25,), h5py.string_dtype()), "format='hdf5'"),
-    ],
+    "make", [short_and_long, lambda file: file.create_dataset("a", (1 << 25,), h5py.string_dtype())]
 )
-def test_texts_that_xarray_would_read_at_once(repo: txstore.Repository, tmp_path: Path, make: Any, words: str) -> None:
+def test_texts_that_xarray_would_read_at_once(repo: txstore.Repository, tmp_path: Path, make: Any) -> None:
     with h5py.File(tmp_path / "stranger.nc", "w") as file:
         make(file)
-    with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
+    with pytest.raises(txstore.SourceError, match=r"can't be imported: .*format='hdf5'"):
         repo.import_from(tmp_path / "stranger.nc")
 
 

@@ -25,11 +25,10 @@ _WHOLE = "Write a file that has them itself, with h5py or xarray"
 #: How many groups may lie above a node, and how many paths may lead to it.
 _DEEPEST, _MOST_PATHS = 100, 64
 
-#: How many bytes one attribute of texts may take while it is read, and those of all nodes together.
+#: How many characters one attribute of texts may have, or all arrays of texts where they are read at once; and how many
+#: bytes all attributes.
 _MOST_AT_ONCE, _MOST_ATTRIBUTES = 1 << 30, 256 << 20
-#: How many texts a NetCDF file may have.
-_MOST_TEXTS = 1 << 24
-#: How many characters of each text are not counted: it may stand for elements that were never written.
+#: How many characters of each text may come from nowhere: they may stand for elements that were never written.
 _SHORT = 64
 
 
@@ -162,7 +161,7 @@ class Texts:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._size = place.file().size
-        self._count = self._length = self._of_attributes = 0
+        self._characters = self._of_attributes = 0
 
     @cached_property
     def _longest(self) -> int:
@@ -185,7 +184,7 @@ class Texts:
             found = np.empty(np.subtract(stop, start).astype(int), object)
             for part in blocks(start, stop, [1] * len(start), self._longest):
                 texts = np.asarray(decoded[part], object)
-                length += _length(texts)
+                length += sum(max(0, len(text) - _SHORT) for text in texts.flat)
                 if length > self._size:
                     raise refused(path, "many of its elements lead to one text")
                 found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts
@@ -194,16 +193,19 @@ class Texts:
         return read
 
     def check_array(self, path: str, node: Any) -> None:
-        """Raise `NotInsideError` unless all arrays of texts, to here, fit in memory together."""
-        self._count += node.size
-        if self._count > _MOST_TEXTS:
-            reason = f"xarray reads all texts at once, and up to it these are more than {_MOST_TEXTS:,}"
+        """Raise `NotInsideError` unless all arrays of texts, to here, fit in memory as xarray opens them.
+
+        It reads all of them, and gives each element as many characters as the longest of its array has.
+        """
+        self._check_characters(path, node.size * _SHORT)
+        texts = self.reader(path, node, NotInsideError)(tuple(slice(0, length) for length in node.shape))
+        self._check_characters(path, node.size * (max([_SHORT, *map(len, texts.flat)]) - _SHORT))
+
+    def _check_characters(self, path: str, more: int) -> None:
+        self._characters += more
+        if self._characters > _MOST_AT_ONCE:
+            reason = "xarray reads all texts at once, and up to this array they take more than 4 GiB of memory"
             raise NotInsideError(path, f"{reason}: import the file with format='hdf5' (--format hdf5)")
-        self._length += _length(
-            self.reader(path, node, NotInsideError)(tuple(slice(0, length) for length in node.shape))
-        )
-        if self._length > self._size:
-            raise NotInsideError(path, "many arrays lead to one text")
 
     def check_attributes(self, path: str, node: Any) -> None:
         """Raise `NotInsideError` unless the attributes of all nodes, to here, fit in memory together."""
@@ -219,10 +221,6 @@ class Texts:
             self._of_attributes += size
             if self._of_attributes > _MOST_ATTRIBUTES:
                 raise NotInsideError(path, f"attributes have more than {_MOST_ATTRIBUTES:,} bytes up to it")
-
-
-def _length(texts: Any) -> int:
-    return sum(max(0, len(text) - _SHORT) for text in texts.flat)
 
 
 def _depth(dtype: Any) -> int:
