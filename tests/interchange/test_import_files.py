@@ -17,7 +17,7 @@ import txstore
 from tests.cli.test_cli import run
 from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
 from tests.system.bad_input.disk import run_python
-from txstore.interchange import arrays
+from txstore.interchange import arrays, hdf5_arrays
 from txstore.interchange.arrays import chunk_shape, same
 from txstore.interchange.netcdf_arrays import NetcdfArrays
 from txstore.interchange.places import Place
@@ -56,7 +56,7 @@ def test_eight_files_of_workers_become_one_array(repo: txstore.Repository, tmp_p
 
 KILLED = """
 import os, sys, txstore
-from txstore.interchange import arrays
+from txstore.interchange import arrays, hdf5_arrays
 arrays._BLOCK = 1
 steps = iter(range(int(sys.argv[3])))
 def die(done, total):
@@ -314,8 +314,6 @@ def test_what_was_damaged_on_the_way_is_an_error(
     repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_workers(tmp_path)
-    from txstore.interchange import hdf5_arrays
-
     plain = hdf5_arrays.Hdf5Arrays._array
     reads: list[int] = []
 
@@ -425,11 +423,13 @@ def attributes(file: Any) -> None:
         (one_text, "many of its elements lead to one text"),
         (one_text_of_an_attribute, "1,000 elements of its attribute 'may' may lead to one text"),
         (attributes, "attributes have more than"),
+        (lambda file: file.create_dataset("a", (10,), chunks=(1 << 26,), maxshape=(None,)), "h5repack"),
     ],
 )
 def test_what_has_no_bound_is_refused(
-    repo: txstore.Repository, tmp_path: Path, make: Any, words: str, suffix: str
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, words: str, suffix: str
 ) -> None:
+    monkeypatch.setattr(hdf5_arrays, "MOST_IN_MEMORY", 1 << 27)
     with h5py.File(tmp_path / f"stranger.{suffix}", "w") as file:
         make(file)
     with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):

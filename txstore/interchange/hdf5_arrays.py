@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
@@ -292,6 +293,12 @@ def inside(group: Any, name: str) -> Any:
         if created.get_external_count():
             raise ValueError(
                 f"its values lie in other files, such as {os.fsdecode(created.get_external(0)[0])!r}. {_WHOLE}"
+            )
+        size = math.prod(node.chunks or (1,)) * node.id.get_type().get_size()
+        if size > MOST_IN_MEMORY:
+            raise ValueError(
+                f"its chunks have {size:,} bytes each, and on this machine an import reads at most {MOST_IN_MEMORY:,} at "
+                "once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
             )
     return node
 

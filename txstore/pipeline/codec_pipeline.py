@@ -28,7 +28,7 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.bounded_codecs import bounded_pipeline
+from txstore.codecs.bounded_codecs import bounded_pipeline, check_size
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
@@ -303,6 +303,8 @@ class TxCodecPipeline(CodecPipeline):
         for getter, spec, selection, out_selection, _ in rows:
             codec = codecs.get(spec.shape)
             if codec is None:  # in the memory of the processor, wherever the value is
+                if self._is_bounded:
+                    check_size(spec)
                 here = replace(spec, prototype=cpu.buffer_prototype)
                 codec = codecs[spec.shape] = PartCodec(here, self.layout, self.ordinary)
             change = partial(_changed, codec, selection, _part_of(array, out_selection, drop_axes, len(spec.shape)))
