@@ -423,7 +423,7 @@ def attributes(file: Any) -> None:
         (one_text, "many of its elements lead to one text"),
         (one_text_of_an_attribute, "1,000 elements of its attribute 'may' may lead to one text"),
         (attributes, "attributes have more than"),
-        (lambda file: file.create_dataset("a", (10,), chunks=(1 << 26,), maxshape=(None,)), "h5repack"),
+        (lambda file: file.create_dataset("a", (10,), "f4", chunks=(1 << 26,), maxshape=(None,)), "h5repack"),
     ],
 )
 def test_what_has_no_bound_is_refused(

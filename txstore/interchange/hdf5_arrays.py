@@ -297,8 +297,8 @@ def inside(group: Any, name: str) -> Any:
         size = math.prod(node.chunks or (1,)) * node.id.get_type().get_size()
         if size > MOST_IN_MEMORY:
             raise ValueError(
-                f"its chunks have {size:,} bytes each, and on this machine an import reads at most {MOST_IN_MEMORY:,} at "
-                "once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
+                f"its chunks have {size:,} bytes each, and on this machine an import reads at most {MOST_IN_MEMORY:,} "
+                "at once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
             )
     return node
 
