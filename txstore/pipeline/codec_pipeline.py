@@ -25,7 +25,7 @@ from zarr.codecs import ShardingCodec
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.bounded_codecs import zarr_pipeline
+from txstore.codecs.bounded_codecs import check_size, zarr_pipeline
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
@@ -301,6 +301,8 @@ class TxCodecPipeline(CodecPipeline):
         for getter, spec, selection, out_selection, _ in rows:
             codec = codecs.get(spec.shape)
             if codec is None:  # in the memory of the processor, wherever the value is
+                if self._is_bounded:
+                    check_size(spec)
                 here = replace(spec, prototype=cpu.buffer_prototype)
                 codec = codecs[spec.shape] = PartCodec(here, self.layout, self.ordinary)
             change = partial(_changed, codec, selection, _part_of(array, out_selection, drop_axes, len(spec.shape)))
