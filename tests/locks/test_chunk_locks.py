@@ -24,6 +24,7 @@ from tests.system.processes.workers import QUICK
 from tests.waiting import wait_until
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
+from txstore.locks.holders import Holders, find_holders
 from txstore.locks.kernel_locks import ByteLocks
 from txstore.locks.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, LockHeader
 from txstore.locks.slot_hash import SlotHash
@@ -1104,6 +1105,15 @@ def test_who_holds_something_may_pass_those_who_may_wait_for_it(fallback):
 
 
 # --- slots
+
+
+@pytest.mark.parametrize("slots", [0, 3, 1 << 21, 0xFFFFFFFF])
+def test_of_a_file_that_claims_impossible_slots_no_memory_is_taken_to_show_it(tmp_path, slots):
+    owner = ChunkLocks(str(tmp_path), "url").owner()
+    assert [each.pid for each in find_holders(str(tmp_path)).holders] == [os.getpid()]
+    overwrite(tmp_path, HEADER.pack(*header_of(tmp_path)._replace(slots=slots)))
+    assert find_holders(str(tmp_path)) == Holders(None)
+    owner.close()
 
 
 @pytest.mark.skipif(not HAS_C, reason="there is no C to compare with")

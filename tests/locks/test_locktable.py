@@ -84,7 +84,7 @@ def expected_slot(key, slots, seed):
 parts = st.sampled_from(["a", "c", "0", "7", "12", "007", "/", ".", "x", "ü", "9" * 18, "9" * 19, "pressure", "\0"])
 
 
-@given(st.lists(parts, max_size=14).map("".join), st.integers(6, 26), st.sampled_from([0, 1, MASK, 1 << 63]))
+@given(st.lists(parts, max_size=14).map("".join), st.integers(6, 20), st.sampled_from([0, 1, MASK, 1 << 63]))
 def test_the_hash_is_as_defined(key, bits, seed):
     assert native().slot_of(key, 1 << bits, seed) == expected_slot(key, 1 << bits, seed)
 
@@ -127,7 +127,7 @@ def test_the_hash_refuses_what_is_no_key(table):
             table.slot_of(wrong)
     with pytest.raises(UnicodeEncodeError):
         table.slot_of("\ud800")
-    for slots in (0, 32, 100, 1 << 27):
+    for slots in (0, 32, 100, 1 << 21):
         with pytest.raises(ValueError):
             native().slot_of("a", slots)
 

@@ -22,7 +22,7 @@
  *          0  |   8  magic "TXSLOCKS"; "TXSLOCK-" while it is being made |
  *          8  |   4  version, 2                                          |
  *         12  |   4  kind: 1 table, 2 ranges (the fallback: no words)    |
- *         16  |   4  slots, a power of two from 2^6 to 2^26              |
+ *         16  |   4  slots, a power of two from 2^6 to 2^20              |
  *         20  |   4  0                                                   |
  *         24  |   8  seed of the hash: the same everywhere               |
  *         32  |   8  epoch: how often the file was reset                 |
@@ -90,7 +90,7 @@ locktable_slot_of(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     if (!slots_are_possible(slots)) {
-        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 67,108,864");
+        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 1,048,576");
         return NULL;
     }
     lock_table table = {.slot_bits = (unsigned)__builtin_ctzll(slots), .seed = seed};

@@ -127,7 +127,7 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     }
     if (!slots_are_possible(slots) || mode > 0777) {
-        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 67,108,864, mode permission bits");
+        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 1,048,576, mode permission bits");
         return NULL;
     }
     table_object *self = (table_object *)type->tp_alloc(type, 0);
