@@ -72,7 +72,7 @@ class Layout(NamedTuple):
             (0, extent, 1) for extent in self.shape
         ]:
             return None
-        part = array[out]
+        part = array[(*out, ...)]  # of an array without axes, too, a view
         if part.shape != self.shape or not part.flags.c_contiguous:
             return None
         return part.reshape(-1).view(np.uint8).data
