@@ -14,7 +14,7 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.far_away import far, requests  # noqa: F401 - fixtures
+from tests.tools.far_away import far, requests  # noqa: F401 - fixtures
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("dev", deadline=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import blocks
+from tests.tools import blocks
 
 pytestmark = pytest.mark.long
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.killed import killed_after
-from tests.maintenance.upkeep import put
-from tests.waiting import wait_until
+from tests.tools.killed import killed_after
+from tests.tools.upkeep import put
+from tests.tools.waiting import wait_until
 from txstore.storage import leases
 
 ROOT = Path(txstore.__file__).parent

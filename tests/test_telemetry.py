@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import txstore
-from tests.maintenance.upkeep import put
+from tests.tools.upkeep import put
 from txstore import observing, telemetry
 from txstore.storage.objects import client
 

@@ -18,7 +18,7 @@ import zarr
 import zarr.api.asynchronous as azarr
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore import aio
 from txstore.format import names
 

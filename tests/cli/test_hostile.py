@@ -22,7 +22,7 @@ import zarr
 
 import txstore
 from tests.cli.test_cli import run
-from tests.hostile import unchecked_keys
+from tests.tools.hostile import unchecked_keys
 from txstore.cli import output
 from txstore.cli.main import app
 from txstore.constraints import RequiredAttributes

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import txstore
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
 from txstore.cli.main import app
 
 FIRST = "commits/main/0000000000"

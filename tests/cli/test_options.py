@@ -17,7 +17,7 @@ import zarr
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
-from tests.hostile import declare_unchecked
+from tests.tools.hostile import declare_unchecked
 from txstore.cli.main import app
 from txstore.views import Reduce
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import txstore
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.cli.main import app
 from txstore.serving.server import Server
 

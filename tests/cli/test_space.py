@@ -10,7 +10,7 @@ import zarr
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
-from tests.maintenance.upkeep import content, oldest_kept_of, rewrite, tree
+from tests.tools.upkeep import content, oldest_kept_of, rewrite, tree
 from txstore.format.display import readable_size
 
 

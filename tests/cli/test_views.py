@@ -16,7 +16,7 @@ import zarr
 
 import txstore
 from tests.cli.test_cli import assert_refused, run, run_json
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.views import Apply, Coarsen, Reduce
 from txstore.views.following import DeclaredView
 

@@ -30,10 +30,10 @@ import numpy.typing as npt
 import zarr
 
 import txstore
-from tests.crew import LATE, FailedError, WrongError, repeat
 from tests.maintenance.erased_rows import array_of, files_of
-from tests.maintenance.upkeep import below
-from tests.transactions.faults import watch
+from tests.tools.crew import LATE, FailedError, WrongError, repeat
+from tests.tools.faults import watch
+from tests.tools.upkeep import below
 from txstore.format.documents import describe
 from txstore.format.keys import is_document, node_of_document
 

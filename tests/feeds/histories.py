@@ -25,8 +25,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import LATE, WrongError, repeat
 from tests.feeds.copying import apply, content, copy_regions, copy_structure
+from tests.tools.crew import LATE, WrongError, repeat
 from txstore.errors import TxStoreError
 from txstore.feeds import Feed
 

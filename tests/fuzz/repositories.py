@@ -28,9 +28,9 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.compaction_outputs import listed, outputs_of
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
+from tests.tools.compaction_outputs import listed, outputs_of
 from txstore.cli import main
 from txstore.constraints import EqualLength, Fixed, OnlyGrows
 from txstore.errors import TxStoreError

@@ -15,8 +15,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, put, tree
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.upkeep import content, put, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
 from txstore.fsspec_filesystem import TxStoreFileSystem
 from txstore.loaders import Samples

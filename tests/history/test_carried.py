@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
 from txstore.format.encoding import MalformedError

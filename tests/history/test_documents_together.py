@@ -12,7 +12,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
 from txstore.segments import object_writer, ranged_packs
 from txstore.storage import pack_cache
 from txstore.storage.objects.client import ObjectClient

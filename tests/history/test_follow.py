@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import in_child
-from tests.transactions.faults import watch as watched
+from tests.tools.disk import in_child
+from tests.tools.faults import watch as watched
 from txstore import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.history import follow as following
 

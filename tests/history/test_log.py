@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.forged_headers import forge_header
+from tests.tools.forged_headers import forge_header
 from txstore.errors import CorruptionError
 from txstore.format.commitfile import GroupCommit
 from txstore.history import log as history_log

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.far_away import Requests
-from tests.waiting import TIMEOUT
+from tests.tools.far_away import Requests
+from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import listings, object_head_caches, object_versions
 from txstore.history import publisher as versions_of_history

@@ -16,7 +16,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.request_threads import in_background

@@ -20,7 +20,7 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.maintenance.upkeep import put
+from tests.tools.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
 from txstore.format.records import OperationRecord

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
 from txstore.cli.main import app
 from txstore.history.durability import SyncedFiles

@@ -14,7 +14,7 @@ import zarr
 import txstore
 from tests.cli.test_cli import run
 from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
-from tests.system.bad_input.disk import run_python
+from tests.tools.disk import run_python
 from txstore.interchange import arrays
 from txstore.interchange.arrays import chunk_shape, same
 

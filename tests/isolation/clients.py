@@ -15,7 +15,7 @@ import zarr
 
 import txstore
 from tests.isolation.histories import LAST, SETUP, Op, Txn
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
 from txstore.format.regions import Region
 from txstore.transactions import conflicts
 

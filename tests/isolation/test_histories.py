@@ -20,7 +20,7 @@ from tests import reliability
 from tests.isolation.checker import check
 from tests.isolation.clients import WORKLOADS, read_all, run, set_up
 from tests.isolation.histories import Txn, merge, optimize
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.workers import QUICK, TIMEOUT
 
 pytestmark = pytest.mark.long
 

@@ -16,10 +16,10 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.system.processes.members import Member, get, join_in_this_process, members, remove, seal
-from tests.system.processes.members import put as put_key
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import append, array, both, commit, create, delete, group, put, values
+from tests.tools.arrays import append, array, both, commit, create, delete, group, put, values
+from tests.tools.members import Member, get, join_in_this_process, members, remove, seal
+from tests.tools.members import put as put_key
+from tests.tools.steps import forked, status_of
 from txstore import ConflictError, TransactionStateError
 from txstore.store import TxStore
 from txstore.transactions.participants.shared import SharedTransaction

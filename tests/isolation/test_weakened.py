@@ -35,7 +35,7 @@ from tests.isolation.weaknesses import (
     two,
     two_mappings,
 )
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     add_part,
     append,
     attributes,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.crew import main
 from tests.labels.histories import histories
+from tests.tools.crew import main
 
 if __name__ == "__main__":
     sys.exit(main(histories, __doc__, 5000))

@@ -23,7 +23,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, repeat
+from tests.tools.crew import Crew, WrongError, repeat
 
 OPERATIONS = 4
 LABELS = range(0, 60, 2)

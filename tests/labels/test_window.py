@@ -11,7 +11,7 @@ import zarr
 
 import txstore
 from tests.labels.datasets import hours, numbered, stored
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.format.row_moves import ATTRIBUTE
 from txstore.labels import moving
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.workers import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import zarr
 
 import txstore
 from tests.loaders.training_data import numbers_of, write
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.loaders import Field, Samples, SampleStream
 from txstore.loaders.cached import CachedSamples
 

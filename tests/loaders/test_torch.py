@@ -14,7 +14,7 @@ import zarr
 
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
-from tests.system.processes.workers import Worker, ended
+from tests.tools.workers import Worker, ended
 from txstore.loaders import Samples
 
 torch = pytest.importorskip("torch")

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, Worker, ended
+from tests.tools.workers import SPAWN, Worker, ended
 
 #: Samples.
 COUNT = 203

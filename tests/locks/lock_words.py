@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from tests.system.processes.lock_clients import native
+from tests.tools.lock_clients import native
 
 _WAITERS, _HUNGRY = 1 << 31, 1 << 30
 

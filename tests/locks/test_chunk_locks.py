@@ -20,8 +20,8 @@ import pytest
 
 import txstore.locks.chunk_locks
 from tests.locks.lock_words import is_wanted_badly
-from tests.system.processes.workers import QUICK
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.kernel_locks import ByteLocks

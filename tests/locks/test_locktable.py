@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.locks.lock_words import is_waited_for
-from tests.system.processes.lock_clients import (
+from tests.tools.lock_clients import (
     TimedOut,
     descriptors_of,
     is_free,
@@ -21,7 +21,7 @@ from tests.system.processes.lock_clients import (
     open_table,
     run_threads,
 )
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from tests.system.bad_input.disk import NOBODY, in_child
-from tests.system.processes.lock_clients import (
+from tests.tools.disk import NOBODY, in_child
+from tests.tools.lock_clients import (
     INIT,
     Forked,
     Lost,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.lock_clients import descriptors_of
-from tests.system.processes.steps import forked, status_of
+from tests.tools.lock_clients import descriptors_of
+from tests.tools.steps import forked, status_of
 from txstore._native import local
 from txstore.locks.pins import Pins
 

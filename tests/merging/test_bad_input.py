@@ -11,10 +11,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.killed import killed_after
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import attributes, delete, put
-from tests.waiting import TIMEOUT
+from tests.tools.killed import killed_after
+from tests.tools.waiting import TIMEOUT
 
 
 @pytest.fixture

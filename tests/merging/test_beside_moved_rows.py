@@ -10,7 +10,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.transactions.arrays import Step
+from tests.tools.arrays import Step
 
 ERRORS = (txstore.ConflictError, txstore.MergeConflictError)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import txstore
-from tests.maintenance.upkeep import content, staged
+from tests.tools.upkeep import content, staged
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.transactions.transaction import Transaction
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.system.processes.members import join_in_this_process
+from tests.tools.members import join_in_this_process
 from txstore.transactions.transaction import Transaction
 
 pytestmark = pytest.mark.long

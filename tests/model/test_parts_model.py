@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.parts import read_chunk, write_part
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import read_chunk, write_part
 from txstore.errors import ConflictError
 from txstore.transactions.transaction import Transaction
 

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.sandbox import without_openat2
-from tests.system.bad_input.disk import in_child
-from tests.system.processes.lock_clients import descriptors_of
+from tests.tools.disk import in_child
+from tests.tools.lock_clients import descriptors_of
 
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_fallback"}
 GIL_THRESHOLD = 64 * 1024

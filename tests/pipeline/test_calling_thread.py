@@ -26,7 +26,7 @@ from zarr.storage import LoggingStore, MemoryStore
 import txstore
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import ignored_in_finalizers, interrupted_after
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.sessions import calling_thread
 from txstore.sessions.zarr_operations import of_context
 

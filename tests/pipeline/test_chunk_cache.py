@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
 from txstore.codecs.chunk_cache import ChunkCache, parse_size
 
 SHAPE = (37, 53)  # the last chunks reach beyond the array

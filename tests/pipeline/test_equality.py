@@ -21,7 +21,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.pipeline import TxCodecPipeline
 from txstore.pipeline.codec_pipeline import zarr_default
 

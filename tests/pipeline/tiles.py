@@ -13,8 +13,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK
 from tests.threads.harness import PIPELINES
+from tests.tools.workers import QUICK
 
 SIZE, PROCESSES, THREADS = 24, 4, 8
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import zarr
 
 import txstore
 import txstore.rechunk.job
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.long
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import txstore
 import txstore.rechunk.job
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob

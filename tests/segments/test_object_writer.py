@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
+from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.segments import object_writer

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.fake_objects import FakeObjects, Gate, Values, new_cache
-from tests.system.processes.steps import forked, status_of
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName

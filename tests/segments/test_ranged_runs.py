@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.storage.fake_objects import REPOSITORY, FakeObjects, new_cache
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore._native import index as native
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import packfile

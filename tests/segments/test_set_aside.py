@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import wait_for_background_cleanup
+from tests.tools.waiting import wait_for_background_cleanup
 from txstore.format import names
 from txstore.history.object_versions import ExclusiveCreate
 from txstore.maintenance import rebuild

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.format import packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName

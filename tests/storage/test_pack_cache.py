@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fake_objects import FakeObjects, Values
-from tests.system.processes.steps import forked, status_of
+from tests.tools.steps import forked, status_of
 from txstore.storage import pack_cache
 from txstore.storage.cache_directory import CacheDirectory
 from txstore.storage.pack_cache import MEMORY, PackCache, PieceMemory, open_cache

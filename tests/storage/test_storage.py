@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.interrupts import Interrupts, needs_monitoring
-from tests.system.processes.lock_clients import descriptors_of
-from tests.waiting import wait_until
+from tests.tools.interrupts import Interrupts, needs_monitoring
+from tests.tools.lock_clients import descriptors_of
+from tests.tools.waiting import wait_until
 from txstore.history.opening import open_storage
 from txstore.storage.local import LocalStorage
 

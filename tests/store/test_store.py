@@ -16,7 +16,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.system.processes.lock_clients import descriptors_of
+from tests.tools.lock_clients import descriptors_of
 from txstore._native import local
 from txstore.store import TxStore
 

@@ -24,8 +24,6 @@ import zarr.core.codec_pipeline
 import txstore
 from tests.isolation import checker
 from tests.isolation.histories import SETUP, Op, Txn, replay
-from tests.system.processes.workers import QUICK, ended
-from tests.system.processes.workers import Worker as Process
 from tests.threads import layout, neighbours
 from tests.threads.interrupts import Signals, ignored_in_finalizers
 from tests.threads.layout import LIST_KEYS, NAME, NEIGHBOURS, THREADS, Content
@@ -33,6 +31,8 @@ from tests.threads.records import DONE, UNKNOWN, End, Series
 from tests.threads.rules import Fault, Made, Rules
 from tests.threads.watchdog import Watchdog
 from tests.threads.workers import ACTIONS, Shared, Worker
+from tests.tools.workers import QUICK, ended
+from tests.tools.workers import Worker as Process
 
 #: The codec pipelines that an array over a store of ours may have, by name: our own, and those of this zarr.
 PIPELINES = {

@@ -18,8 +18,8 @@ import txstore
 from tests.threads import latches
 from tests.threads.interrupts import SIGNAL
 from tests.threads.latches import A_WHILE, Latch, Thread, latch
-from tests.transactions.faults import once, watch
-from tests.waiting import TIMEOUT
+from tests.tools.faults import once, watch
+from tests.tools.waiting import TIMEOUT
 from txstore.sessions import gate
 from txstore.sessions.lock_blocks import LockBlock
 

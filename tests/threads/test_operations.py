@@ -17,7 +17,7 @@ import zarr
 
 import txstore
 from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.pipeline import TxCodecPipeline
 from txstore.sessions import gate
 from txstore.transactions.transaction import Transaction

@@ -16,11 +16,11 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import is_asleep
 from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import TransactionStateError
 from txstore.sessions import gate
 from txstore.sessions.gate import Gate

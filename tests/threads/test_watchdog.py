@@ -6,7 +6,7 @@ import pytest
 
 from tests.threads import watchdog
 from tests.threads.watchdog import BEAT, Watchdog
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 
 def test_a_call_that_does_not_end_is_told() -> None:

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     Step,
     add,
     add_part,

@@ -12,8 +12,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     HAS_RECTILINEAR,
     Step,
     append,
@@ -30,6 +29,7 @@ from tests.transactions.arrays import (
     resize,
     values,
 )
+from tests.tools.steps import forked, status_of
 from txstore import ConflictError, ConstraintError, TransactionStateError
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError

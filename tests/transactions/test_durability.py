@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
 from txstore.format import names, records
 from txstore.storage.local import LocalStorage
 

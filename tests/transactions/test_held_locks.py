@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.errors import LockTimeoutError, TransactionStateError
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.regions import APPEND, METADATA

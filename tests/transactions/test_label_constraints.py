@@ -16,8 +16,8 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import HAS_RECTILINEAR, Step, array, both, commit, delete, edit_document, put, resize
+from tests.tools.arrays import HAS_RECTILINEAR, Step, array, both, commit, delete, edit_document, put, resize
+from tests.tools.steps import forked, status_of
 from txstore import ConstraintError
 from txstore.codecs.chunk_codec import ChunkDecoder
 from txstore.constraints import Constraint, Sorted, Unique

@@ -17,9 +17,9 @@ import zarr.core.codec_pipeline
 from zarr.abc.codec import BytesBytesCodec
 
 import txstore
-from tests.transactions.arrays import array, commit, create, values
-from tests.transactions.faults import watch
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.arrays import array, commit, create, values
+from tests.tools.faults import watch
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
 
 CHUNKS = 24

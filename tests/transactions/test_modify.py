@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.transactions.parts import codec_of, create, read_chunk, region_of, write_part
+from tests.tools.parts import codec_of, create, read_chunk, region_of, write_part
 from txstore.transactions.transaction import Transaction
 
 

@@ -9,9 +9,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.arrays import commit_often
-from tests.transactions.parts import create, read_chunk, write_part
+from tests.tools.arrays import commit_often
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import create, read_chunk, write_part
 from txstore.constraints import Complete, RequiredAttributes
 from txstore.errors import ConflictError, ConstraintError, ParticipantLostError
 from txstore.transactions.transaction import Transaction
@@ -331,7 +331,7 @@ def test_objects_are_not_merged(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(4,), dtype=str, chunks=(4,))[:] = ["a", "bb", "c", "d"]
     chunk = repo.snapshot().mapping[KEY]
-    from tests.transactions.parts import region_of
+    from tests.tools.parts import region_of
 
     mine, theirs = repo.begin(), repo.begin()
     for number, transaction in enumerate((mine, theirs)):

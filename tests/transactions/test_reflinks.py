@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.killed import killed_after
+from tests.tools.killed import killed_after
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.history.changes import changed
 from txstore.segments.packs import OpenPack

@@ -11,7 +11,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 
 import txstore
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.format.keys import is_document
 from txstore.transactions.regions import APPEND, METADATA, Append, Blocks, Points, Resize, Whole, keys_to_lock
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.transactions.faults import always, watch
+from tests.tools.faults import always, watch
 from txstore._native import index
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor

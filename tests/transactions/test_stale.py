@@ -12,7 +12,7 @@ import zarr
 
 import txstore
 import txstore.store
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     Step,
     append,
     array,
@@ -26,7 +26,7 @@ from tests.transactions.arrays import (
     resize,
     values,
 )
-from tests.transactions.faults import always, once, watch
+from tests.tools.faults import always, once, watch
 from txstore import StaleArrayError, TransactionStateError
 from txstore.transactions.transaction import Transaction
 

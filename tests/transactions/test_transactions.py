@@ -10,8 +10,8 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged
-from tests.transactions.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.tools.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.tools.upkeep import staged
 from txstore import ConflictError, repository
 
 

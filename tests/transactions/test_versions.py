@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.faults import Watched, always, once, watch
+from tests.tools.faults import Watched, always, once, watch
 from txstore import CommitUnknownError, ConflictError, StaleArrayError, TransactionStateError
 from txstore.commit import Stored
 from txstore.format import names, records

@@ -27,7 +27,7 @@ import fsspec
 import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which `fixed` gives
 
 import txstore
-from tests.compaction_outputs import listed
+from tests.tools.compaction_outputs import listed
 from tests.vectors import expected
 from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, Sorted, Unique

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.crew import main
+from tests.tools.crew import main
 from tests.views.histories import histories
 
 if __name__ == "__main__":

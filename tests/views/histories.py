@@ -16,8 +16,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, repeat
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
+from tests.tools.crew import Crew, WrongError, repeat
 from tests.views.functions import blurred
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition
 from txstore.views.following import DeclaredView

@@ -8,7 +8,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.transactions.arrays import Step
+from tests.tools.arrays import Step
 from txstore.views import Coarsen, ViewDefinition
 
 PYRAMID = Coarsen("image/0", "image/{level}", (2, 2), 2)

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.killed import killed_after
+from tests.tools.killed import killed_after
 from tests.views.images import commit, halved, image, put, value
 from txstore.deriving.derivation import Derivation
 from txstore.views import Coarsen

@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.hostile import declare_unchecked
+from tests.tools.hostile import declare_unchecked
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from tests.views.workers import die_while_deriving, write_part

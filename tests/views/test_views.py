@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.arrays import create, delete
+from tests.tools.arrays import create, delete
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from txstore import TransactionStateError, ViewError

@@ -13,8 +13,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.replaced import replace_storage
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
+from tests.tools.replaced import replace_storage
 from txstore.storage.local import LocalStagedFile, LocalStorage
 
 

@@ -8,8 +8,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged, tree
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.upkeep import staged, tree
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import in_child, run_python, said, tree
+from tests.tools.disk import in_child, run_python, said, tree
 
 pytestmark = pytest.mark.long
 

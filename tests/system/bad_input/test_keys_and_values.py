@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.hostile import DOTS, unchecked_keys
+from tests.tools.hostile import DOTS, unchecked_keys
 
 BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80", *DOTS]
 

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.bad_input.disk import run_python, tree
+from tests.tools.disk import run_python, tree
 
 
 def refused(path: Path, match: str) -> None:

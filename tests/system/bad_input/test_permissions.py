@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import NOBODY, in_child, run_python, said, tree
 from tests.system.bad_input.test_paths import BY_MISTAKE
+from tests.tools.disk import NOBODY, in_child, run_python, said, tree
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 USER = NOBODY if os.name == "posix" and os.getuid() == 0 else None

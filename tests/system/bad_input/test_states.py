@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged, tree
+from tests.tools.upkeep import staged, tree
 from txstore.history import publisher as publishing
 
 

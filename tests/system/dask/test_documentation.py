@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.workers import TIMEOUT
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 
 NAME = "run-17"

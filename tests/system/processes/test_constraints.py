@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import run_together
+from tests.tools.workers import run_together
 from txstore import ConstraintError
 from txstore.constraints import Complete, EqualLength, Sorted, Unique
 

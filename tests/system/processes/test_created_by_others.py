@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.system.processes.members import committed, fill, members
+from tests.tools.members import committed, fill, members
 from txstore.store import TxStore
 
 

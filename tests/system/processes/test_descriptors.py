@@ -13,8 +13,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore._native import local
 
 PACKS = 10_000

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.members import get, join_in_this_process, members, put, seal
-from tests.system.processes.steps import BeforeEach, forked, status_of
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.members import get, join_in_this_process, members, put, seal
+from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.long

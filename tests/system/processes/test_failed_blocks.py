@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import committed, enter, fill, get, join, members, put
+from tests.tools.members import committed, enter, fill, get, join, members, put
 from txstore import TransactionStateError
 from txstore.store import TxStore
 

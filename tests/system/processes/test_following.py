@@ -9,8 +9,8 @@ from itertools import islice
 import pytest
 
 import txstore
-from tests.system.processes.steps import BeforeEachChange, commit_with_signal, forked, status_of
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
+from tests.tools.steps import BeforeEachChange, commit_with_signal, forked, status_of
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
 from txstore._native import local, local_fallback
 
 pytestmark = pytest.mark.long

@@ -21,9 +21,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import clear, committed, fill, get, put, seal
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.members import clear, committed, fill, get, put, seal
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import TIMEOUT
 from txstore import processes
 from txstore.store import TxStore
 

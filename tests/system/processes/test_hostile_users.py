@@ -23,8 +23,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
 from tests.system.processes.test_shared_users import ALICE, BOB, GROUP, become, make_root, run_as
+from tests.tools.steps import forked, status_of
 
 pytestmark = [
     pytest.mark.long,

@@ -11,7 +11,7 @@ import pytest
 import txstore
 from tests.history.test_branches import on
 from tests.maintenance.test_history_races import GROUP
-from tests.system.processes.steps import forked, status_of
+from tests.tools.steps import forked, status_of
 
 pytestmark = pytest.mark.long
 

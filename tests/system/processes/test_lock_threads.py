@@ -17,11 +17,11 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.interrupts import Interrupts, needs_monitoring
-from tests.system.processes.members import committed, locked, members
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.interrupts import Interrupts, needs_monitoring
+from tests.tools.members import committed, locked, members
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import wait_until
+from tests.tools.workers import TIMEOUT
 from txstore import LockTimeoutError, TransactionStateError
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.store import TxStore

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.bad_input.disk import in_child
-from tests.system.processes.lock_clients import (
+from tests.tools.disk import in_child
+from tests.tools.lock_clients import (
     INIT,
     TIMEOUT,
     Client,
@@ -24,8 +24,8 @@ from tests.system.processes.lock_clients import (
     open_table,
     take_byte,
 )
-from tests.system.processes.workers import run_together
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import run_together
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.lock_clients import TimedOut, native, open_table
+from tests.tools.lock_clients import TimedOut, native, open_table
 
 pytestmark = [
     pytest.mark.long,

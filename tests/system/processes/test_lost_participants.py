@@ -20,8 +20,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, enter, fill, get, join, locked, members, put, seal
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.members import Member, committed, enter, fill, get, join, locked, members, put, seal
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.long

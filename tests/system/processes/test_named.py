@@ -16,8 +16,8 @@ import zarr
 
 import txstore
 from tests.system.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
 from txstore import TransactionStateError
 
 ROOT = Path(__file__).parents[3]

@@ -24,9 +24,9 @@ from tests.system.processes.ranks import (
     stage_all,
     value_of,
 )
-from tests.system.processes.steps import BeforeEach, BeforeEachChange, forked, status_of
-from tests.transactions.faults import once, watch
-from tests.waiting import wait_until
+from tests.tools.faults import once, watch
+from tests.tools.steps import BeforeEach, BeforeEachChange, forked, status_of
+from tests.tools.waiting import wait_until
 from txstore import TransactionStateError
 from txstore.format import names
 

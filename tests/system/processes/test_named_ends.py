@@ -27,9 +27,9 @@ from tests.system.processes.ranks import (
     stage_all,
     value_of,
 )
-from tests.system.processes.steps import BeforeEach
-from tests.system.processes.workers import TIMEOUT
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
+from tests.tools.steps import BeforeEach
+from tests.tools.workers import TIMEOUT
 from txstore import TransactionStateError
 from txstore.format import names
 

@@ -19,10 +19,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, fill, get, members, put
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.members import Member, committed, fill, get, members, put
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import wait_until
+from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 
 #: How often each way to end workers is tried: as often as one likes, `TXSTORE_ROUNDS=200`.

@@ -18,9 +18,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, append, clear, committed, fill, get, locked, members, put, remove
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.members import Member, append, clear, committed, fill, get, locked, members, put, remove
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]

@@ -13,9 +13,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import members
-from tests.system.processes.workers import QUICK, TIMEOUT
-from tests.transactions.parts import write_part
+from tests.tools.members import members
+from tests.tools.parts import write_part
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.errors import ConflictError
 from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended, in_time
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, in_time
 
 pytestmark = pytest.mark.long
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.processes.members import members, put
-from tests.system.processes.workers import SPAWN, TIMEOUT
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.members import members, put
+from tests.tools.workers import SPAWN, TIMEOUT
 from txstore.format.packfile import participants_pack
 
 pytestmark = pytest.mark.long

@@ -21,8 +21,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.bad_input.disk import in_child, said
-from tests.system.processes.steps import commit_with_signal, forked, status_of
+from tests.tools.disk import in_child, said
+from tests.tools.steps import commit_with_signal, forked, status_of
 
 pytestmark = [
     pytest.mark.long,

@@ -20,8 +20,8 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.system.processes.members import Member, join_in_this_process
-from tests.transactions.arrays import append, array, attributes, both, create, edit_document, put, resize, values
+from tests.tools.arrays import append, array, attributes, both, create, edit_document, put, resize, values
+from tests.tools.members import Member, join_in_this_process
 from txstore import ParticipantLostError, StaleArrayError, TransactionStateError
 from txstore.store import TxStore
 

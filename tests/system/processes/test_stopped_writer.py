@@ -8,8 +8,8 @@ import signal
 import pytest
 
 import txstore
-from tests.system.processes.steps import commit_with_signal, forked, status_of
-from tests.system.processes.workers import QUICK, Worker, ended, in_time
+from tests.tools.steps import commit_with_signal, forked, status_of
+from tests.tools.workers import QUICK, Worker, ended, in_time
 
 pytestmark = [
     pytest.mark.long,

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK
-from tests.transactions.faults import watch
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.faults import watch
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
 from txstore.storage import commit_lock, sync_queue

@@ -16,7 +16,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended, run_together
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, run_together
 from txstore import synchronized
 from txstore.transactions.regions import APPEND, METADATA
 

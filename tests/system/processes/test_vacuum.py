@@ -15,11 +15,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, oldest_kept_of, put, rewrite, staged, tree
-from tests.system.processes.steps import BeforeEach, forked, status_of
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
-from tests.transactions.faults import watch
-from tests.waiting import wait_until
+from tests.tools.faults import watch
+from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, staged, tree
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
 pytestmark = [

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.storage import commit_lock
 from txstore.storage.commit_lock import this_user
 

@@ -18,8 +18,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, enter, get, join, members
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.members import Member, committed, enter, get, join, members
+from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions import staged_refs
 

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 
 import txstore
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
 
 CHILDREN = 2
 LONGEST_PAUSE = 0.02  # seconds

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.system.processes.workers import Worker
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Worker
 
 
 def acknowledged(files: Sequence[Path]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import txstore
 from tests.system.remote import lease_times
 from tests.system.remote.servers import Server
-from tests.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
+from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
 from txstore.format import names
 from txstore.storage import leases
 

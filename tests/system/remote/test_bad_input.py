@@ -18,10 +18,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import below
 from tests.system.remote.proxy import Faults
 from tests.system.remote.servers import AZURE_KEY, Server
-from tests.waiting import TIMEOUT
+from tests.tools.upkeep import below
+from tests.tools.waiting import TIMEOUT
 from txstore.errors import (
     CorruptionError,
     LocksUnavailableError,

@@ -10,7 +10,7 @@ import zarr
 
 import txstore
 from tests.system.remote.proxy import Proxy
-from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
+from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
 from txstore.history import listings, object_head_caches
 from txstore.storage import creation_check, leases, pack_cache
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
+from tests.tools.workers import QUICK, Worker, ended
 
 pytestmark = pytest.mark.long
 

@@ -14,10 +14,10 @@ import zarr
 import txstore
 from tests.maintenance.erased_rows import array_of
 from tests.maintenance.test_erase import SECRETS, check_all_is_told, fill, leaks
-from tests.maintenance.upkeep import below, put
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
 from tests.system.remote.repositories import again, opened
 from tests.system.remote.servers import Server
+from tests.tools.upkeep import below, put
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
 
 pytestmark = pytest.mark.long
 

@@ -13,7 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.system.remote.proxy import Faults
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.storage import pack_cache
 
 pytestmark = pytest.mark.long

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import below, content, rewrite
 from tests.system.remote.proxy import Faults, Proxy
-from tests.waiting import TIMEOUT
+from tests.tools.upkeep import below, content, rewrite
+from tests.tools.waiting import TIMEOUT
 from txstore.storage import creation_check
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import open_objects

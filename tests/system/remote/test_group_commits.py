@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.commit_queue import group_commits
 from txstore.history import whole_groups
 

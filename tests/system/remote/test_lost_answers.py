@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.errors import CommitUnknownError
 from txstore.storage import late_answers
 from txstore.storage.objects import client, obstore_backend

@@ -12,10 +12,10 @@ import pytest
 
 import txstore
 from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, stage, value_of
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened, options_of
 from tests.system.remote.servers import Server
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import ParticipantLostError, TransactionStateError
 from txstore.format import names
 from txstore.storage import leases

@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
 from txstore import CommitUnknownError
 from txstore.history import opening
 from txstore.history.opening import open_storage

@@ -18,7 +18,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import (
+from tests.system.remote import lease_times
+from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
+from tests.system.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
+from tests.system.remote.servers import Server
+from tests.tools.members import (
     Member,
     clear,
     committed,
@@ -30,11 +34,7 @@ from tests.system.processes.members import (
     put,
     seal,
 )
-from tests.system.processes.workers import QUICK, TIMEOUT
-from tests.system.remote import lease_times
-from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
-from tests.system.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
-from tests.system.remote.servers import Server
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
 from txstore.store import TxStore

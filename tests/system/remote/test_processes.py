@@ -13,10 +13,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import tree
-from tests.system.processes.workers import SPAWN, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.upkeep import tree
+from tests.tools.workers import SPAWN, Worker, ended
 
 pytestmark = pytest.mark.long
 

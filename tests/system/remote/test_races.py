@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.workers import QUICK
 from tests.system.remote.conftest import STORES
+from tests.tools.workers import QUICK
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
 pytestmark = pytest.mark.long

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.history import listings, object_head_caches
 from txstore.history.creation_proof import CreationProof

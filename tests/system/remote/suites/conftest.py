@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import below
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.upkeep import below
 from txstore.history import opening
 from txstore.storage.objects import client
 

@@ -10,7 +10,7 @@ import zarr
 
 import txstore
 from tests.system.remote.repositories import packs, paths, referred
-from tests.transactions.arrays import array
+from tests.tools.arrays import array
 from tests.transactions.test_late_writes import *
 from tests.transactions.test_late_writes import nothing_arrives, sevens_first
 from txstore import TransactionStateError

@@ -9,7 +9,7 @@ import pytest
 import txstore
 from tests.maintenance.test_vacuum import *
 from tests.maintenance.test_vacuum import Steps
-from tests.maintenance.upkeep import below
+from tests.tools.upkeep import below
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.workers import QUICK
+from tests.tools.workers import QUICK
 
 TIMEOUT = 60
 INIT = 1 << 40

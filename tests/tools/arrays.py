@@ -11,7 +11,7 @@ import zarr
 import zarr.core.metadata.v3
 
 import txstore
-from tests.transactions.parts import write_part
+from tests.tools.parts import write_part
 
 HAS_RECTILINEAR = hasattr(zarr.core.metadata.v3, "RectilinearChunkGridMetadata")
 

@@ -7,7 +7,7 @@ import sys
 from itertools import islice
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 
 
 def killed_after(commits: int, repo: txstore.Repository, program: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_for_requests
+from tests.tools.waiting import wait_for_requests
 from txstore.history import object_head_caches, object_versions
 from txstore.storage.objects import client
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import txstore
-from tests.system.processes.workers import TIMEOUT
-from tests.transactions.faults import Hook, watch
+from tests.tools.faults import Hook, watch
+from tests.tools.workers import TIMEOUT
 
 
 class BeforeEach(dict[str, Hook]):

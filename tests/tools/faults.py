@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import txstore
-from tests.replaced import replace_storage
+from tests.tools.replaced import replace_storage
 
 Hook = Callable[..., object]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import zarr
 
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 
 #: What is imported when it is first needed: each process would do so anew, which takes longer than its work.
 LATE = [

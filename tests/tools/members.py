@@ -10,7 +10,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.transaction import Transaction
