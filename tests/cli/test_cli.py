@@ -147,9 +147,7 @@ def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Reposito
         ("matplotlib", ["demo"], "demo"),
     ],
 )
-def test_a_missing_package(
-    missing: str, arguments: list[str | None], extra: str, filled: txstore.Repository, tmp_path: Path
-) -> None:
+def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
     """One line, which says what to install."""
     for name in ("old.h5", "old.nc"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
@@ -188,8 +186,6 @@ def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "txstore", "ls", "--keys", filled.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
 
@@ -263,7 +259,6 @@ def test_what_is_shown_fits_80_columns(repo: txstore.Repository, terminal: Calla
     del store
     shown = terminal("log", repo.url)
     commit = repo.head()
-    assert commit is not None
     assert any(
         f"{commit.version}  {commit.id[:12]}  {commit.time.astimezone():%Y-%m-%d %H:%M %Z}  " in line for line in shown
     )

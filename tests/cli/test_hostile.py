@@ -36,7 +36,6 @@ NAMES = "".join(sign for sign in STEERING if sign != "/")
 def commands() -> set[str]:
     found = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}  # type: ignore[union-attr]
     for group in app.registered_groups:
-        assert group.typer_instance is not None
         inner = group.typer_instance.registered_commands
         found |= {f"{group.name} {command.name or command.callback.__name__}" for command in inner}  # type: ignore[union-attr]
     return found
@@ -277,7 +276,6 @@ def test_nothing_is_printed_past_the_escapes() -> None:
 
 
 # --- secrets
-
 SECRET, KEY = "s3cr3t/Val+ue", "AKIAIOSFODNN7EXAMPLE"
 WITH_SECRETS = [
     f"nosuch://{KEY}:{SECRET}@bucket/data.tx",
@@ -334,9 +332,7 @@ def test_no_command_shows_a_password(hostile: txstore.Repository, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", [url for url in WITH_SECRETS if "s3:" not in url])
-def test_no_command_that_goes_there_shows_a_password(
-    hostile: txstore.Repository, tmp_path: Path, url: str, quick: None
-) -> None:
+def test_no_command_that_goes_there_shows_a_password(hostile, tmp_path, url, quick):
     there = hostile.url
     for arguments in (
         ["log", url],

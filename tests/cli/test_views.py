@@ -93,7 +93,6 @@ def test_of_a_branch(declared: txstore.Repository) -> None:
     declared.branches["dev"] = declared.head()
     run("views", "run", declared.url, "--once", "--branch", "dev")
     dev = declared.head("dev")
-    assert dev is not None
     assert (dev.version, declared.head().version) == (2, 0)  # type: ignore[union-attr]
     assert run("views", "drop", declared.url, "row", "--branch", "dev").exit_code == 0
     assert sorted(declared.snapshot(branch="dev").views) == ["largest", "pyramid"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.commits import set_keys
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
@@ -49,8 +50,7 @@ class Killed(BaseException):
 @pytest.fixture
 def url(far: None) -> Iterator[str]:
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     yield url
     repo = txstore.Repository(url)
     assert repo.verify().faults == []
@@ -149,8 +149,7 @@ def test_the_next_one_goes_on_behind_a_group_commit(url, meet):
     meet(url, CREW)
     commit_together(crew(url))
     for name in ("plain", "again"):
-        with txstore.Repository(url).begin(name) as mapping:
-            mapping["b"] = name.encode()
+        set_keys(txstore.Repository(url), {"b": name.encode()}, name)
     assert messages(url)[-2:] == ["plain", "again"]
 
 
@@ -230,8 +229,6 @@ def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, monk
 
 
 # --- those who can't go together with others
-
-
 def alone(url: str) -> Any:
     """Return a transaction that has to take a version by itself, and knows that others commit, too."""
     transaction = staged(url, "alone", "b")
@@ -379,8 +376,7 @@ def test_all_die_when_the_group_commit_is_decided(url, meet, impatient, monkeypa
     assert not is_taken(url, 2)
     assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
-    with txstore.Repository(url).begin("next") as mapping:
-        mapping["a"] = b"1"
+    set_keys(txstore.Repository(url), {"a": b"1"}, "next")
     assert messages(url)[-1] == "next"
 
 
@@ -487,8 +483,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     Nothing is put behind those that they made.
     """
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
     monkeypatch.setattr(awake.engine.commits.heads._contention, "is_contended", lambda branch: False)  # it joins nobody
@@ -502,8 +497,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
 
     def falls_asleep(*arguments: Any) -> Any:
         for number in range(AWAKE):
-            with awake.begin(f"awake {number}") as mapping:
-                mapping["a/zarr.json"] = GROUP % number
+            set_keys(awake, {"a/zarr.json": GROUP % number}, f"awake {number}")
         for version in range(oldest_kept):
             awake.engine.storage.objects.delete([names.commit_path("main", version)])
         return fitting(*arguments)
@@ -536,12 +530,10 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
 def test_a_version_that_is_free_below_others_was_freed(far, impatient):
     """Who has slept and sees that does not put anything there: what became of the proposal is not known."""
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     transaction = staged(url, "slept")
     for number in range(3):
-        with txstore.Repository(url).begin(f"awake {number}") as mapping:
-            mapping["a/zarr.json"] = GROUP % number
+        set_keys(txstore.Repository(url), {"a/zarr.json": GROUP % number}, f"awake {number}")
     for version in range(3):
         transaction._staging.storage.objects.delete([names.commit_path("main", version)])
     with pytest.raises(txstore.CommitUnknownError):
@@ -554,8 +546,7 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
     """Whoever is told of its commit has made it before the branch was deleted."""
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
-    with repo.begin("of the branch", branch="b") as mapping:
-        mapping["b"] = b"0"
+    set_keys(repo, {"b": b"0"}, "of the branch", branch="b")
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     lock, left = threading.Lock(), [None]
 
@@ -586,8 +577,7 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
 def test_a_branch_is_renamed_beside_a_group_commit(url, meet, monkeypatch):
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
-    with repo.begin("of the branch", branch="b") as mapping:
-        mapping["b"] = b"0"
+    set_keys(repo, {"b": b"0"}, "of the branch", branch="b")
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     fitting, lock, left = group_commits.fitting, threading.Lock(), [None]
 
@@ -698,8 +688,7 @@ def test_a_listing_that_is_late(url, meet, impatient, monkeypatch):
 def test_nothing_is_proposed_where_nobody_else_commits(url):
     repo = txstore.Repository(url)
     for number in range(3):
-        with repo.begin(f"{number}") as mapping:
-            mapping["a"] = b"%d" % number
+        set_keys(repo, {"a": b"%d" % number}, f"{number}")
     assert all(names.parse_version(each.name) is not None for each in repo.engine.storage.objects.list("commits/main"))
 
 
@@ -738,8 +727,7 @@ def test_commits_by_many_again_and_again(url):
         repo, made = txstore.Repository(url), []
         together.wait(TIMEOUT)
         for nth in range(10):
-            with repo.transaction(f"{number} {nth}") as store:
-                store[f"{number}/c/{nth}"] = b"%d" % nth
+            set_keys(repo, {f"{number}/c/{nth}": b"%d" % nth}, f"{number} {nth}")
             made.append(f"{number} {nth}")
         return made
 

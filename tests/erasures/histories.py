@@ -115,8 +115,6 @@ def _node_of_key(key: str) -> str:
 
 
 # --- other processes
-
-
 def serve(connection: Any) -> None:
     gc.freeze()
     while (told := connection.recv()) is not None:
@@ -190,8 +188,6 @@ def in_thread(url: str, options: dict[str, Any], task: Task, dies_at: int | None
 
 
 # --- the history
-
-
 @dataclass
 class History:
     repo: txstore.Repository
@@ -376,7 +372,6 @@ class History:
             dies = kills and at == 0
             if free and self.drawn.random() < 0.6:
                 number = free.pop()
-                assert self.others is not None
                 self.others.begin(number, url, task)
                 waits.append(
                     (at, number, self.drawn.choice([0.1, 0.3, 0.6, 1.0]) * self.drawn.random() if dies else None)
@@ -387,7 +382,6 @@ class History:
                 threads.append(threading.Thread(target=partial(_answer, answers, at, call)))
                 threads[-1].start()
         for at, number, kill_after in waits:
-            assert self.others is not None
             answers[at] = self.others.end(number, kill_after)
         for thread in threads:
             thread.join()

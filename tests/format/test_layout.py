@@ -133,8 +133,6 @@ each_record = pytest.mark.parametrize("record", RECORDS)
 
 
 # --- what is encoded is decoded
-
-
 @pytest.mark.long
 @each_record
 @given(data=st.data())
@@ -288,8 +286,6 @@ def test_the_guard_says_how_to_open_it():
 
 
 # --- hostile bytes
-
-
 def attempt(decode, data: bytes) -> None:
     with contextlib.suppress(MalformedError):
         decode(data)
@@ -479,7 +475,6 @@ def test_newer_versions_are_told_from_damage():
 
 
 # --- the worked example of the document
-
 DOCUMENT = Path(__file__).parents[2] / "docs/understand/format.md"
 ROW = re.compile(r"\| (\d+) \| `([0-9a-f ]+)` \| (.+) \|")
 

@@ -36,9 +36,7 @@ def test_of_two_bits_none_is(content: bytes, data: st.DataObject) -> None:
     st.sampled_from([0, 1, Predecessor(3, 9)]), st.binary(min_size=1, max_size=60), st.binary(max_size=20),
     st.sampled_from([b"", Region.of_box(((0, 5), (3, 900))).encode()]), st.data(),
 )  # fmt: skip
-def test_any_bit_of_a_frame_is_turned_back(
-    seen: packfile.Seen, key: bytes, behind: bytes, region: bytes, data: st.DataObject
-) -> None:
+def test_any_bit_of_a_frame_is_turned_back(seen, key, behind, region, data):
     kind = packfile.FRAME_PARTIAL if region else packfile.FRAME_VALUE
     frame = packfile.encode_frame(kind, seen, 5, key, len(behind), crc32c(behind), region)
     bit = data.draw(st.integers(0, 8 * len(frame) - 1))

@@ -158,7 +158,6 @@ class Forged:
     def move(self, path: str, version: int) -> str:
         """Put a commit in another version, with the seq that goes with it; return its path."""
         pack = self.packs.pop(path)
-        assert pack.fixed is not None
         pack.fixed[VERSION], pack.fixed[SEQ] = version, version + 1
         moved = names.commit_path("main", version)
         self.packs[moved] = pack
@@ -297,8 +296,6 @@ def _is_staged(name: str) -> bool:
 
 
 # --- taking apart
-
-
 def _take_apart(content: bytes, is_commit: bool) -> Pack:
     pack_id, repository, number = packfile.decode_head(content[: packfile.HEAD_SIZE])
     pack = Pack(pack_id, repository, number, packfile.first_frame(content[: packfile.HEAD_SIZE]))
@@ -355,8 +352,6 @@ def _take_run_apart(section: bytes) -> Run:
 
 
 # --- putting together
-
-
 def _lay_out(pack: Pack) -> tuple[list[int], int]:
     """Where the values of the frames begin, and where the last frame ends."""
     offsets, position = [], packfile.HEAD_SIZE
@@ -430,8 +425,6 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
 
 
 # --- small files
-
-
 def forge_json(members: dict[str, Any]) -> bytes:
     """Write a document with its checksum, as `format.json` and records have it."""
     members = {name: value for name, value in members.items() if name != "checksum"}

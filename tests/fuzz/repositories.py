@@ -68,8 +68,6 @@ class Finding(NamedTuple):
 
 
 # --- good repositories
-
-
 def build(directory: Path) -> list[Forged]:
     """Make the repositories that lies are told about."""
     made = []
@@ -145,7 +143,6 @@ def _write_foreign(path: Path, directory: Path) -> None:
 
 
 # --- what is done to a repository in a directory
-
 Operation = Callable[[Path, Random], object]
 
 
@@ -323,8 +320,6 @@ def _is_of_zarr(error: Exception) -> bool:
 
 
 # --- what is done in memory
-
-
 class MemoryStorage:
     """As much of a storage as reading takes."""
 
@@ -434,8 +429,6 @@ class _View(txstore.format.mapping.Hierarchy):
 
 
 # --- inputs
-
-
 class Inputs:
     """Makes inputs, and tries them. `directory` is scratch, and should be in memory."""
 

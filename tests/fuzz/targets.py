@@ -84,7 +84,6 @@ def _reseal_json(data: bytes) -> bytes:
 
 
 # --- headers
-
 _RUNS = (
     RunName(None, 8, 4096, 512, 7, 8),
     RunName(PackName(OTHER_ID, "main", 6), 0, 64, 1 << 20, 1 << 20, 7),
@@ -136,8 +135,6 @@ def _header_in_python(data: bytes) -> Header:
 
 
 # --- frames
-
-
 def _frame(kind: int, seen: packfile.Seen, key: bytes, value: bytes, region: bytes = b"") -> bytes:
     frame = packfile.encode_frame(kind, seen, 5, key, len(value), crc32c(value), region)
     follows = isinstance(seen, Predecessor)
@@ -159,7 +156,6 @@ def _reseal_frame(data: bytes) -> bytes:
 
 
 # --- runs
-
 _RUN_ALLOWED = (ValueError,)
 _PACK = PackName(OTHER_ID, "main", 6).encode()
 
@@ -227,8 +223,6 @@ def _exercise_fallback(data: bytes) -> Any:
 
 
 # --- names
-
-
 def _names(data: bytes) -> Any:
     name = data.decode(errors="surrogateescape")
     return [

@@ -46,8 +46,6 @@ def branch_id(repo: txstore.Repository, name: str = "dev") -> str:
 
 
 # --- what a branch is
-
-
 def test_a_repository_has_one_branch(repo):
     with pytest.raises(txstore.RepositoryNotFoundError):
         repo.branches  # noqa: B018
@@ -179,8 +177,6 @@ def test_a_transaction_with_a_name(open_repo, durability):
 
 
 # --- all that takes branch= takes it
-
-
 def test_stores_and_what_goes_on_from_them(forked):
     with txstore.TxStore(forked.url, branch="dev") as store:
         store["x"] = b"1"
@@ -274,8 +270,6 @@ def test_ways_in_and_out(forked, tmp_path):
 
 
 # --- names
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "-x", "ü", "x" * 101, "a b", "con", "NUL.txt", "x.", "0" * 32])
 def test_a_name_that_a_file_system_or_an_object_store_can_not_take(forked, name):
     before = tree(forked)
@@ -411,8 +405,6 @@ def test_a_name_that_another_creates_meanwhile(forked):
 
 
 # --- deleting
-
-
 def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
     commit(forked, {"y": b"1"}, "dev")
     store = forked.transaction(branch="dev")
@@ -466,8 +458,6 @@ def test_what_is_no_record_is_passed_over(forked):
 
 
 # --- what it costs
-
-
 def test_one_branch_costs_nothing(repo):
     """Nothing is asked of names of branches, wherever a commit is made, found or read."""
     put(repo, {"a": b"1"})

@@ -166,7 +166,6 @@ def test_what_another_history_carries_is_not_believed() -> None:
 
 
 def carries(stored: Stored | None) -> commitfile.Section:
-    assert stored is not None
     return next(each for each in stored.header.sections if each.kind == commitfile.SECTION_CARRIED)
 
 
@@ -174,7 +173,6 @@ def test_local_commits_carry_nothing(repo: txstore.Repository) -> None:
     for number in range(3):
         commit(repo, f"{number}")
     stored = repo.engine.commits.files.read("main", 2)
-    assert stored is not None
     assert [each.kind for each in stored.header.sections] == [commitfile.SECTION_RUN] * len(stored.header.sections)
 
 

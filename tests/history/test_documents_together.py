@@ -161,7 +161,6 @@ def test_the_first_document_of_a_pack_brings_less_along(requests: Requests, monk
 def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: str) -> None:
     store = txstore.Repository(many_commits).snapshot()
     found = store.mapping.lookup("a007/zarr.json")
-    assert found is not None
     path = store.mapping.runs.pack_name(found.run, found.pack).path
     store._engine.storage.objects.delete([path])
 

@@ -104,8 +104,6 @@ def cannot_watch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 # --- where it begins
-
-
 def test_from_the_head_when_it_is_called(repo):
     following = repo.follow(timeout=0)
     put(repo, "3", "4")
@@ -155,8 +153,6 @@ def test_arguments_that_make_no_sense(repo):
 
 
 # --- a repository that is not there
-
-
 def test_a_repository_that_does_not_exist_yet_is_waited_for(open_repo, way):
     reader = open_repo()
     commits = reader.follow(timeout=DEADLINE)
@@ -185,8 +181,6 @@ def test_something_else_in_its_place(tmp_path):
 
 
 # --- being woken
-
-
 class later:
     """Do something in a thread while the block waits; what it raises is raised at the end of the block."""
 
@@ -360,8 +354,6 @@ def test_what_woke_it_once_does_not_wake_it_again(repo, way):
 
 
 # --- what is no commit
-
-
 def test_an_orphan_is_never_yielded(open_repo, tmp_path):
     repo = open_repo(durability="none")
     put(repo, "0", "1", "lost", "orphan")
@@ -414,8 +406,6 @@ def test_a_commit_below_the_oldest_kept_that_is_still_there(repo):
 
 
 # --- a repository that goes away
-
-
 def test_a_deleted_repository(tmp_path):
     repo = txstore.Repository(tmp_path / "deleted.tx", durability="none")
     put(repo, "0", "1")
@@ -453,8 +443,6 @@ def test_a_repository_that_was_replaced_by_its_backup(tmp_path, more):
 
 
 # --- what it holds
-
-
 @linux_only
 @pytest.mark.parametrize("end", ["close", "drop", "timeout", "error"])
 def test_it_leaves_no_descriptor(repo, end):
@@ -541,8 +529,6 @@ def test_a_forked_child_opens_a_watch_of_its_own(repo, way):
 
 
 # --- the watch itself
-
-
 @pytest.fixture
 def native():
     try:

@@ -93,7 +93,6 @@ def test_a_commit_is_shown_in_a_line(several: txstore.Repository) -> None:
     with several.transaction("<b>\nmore") as store:
         store["k"] = b"1"
     commit = several.head()
-    assert commit is not None
     assert repr(commit) == f"<Commit main@11 {commit.id[:12]} {commit.time.astimezone():%Y-%m-%d %H:%M %Z} '<b>'>"
     assert "&lt;b&gt;" in commit._repr_html_()
 

@@ -52,9 +52,7 @@ def test_who_is_alone_proposals_its_file_without_another_look(url: str, requests
     assert not [path for path in requests if path == names.commits_directory("main")]
 
 
-def test_who_has_seen_the_head_long_ago_looks_again(
-    url: str, requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_seen_the_head_long_ago_looks_again(url, requests, monkeypatch):
     repo = txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -134,9 +132,7 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
     assert repo.verify().ok
 
 
-def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(url, monkeypatch):
     """It has seen the head so long ago that a vacuum may have freed the version since."""
     repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(listings, "TRUSTED", -1.0)

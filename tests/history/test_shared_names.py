@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,7 @@ def branch(url: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(tag, branch), (branch, tag)])
-def test_of_two_at_the_same_time_at_most_one_stays(
-    made: Repository, monkeypatch: pytest.MonkeyPatch, first: Callable[[str], None], second: Callable[[str], None]
-) -> None:
+def test_of_two_at_the_same_time_at_most_one_stays(made, monkeypatch, first, second):
     """The second one begins and ends between the first one's look and its write."""
     method = "make" if first is tag else "ensure"
     original = getattr(SyncedFiles, method)

@@ -59,8 +59,6 @@ def check(history: list[Txn], isolation: str) -> list[Anomaly]:
 
 
 # --- what was read
-
-
 def _external_reads(history: list[Txn]) -> tuple[list[Read], list[Anomaly]]:
     """Return the reads that are not of what the transaction itself wrote, and what is wrong with those that are."""
     members = {key for txn in history for op in txn.ops for key in written(op) if key[0] == "s"}
@@ -128,8 +126,6 @@ def _misread_values(history: list[Txn], external: list[Read]) -> list[Anomaly]:
 
 
 # --- in which order what was written came
-
-
 def _version_orders(committed: list[Txn], external: list[Read]) -> Iterator[tuple[str, list[Anomaly], list[Version]]]:
     read = defaultdict(list)
     for each in external:
@@ -190,7 +186,6 @@ def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
 
 
 # --- who depends on whom
-
 Edges = dict[str, dict[int, set[int]]]
 
 
@@ -294,8 +289,6 @@ def _described(cycle: list[int], edges: Edges) -> str:
 
 
 # --- what commits and bases say
-
-
 def _process_faults(history: list[Txn]) -> Iterator[Anomaly]:
     """Yield transactions that began at an older commit than their process knew of."""
     known: dict[int, int] = {}

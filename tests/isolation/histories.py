@@ -58,7 +58,6 @@ def optimize(repo: Repository) -> list[Txn]:
 def merge(repo: Repository, ago: int) -> list[Txn]:
     """Merge a branch that begins some commits ago, and has changed what nobody looks at; return what this is."""
     head = repo.head()
-    assert head is not None
     name = f"aside{head.seq}"
     repo.branches[name] = max(0, head.version - ago)
     with repo.begin(branch=name) as transaction:

@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -145,9 +144,7 @@ def test_histories(repo: txstore.Repository, workload: str, isolation: str, caps
     [("snapshot", "lists", "set", "lost update"), ("serializable", "lists", "read", "G2")],
 )
 @pytest.mark.timeout(4 * TIMEOUT + 4 * TRANSACTIONS)
-def test_a_rule_that_does_not_hold(
-    open_repo: Callable[..., txstore.Repository], isolation: str, workload: str, without: str, expected: str
-) -> None:
+def test_a_rule_that_does_not_hold(open_repo, isolation, workload, without, expected):
     """The processes leave out one clause: it takes them few transactions to leave an anomaly behind."""
     found: set[str] = set()
     for attempt in range(10):  # the first will do, unless the processes happen to run one after the other

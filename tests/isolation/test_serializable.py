@@ -58,8 +58,6 @@ def conflicts(store: Any) -> Sequence[str]:
 
 
 # --- zarr's face
-
-
 async def everything(names: AsyncIterator[str]) -> list[str]:
     return [name async for name in names]
 
@@ -206,8 +204,6 @@ def test_many_threads_read(repo: txstore.Repository) -> None:
 
 
 # --- arrays
-
-
 def skew(repo: txstore.Repository, isolation: str) -> list[int]:
     """Two that each append to one of two arrays of one length, if the other has not grown; return the lengths."""
     commit(repo, PAIR)
@@ -296,8 +292,6 @@ def test_latest_has_the_same_isolation(repo: txstore.Repository) -> None:
 
 
 # --- several processes
-
-
 def test_what_a_sent_store_reads_counts(repo: txstore.Repository) -> None:
     store = repo.transaction(isolation="serializable")
     store["mine"] = b"1"

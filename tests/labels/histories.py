@@ -51,8 +51,6 @@ def begin(repo: txstore.Repository, drawn: random.Random) -> Rows:
 
 
 # --- what workers do
-
-
 @dataclass
 class Report:
     """What a worker says of its operations, by their names."""
@@ -224,8 +222,6 @@ def work(path: str, seed: str) -> Report:
 
 
 # --- the model
-
-
 def apply(rows: Rows, told: Mapping[str, Any]) -> tuple[Rows, tuple[int, int]]:
     """Return the rows after a commit, and how many labels it changed and added."""
     before = dict(rows)
@@ -314,8 +310,6 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
 
 
 # --- running
-
-
 def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
     """Make one history and check it. Raise `WrongError`."""
     drawn = random.Random(seed)

@@ -218,8 +218,6 @@ def peer(start, kind) -> Peer:
 
 
 # --- exclusion
-
-
 def test_it_is_the_kind_that_was_asked_for(locks, kind):
     assert locks.kind == kind
 
@@ -361,8 +359,6 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
-
-
 def test_many_keys_are_all_or_nothing(locks, peer):
     keys = [f"a/c/{row}/{column}" for row in range(20) for column in range(20)]
     peer.ask("acquire", "a/c/7/7")
@@ -462,8 +458,6 @@ def test_no_keys_at_all(locks):
 
 
 # --- ends
-
-
 def test_the_locks_of_a_killed_process_are_free(locks, start, kind):
     keys = [f"a/c/{row}/{column}" for row in range(30) for column in range(100)]
     mine, victim = locks.owner(), start(kind)
@@ -553,8 +547,6 @@ def test_an_owner_that_nobody_has_any_more_holds_nothing(locks, peer):
 
 
 # --- fork
-
-
 def test_a_fork_inherits_no_locks(locks, peer):
     peer.ask("acquire", "a")
     seen = peer.ask("fork", "a")
@@ -601,8 +593,6 @@ def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind
 
 
 # --- parking
-
-
 def test_a_parked_lock_is_for_siblings(locks, start, kind):
     sibling, stranger = start(kind), start(kind)
     mine = locks.owner()
@@ -623,8 +613,6 @@ def test_a_parked_lock_is_for_siblings(locks, start, kind):
 
 
 # --- the file
-
-
 def test_a_copied_repository_has_locks_of_its_own(locks, start, kind, directory, tmp_path):
     mine = locks.owner()
     mine.acquire("a")
@@ -914,8 +902,6 @@ def test_two_users_exclude_each_other(shared, kind):
 
 
 # --- between the kinds
-
-
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 @pytest.mark.parametrize("present", ["ranges", "files"])
 def test_what_the_living_use_is_adopted(start, directory, present):
@@ -1044,8 +1030,6 @@ def test_file_systems_are_known_by_where_they_are_mounted(tmp_path):
 
 
 # --- turns within one process, where Python keeps them
-
-
 @pytest.fixture(params=[kind for kind in KINDS if kind != "table"])
 def fallback(request, directory) -> Iterator[ChunkLocks]:
     locks = ChunkLocks(str(directory), "data.tx", kind=request.param)
@@ -1104,8 +1088,6 @@ def test_who_holds_something_may_pass_those_who_may_wait_for_it(fallback):
 
 
 # --- slots
-
-
 @pytest.mark.skipif(not HAS_C, reason="there is no C to compare with")
 def test_keys_have_the_same_slots_in_c_and_in_python():
     parts = ["a", "0", "1", "12", "007", "9" * 18, "9" * 19, "1" + "0" * 17, "x5", "é", "٣", "²", "", "c", "zarr.json"]

@@ -83,8 +83,6 @@ def three_way(base: Values, ours: Values, theirs: Values, depth: int = 0) -> Mer
 
 
 # --- git itself
-
-
 class Asked(NamedTuple):
     """Two commits to be merged; with a base, as if that were the parent of both: a commit picked, or reverted."""
 

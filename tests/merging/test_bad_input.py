@@ -171,9 +171,7 @@ def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -
         ({1: "ours"}, TypeError),
     ],
 )
-def test_answers_are_looked_at_where_nothing_is_to_be_merged(
-    repo: txstore.Repository, resolve: Any, error: type[Exception], dry_run: bool
-) -> None:
+def test_answers_are_looked_at_where_nothing_is_to_be_merged(repo, resolve, error, dry_run):
     head = commit(repo, put(0, 10))
     for change in (
         lambda: repo.merge("dev", resolve=resolve, dry_run=dry_run),

@@ -314,8 +314,6 @@ def test_dry_run_and_diff(repo: txstore.Repository) -> None:
 
 
 # --- what a vacuum has given up
-
-
 def fixed(repo: txstore.Repository, *, optimized: bool = True) -> txstore.Commit:
     """Merge a fix into `main` and into `dev`, which has begun behind a later commit; return the merge into `main`.
 

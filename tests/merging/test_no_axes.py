@@ -140,7 +140,6 @@ def test_diff_and_blame(repo: txstore.Repository) -> None:
     assert [(part.before.item(), part.after.item()) for part in diff.values("n")] == [(1, 2)]
     assert "n" in str(diff)
     blame = repo.blame("n")
-    assert blame.chunks is not None
     assert (blame.chunks.shape, blame[()]) == ((), made)
     assert [(commit, chunks) for commit, chunks, _ in blame.rows()] == [(made, 1), (repo.commit(0), 0)]
     assert blame.as_dict()["chunks"] == 0

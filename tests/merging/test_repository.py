@@ -153,8 +153,6 @@ def test_appended_on_both(repo: txstore.Repository) -> None:
 
 
 # --- one commit
-
-
 def test_cherry_pick(repo: txstore.Repository) -> None:
     commit(repo, put(0, 10), branch="dev")
     picked = commit(repo, put(1, 11), branch="dev", message="the second")

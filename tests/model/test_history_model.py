@@ -77,7 +77,6 @@ def changes(before: Content, after: Content) -> set[str]:
 
 
 # --- what one transaction does
-
 STEPS = ("put", "put", "put", "attribute", "delete", "move", "copy", "copy at", "restore", "take")
 numbers = st.integers(0, 11)
 steps = st.lists(st.tuples(st.sampled_from(STEPS), numbers, numbers, st.integers(0, 30)), min_size=1, max_size=4)
@@ -151,8 +150,6 @@ def create(tx: Transaction, now: Content, path: str) -> None:
 
 
 # --- what a merge is
-
-
 def merged(
     base: Content, ours: Content, theirs: Content, prefers: str | None = None
 ) -> tuple[dict[str, Any], set[str]]:
@@ -221,8 +218,6 @@ def cells(base: dict[Any, int], ours: dict[Any, int], theirs: dict[Any, int], pr
 
 
 # --- history
-
-
 @dataclass(frozen=True)
 class Made:
     """A commit."""
@@ -482,7 +477,6 @@ class History(RuleBasedStateMachine):
         except MergeConflictError as error:
             found = {each.path for each in error.conflicts}
         head = self.repo.head(name)
-        assert head is not None
         if found:
             assert (prefers, found, head.id) == (None, conflicts, ours.id)
             return

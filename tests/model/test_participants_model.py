@@ -290,9 +290,7 @@ def test_what_has_gone_wrong_once(case: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 3), STEPS)
-def test_what_is_in_one_order_is_committed_and_all_else_refused(
-    early: int, steps: list[tuple[int, str, str, str]]
-) -> None:
+def test_what_is_in_one_order_is_committed_and_all_else_refused(early, steps):
     run(early, steps)
 
 

@@ -258,9 +258,7 @@ def test_by_hand(case: str, replaced: str | None) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 3), STEPS, st.sampled_from([None, *REPLACED]))
-def test_no_element_is_lost_and_nothing_refused_without_a_reason(
-    early: int, steps: list[tuple[int, str, int, int]], replaced: str | None
-) -> None:
+def test_no_element_is_lost_and_nothing_refused_without_a_reason(early, steps, replaced):
     run(early, steps, replaced)
 
 

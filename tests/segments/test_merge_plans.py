@@ -133,8 +133,6 @@ def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
 
 
 # --- what is moved
-
-
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of what goes to an object store, or comes from there."""

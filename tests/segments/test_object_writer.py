@@ -96,8 +96,6 @@ def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:
 
 
 # --- long values
-
-
 class Uploads:
     """The uploads of a writer's packs, which can be held up."""
 
@@ -135,9 +133,7 @@ def test_a_long_value_ends_its_pack_which_is_uploaded_at_once(monkeypatch: pytes
     writer.drop()
 
 
-def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(monkeypatch):
     uploads = Uploads(monkeypatch, at_once=2)
     monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 6000)
     writer = uploads.writer()

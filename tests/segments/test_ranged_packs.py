@@ -41,8 +41,6 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- what a range takes
-
-
 def test_a_value_is_one_request_and_none_the_second_time(objects: FakeObjects) -> None:
     values = Values(objects, 10, 5000)
     assert objects.requests == []
@@ -138,8 +136,6 @@ def test_the_size_is_asked_for_once(objects: FakeObjects) -> None:
 
 
 # --- reading ahead
-
-
 def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
     values = Values(objects, 512, 16 << 10)
     for i in range(512):
@@ -299,8 +295,6 @@ def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
 
 
 # --- threads
-
-
 @pytest.mark.usefixtures("one_batch")
 def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None:
     values = Values(objects, 200, 16 << 10)
@@ -477,9 +471,7 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
 
 @pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("has_the_turn", [False, True])
-def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
-    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch, has_the_turn: bool
-) -> None:
+def test_who_is_interrupted_while_it_waits_passes_the_turn_on(objects, monkeypatch, has_the_turn):
     values = Values(objects, 10, 1000)
     gate, interrupt = Gate(), threading.Event()
     objects.before = gate
@@ -535,8 +527,6 @@ def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: F
 
 
 # --- without a thread
-
-
 @pytest.fixture
 def awaited(objects: FakeObjects) -> FakeObjects:
     objects.can_await()
@@ -575,9 +565,7 @@ async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: Fa
         assert len(awaited.requests) == 1
 
 
-async def test_a_thread_waits_for_what_a_coroutine_has_under_way(
-    awaited: FakeObjects, waits: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_thread_waits_for_what_a_coroutine_has_under_way(awaited, waits, monkeypatch):
     monkeypatch.setattr(ranged_packs, "PATIENCE", TIMEOUT)
     values = Values(awaited, 10, 1000)
     awaited.before = gate = Gate()
@@ -590,9 +578,7 @@ async def test_a_thread_waits_for_what_a_coroutine_has_under_way(
     assert len(awaited.requests) == 1
 
 
-def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(
-    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(objects, monkeypatch):
     """A loop that is left with a coroutine under way goes on when somebody runs it again, or never."""
     monkeypatch.setattr(ranged_packs, "PATIENCE", 0.01)
     values = Values(objects, 10, 1000)
@@ -620,9 +606,7 @@ def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(
         other.close()
 
 
-async def test_what_fails_or_is_too_much_is_left_to_threads(
-    awaited: FakeObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch):
     values = Values(awaited, 10, 1000)
     content = awaited.contents.pop(values.name.path)
     assert await value_of(values, 3) is None
@@ -687,8 +671,6 @@ async def test_what_lies_on_a_disk_is_left_to_a_thread(awaited: FakeObjects, tmp
 
 
 # --- what is wrong
-
-
 def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
     pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
     assert objects.requests == []

@@ -116,11 +116,9 @@ def test_its_run_can_be_made_anew(overtaken: Overtaken) -> None:
     transaction.commit()
     commits = other.engine.commits
     stored, parent = commits.files.read("main", 2), commits.files.read("main", 1)
-    assert stored is not None
     rebuilt = rebuild.own_run(commits, stored, parent)
     own = stored.header.sections[0]
     there = commits.storage.read_range(stored.path, own.offset, own.length)
-    assert rebuilt is not None
     assert (rebuilt.is_sure, bytes(rebuilt.section)) == (True, there)
 
 

@@ -77,9 +77,7 @@ def test_one_way_to_write_a_url(url: str, name: str) -> None:
     assert canonical(name) == name
 
 
-def test_local_paths_are_of_the_directory_that_they_were_given_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_paths_are_of_the_directory_that_they_were_given_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ana")
     assert canonical("x.nc") == f"file://{tmp_path}/x.nc"

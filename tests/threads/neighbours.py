@@ -38,7 +38,6 @@ class _Neighbour:
 
     def begin(self, store: txstore.TxStore) -> None:
         """Forget what an earlier try has done."""
-        assert store.base is not None
         self.ops, self.base = [], store.base.seq
 
     def share(self, store: txstore.TxStore) -> None:

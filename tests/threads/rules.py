@@ -80,7 +80,6 @@ class _Register:
         place = bisect_left(self._ends, begin)
         if not place or rollbacks.may_have_dropped(last := self._done[place - 1], end):
             return 0
-        assert last.wrote is not None
         return last.wrote[1]
 
     def may_be_under_way(self, read: Operation, rollbacks: _Rollbacks) -> bool:

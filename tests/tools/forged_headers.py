@@ -15,7 +15,6 @@ from txstore.history.opening import open_commits, open_storage
 def forge_header(repository: Path, version: int, **changes: Any) -> None:
     path = repository / names.commit_path("main", version)
     stored = open_commits(open_storage(repository)).files.read("main", version)
-    assert stored is not None
     before, encoded = path.read_bytes()[: stored.footer.header_offset], replace(stored.header, **changes).encode()
     length = len(before) + len(encoded) + FOOTER_SIZE
     footer = Footer(len(encoded), len(before), length, stored.header.id, crc32c(encoded))

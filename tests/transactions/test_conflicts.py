@@ -354,9 +354,7 @@ def test_merged_runs_give_the_same_answers(quick: txstore.Repository, case: Case
 
 @pytest.mark.long
 @pytest.mark.parametrize(("case", "one_first"), CASES)
-def test_a_commit_that_comes_just_before_the_lock_is_seen(
-    quick: txstore.Repository, case: Case, one_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_comes_just_before_the_lock_is_seen(quick, case, one_first, monkeypatch):
     first, second = start(quick, case, one_first)
     storage = quick.engine.storage
     lock = storage.lock

@@ -307,8 +307,6 @@ def test_chunks_of_different_sizes(repo):
 
 
 # --- declared and dropped
-
-
 def test_declared_with_the_arrays_dropped_and_declared_anew(repo):
     with repo.transaction() as store:
         XY(store)
@@ -515,8 +513,6 @@ def test_no_repository(repo):
 
 
 # --- several writers
-
-
 @pytest.mark.parametrize("first", ["the constraint", "the growth"])
 def test_one_declares_it_while_another_breaks_it(repo, first):
     commit(repo, XY)
@@ -612,8 +608,6 @@ def test_arrays_whose_every_write_is_a_commit(repo):
 
 
 # --- what is done to repositories
-
-
 def test_maintenance_keeps_them(repo, tmp_path):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED

@@ -137,9 +137,7 @@ def of_transaction(url: str, transaction: bytes) -> set[str]:
 
 
 @pytest.mark.parametrize("ahead", [-30 * HOUR, 0.0, 30 * HOUR])
-def test_the_next_large_commit_deletes_what_a_dead_process_has_uploaded(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
+def test_the_next_large_commit_deletes_what_a_dead_process_has_uploaded(url, server, monkeypatch, ahead):
     dead = upload(url)
     assert len(of(url, dead)) >= 20
     kill(dead)
@@ -192,9 +190,7 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_who_dies_committing_leaves_it_to_a_vacuum(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch, is_made: bool
-) -> None:
+def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_made):
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
     writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.record.id
@@ -281,9 +277,7 @@ def test_the_next_one_goes_on_where_one_was_interrupted(url: str, server: Server
     assert report.oldest_kept == 0
 
 
-def test_a_young_process_that_commits_little_asks_nothing(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_young_process_that_commits_little_asks_nothing(url, server, monkeypatch):
     server.listed.clear()
     repo = write(url, large=False)
     commit(repo, large=False)

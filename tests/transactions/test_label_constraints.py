@@ -62,8 +62,6 @@ def found(repo: txstore.Repository, path: str = "x") -> list[Any]:
 
 
 # --- what is refused, and what is not
-
-
 class Case(NamedTuple):
     name: str
     before: Sequence[Any]
@@ -184,7 +182,6 @@ def test_ten_are_named(repo):
 
 
 # --- layouts and elements
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "format 3": {},
     "one chunk": {"chunks": 64},
@@ -308,8 +305,6 @@ def test_what_can_not_be_decoded_is_an_error(repo, monkeypatch):
 
 
 # --- who commits
-
-
 def days(first: int, count: int = 2) -> xr.Dataset:
     time = np.datetime64("2024-01-01") + np.arange(first, first + count)
     return xr.Dataset({"t2m": ("time", np.ones(count))}, {"time": time.astype("M8[ns]")})
@@ -453,8 +448,6 @@ def test_arrays_whose_every_write_is_a_commit(repo):
 
 
 # --- by reference
-
-
 def test_copied_and_moved(repo):
     commit(repo, labels(TEN), labels([3, 1, 3], "bad"), labels([1, 2, 3], "good"))
     repo.constraints["it"], repo.constraints["order"] = Unique("x"), Sorted("x")
@@ -529,8 +522,6 @@ def test_values_outside(tmp_path, open_repo):
 
 
 # --- what it costs
-
-
 def forget() -> None:
     label_spans.VALUES.clear()
     label_spans.TABLES.clear()
@@ -810,8 +801,6 @@ def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
 
 
 # --- storage, format
-
-
 def test_an_object_store(open_repo):
     repo = txstore.Repository("memory://labels/data.tx")
     commit(repo, labels(TEN))

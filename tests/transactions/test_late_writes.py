@@ -116,9 +116,7 @@ def test_late_writes_are_in_the_commit_that_follows_or_in_none(store: txstore.Tx
     assert nothing_arrives(store)
 
 
-def test_late_writes_after_a_failed_write_are_refused(
-    repo: txstore.Repository, store: txstore.TxStore, pipeline: str
-) -> None:
+def test_late_writes_after_a_failed_write_are_refused(repo, store, pipeline):
     data = sevens_first()
     z = zarr.create_array(store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=None)
     store.commit()
@@ -268,8 +266,6 @@ def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch:
 
 
 # --- reading beside a commit
-
-
 def test_a_thread_that_reads_beside_commits_never_goes_back(repo: txstore.Repository) -> None:
     store = txstore.TxStore(repo)
     store["count"] = b"0"

@@ -32,8 +32,6 @@ def with_values(**values: int) -> list[int]:
 
 
 # --- two transactions
-
-
 def test_other_elements_of_one_chunk(repo: txstore.Repository) -> None:
     create(repo)
     mine, theirs = repo.begin(), repo.begin()
@@ -258,9 +256,7 @@ def test_a_merge_keeps_constraints(repo: txstore.Repository) -> None:
 
 
 @pytest.mark.parametrize("before", range(1, 7))
-def test_runs_are_merged_behind_merged_chunks(
-    repo: txstore.Repository, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_merged_behind_merged_chunks(repo, before, monkeypatch):
     create(repo)
     commit_often(repo, before)
     mine, theirs = repo.begin(), repo.begin()
@@ -343,8 +339,6 @@ def test_objects_are_not_merged(repo: txstore.Repository) -> None:
 
 
 # --- several participants of one transaction
-
-
 class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo

@@ -66,7 +66,6 @@ def locked(store, region, path="x") -> set[str]:
 
 
 # --- selections
-
 BASIC = {
     "all": np.s_[...],
     "no index": (),
@@ -234,8 +233,6 @@ def test_any_basic_selection(store, case):
 
 
 # --- changes of the shape
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("shape", [(10, 7), (9, 6), (9, 7), (1, 1), (0, 7)])
@@ -272,8 +269,6 @@ def test_resize_to_another_number_of_axes(store):
 
 
 # --- chunks of different sizes
-
-
 @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
 @pytest.mark.parametrize("selection", [..., 0, 5, np.s_[1:6, 3:4], np.s_[::5], np.s_[1::4], [9, 0], np.s_[-1, -1]])
 def test_chunks_of_different_sizes(store, selection):
@@ -295,8 +290,6 @@ def test_a_grid_that_zarr_does_not_know(store):
 
 
 # --- paths
-
-
 @pytest.fixture
 def tree(store):
     zarr.create_group(store, path="g")
@@ -336,8 +329,6 @@ def test_arrays_below_what_is_no_node(store):
 
 
 # --- errors
-
-
 @pytest.mark.parametrize("region", [0, ..., APPEND, METADATA, Whole(), Resize((1,)), Points(([0],)), Blocks(0)])
 def test_a_path_without_a_node(tree, region):
     with pytest.raises(txstore.errors.NodeNotFoundError, match=r"no array.*'nope'.*nothing") as caught:
@@ -412,7 +403,6 @@ def test_a_document_that_can_not_be_understood(store, document):
 
 
 # --- more than there is reason to count
-
 HUGE = 10**15
 
 

@@ -152,8 +152,6 @@ def test_a_walk_goes_on_over_what_there_was(sealing: None) -> None:
 
 
 # --- in transactions
-
-
 def staged_files(repo: txstore.Repository) -> list[str]:
     return sorted(path.name for path in Path(repo.url, ".staging").iterdir())
 
@@ -211,9 +209,7 @@ def test_a_rollback_leaves_nothing_of_sealed_keys(sealing: None, repo: txstore.R
 
 
 @pytest.mark.parametrize("call", ["create", "file.write"])
-def test_a_disk_that_is_full_keeps_nobody_from_sealing(
-    sealing: None, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_disk_that_is_full_keeps_nobody_from_sealing(sealing, repo, monkeypatch, call):
     with repo.begin("base") as transaction:
         transaction["zarr.json"] = b"{}"
     watched = watch(repo)
@@ -288,9 +284,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
 
 @pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the fallback merges runs in memory")
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_number_of_keys(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_number_of_keys(repo, monkeypatch):
     monkeypatch.setattr(staged_refs, "SEALED_FROM", 4096)
     keys, peaks = 100_000, {}
 

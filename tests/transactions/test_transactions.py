@@ -223,8 +223,6 @@ def test_a_prefix_deleted_inside_one_deleted_earlier_is_the_newer(repo: txstore.
 
 
 # --- bytes that are equal
-
-
 def test_what_equals_the_base_takes_no_version(repo: txstore.Repository) -> None:
     commit(repo, create(), attributes(a=1))
     head = repo.head()
@@ -257,8 +255,6 @@ def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Reposit
 
 
 # --- xarray
-
-
 def dataset(*times: int, **variables: object) -> xr.Dataset:
     rows = len(times)
     return xr.Dataset(

@@ -88,8 +88,6 @@ def fixed(seed: str) -> Iterator[None]:
 
 
 # --- what repositories are made of
-
-
 def document(shape: int, chunk: int, **more: Any) -> bytes:
     codecs = more.pop("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}])
     return json.dumps(
@@ -123,8 +121,6 @@ def array(repo: txstore.Repository, message: str = "array", path: str = "a", chu
 
 
 # --- valid ones
-
-
 @vector("One commit of one key: the worked example of format.md, with another id")
 def one_commit(path: Path) -> None:
     commit(txstore.Repository(path), "first", a__c__0=b"hello")
@@ -468,8 +464,6 @@ def copy_without_newest(path: Path) -> None:
 
 
 # --- object stores
-
-
 def on_objects(path: Path, fill: Callable[[txstore.Repository], Any]) -> None:
     """Fill a repository in memory, whose layout is that of an object store, and write its files."""
     memory, place = fsspec.filesystem("memory"), f"/vectors-{os.getpid()}-{path.name}/data.tx"
@@ -503,7 +497,6 @@ def _grouped(path: Path, *, whole: bool) -> None:
         repo = txstore.Repository(f"memory:/{place}", durability="none")
         commit(repo, key, **{key: key.encode()})
         stored = repo.engine.commits.head("main")
-        assert stored is not None
         made[key] = memory.cat(f"{place}/{stored.path}"), stored
         memory.rm(place, recursive=True)
     content, leader = group_commits.join(*made["led"], [group_commits.proposal_of(*made["follows"])])
@@ -513,8 +506,6 @@ def _grouped(path: Path, *, whole: bool) -> None:
 
 
 # --- damage, and what is newer
-
-
 def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -669,8 +660,6 @@ def missing_in_the_middle(path: Path) -> None:
 
 
 # --- writing
-
-
 def write(name: str, folder: Path) -> None:
     """Write a vector and the JSON beside it."""
     about, build = VECTORS[name]

@@ -27,8 +27,6 @@ ANSWERS = [None, {"": "ours"}, {"": "theirs"}]
 
 
 # --- what numpy makes
-
-
 def numbers(array: zarr.Array) -> np.ndarray:
     """Return the elements as the numbers that they are: with `_Unsigned`, not those that are stored."""
     found: np.ndarray = array[...]  # type: ignore[assignment]
@@ -124,8 +122,6 @@ def check(repo: txstore.Repository) -> Counter[str]:
 
 
 # --- what workers do
-
-
 def _values(drawn: random.Random, array: zarr.Array, shape: tuple[int, ...]) -> np.ndarray:
     most, step = drawn.choice([2, 16, 16]), 17 if array.dtype.kind == "i" and array.dtype.itemsize == 1 else 1
     drawn_values = [drawn.randrange(most) * step for _ in range(int(np.prod(shape)))]
@@ -278,8 +274,6 @@ def revert(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
 
 
 # --- running
-
-
 def begin(repo: txstore.Repository, drawn: random.Random) -> None:
     shape = (drawn.randrange(1, 12), drawn.randrange(1, 12))
     dtype = drawn.choice(["u1", "i1", "i4", "f8"])

@@ -70,7 +70,6 @@ def test_a_warning_that_is_an_error_still_cleans_up(filled):
 
 
 # --- fork
-
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 

@@ -7,6 +7,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import set_keys
 from tests.tools.hostile import DOTS, unchecked_keys
 
 BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80", *DOTS]
@@ -58,8 +59,7 @@ def test_a_path_that_leads_elsewhere(transactions, tmp_path, path):
 def test_such_a_key_in_a_commit_is_damage(tmp_path, key):
     """Whoever has written it was no writer of ours."""
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["good"] = b"1"
+    set_keys(repo, {"good": b"1"})
     before = repo.begin()
     list(before)
     before["good"] = b"2"
@@ -77,14 +77,12 @@ def test_such_a_key_in_a_commit_is_damage(tmp_path, key):
 @pytest.mark.parametrize("path", ["..", "a/..", "../.."])
 def test_such_a_path_that_was_deleted_in_a_commit(tmp_path, path):
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["good"] = b"1"
+    set_keys(repo, {"good": b"1"})
     before = repo.begin(isolation="serializable")
     before["good"] = b"2"
     list(before)
     with unchecked_keys():
-        with repo.begin() as other:
-            other[f"{path}/x"] = b"1"
+        set_keys(repo, {f"{path}/x": b"1"})
         with repo.begin() as other:
             other.delete_dir(path)
     with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
@@ -121,16 +119,13 @@ def test_a_key_that_is_not_a_string(transactions, key):
 
 
 def test_the_longest_key(repo):
-    with repo.transaction() as store:
-        store["x" * 4096] = b"1"
-        store["ü" * 2048] = b"2"
+    set_keys(repo, {"x" * 4096: b"1", "ü" * 2048: b"2"})
     assert list(repo.snapshot()) == ["x" * 4096, "ü" * 2048]
 
 
 @pytest.mark.parametrize("key", ["...", "..a/b", "a..", ".a/.b", "a\0b", "a\nb", "C:\\x", " "])
 def test_a_key_is_no_file_name(repo, key):
-    with repo.transaction() as store:
-        store[key] = b"1"
+    set_keys(repo, {key: b"1"})
     assert repo.snapshot()[key] == b"1"
     assert list(repo.snapshot()) == [key]
 

@@ -221,8 +221,6 @@ def stagings(transaction: bytes) -> int:
 
 
 # --- several tasks that write one chunk
-
-
 def add_under_a_lock(store: TxStore, element: int) -> None:
     with store.lock("x", element):
         z = zarr.open_array(store, path="x")

@@ -178,8 +178,6 @@ def test_the_child_can_end_nothing(repo, store):
 
 
 # --- the owner dies
-
-
 def own(url: str, pipe: Any) -> None:
     store = txstore.Repository(url).transaction()
     store["owner"] = b"1"

@@ -363,8 +363,6 @@ def test_an_array_that_another_has_cleared_is_not_brought_back(repo, store):
 
 
 # --- threads
-
-
 def test_a_lock_that_a_thread_holds_is_free_in_the_child():
     lock, again = processes.new_lock(), processes.new_rlock()
     threading.Thread(target=again.acquire).start()

@@ -163,8 +163,6 @@ def use(root: Path, private: Path, expected: tuple[type[Exception], ...] = (Perm
 
 
 # --- what is put in the place of things
-
-
 def link(path: Path, private: Path, was_directory: bool) -> None:
     path.symlink_to(private / "home" if was_directory else private / "secret")
 

@@ -33,9 +33,8 @@ from tests.tools.workers import TIMEOUT
 from txstore import TransactionStateError
 from txstore.format import names
 
+
 # --- while others are attached
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_refused_while_another_process_is_attached(repo: txstore.Repository, end: str) -> None:
     with ranks(1, repo) as (rank,):
@@ -311,8 +310,6 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
 
 
 # --- after the end
-
-
 def test_late_writers_of_this_process(repo: txstore.Repository) -> None:
     one, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
     one["a"] = value_of("a")
@@ -351,8 +348,6 @@ def test_a_transaction_with_nothing_staged_makes_no_commit(repo: txstore.Reposit
 
 
 # --- conflicts with commits that others made
-
-
 def test_a_conflict_leaves_it_staged(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         store["c"] = b"old"
@@ -380,8 +375,6 @@ def test_other_commits_do_not_disturb_it(repo: txstore.Repository) -> None:
 
 
 # --- durability
-
-
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, monkeypatch: Any) -> None:
     """Its record, and its name: else nobody would find what the ranks have sealed."""
@@ -465,8 +458,6 @@ def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Reposito
 
 
 # --- listing while it changes
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
@@ -512,9 +503,7 @@ def test_looking_while_it_ends(repo: txstore.Repository) -> None:
     repo.engine.existing(NAME).rollback()
 
 
-def test_who_begins_anew_begins_after_the_last_commit_of_the_name(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo, monkeypatch):
     with repo.transaction(name=NAME) as first:
         first["a"] = b"first"
     storage, real = repo.engine.storage, repo.engine.storage.lock

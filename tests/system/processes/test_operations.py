@@ -85,8 +85,6 @@ def test_what_has_returned_is_committed(open_repo, way):
 
 
 # --- within an operation
-
-
 def die_at_write(store: TxStore, count: int) -> None:
     """Die right before the n-th frame, or the seal, that an append to an array of two chunks writes."""
     writer = store.mapping._staging.part.writer
@@ -251,8 +249,6 @@ def test_operations_in_a_serializable_transaction(repo, store):
 
 
 # --- tasks that are done again
-
-
 def test_what_was_done_again_counts_instead_of_what_a_killed_worker_has_done(repo, store):
     """As Dask does it: its scheduler did not hear that the task was done. Others have written beside it."""
     with members(store, 3) as (worker, again, other):

@@ -28,8 +28,6 @@ BIG = 3 << 20
 
 
 # --- every way to start a process
-
-
 def fill_region(store: TxStore, number: int) -> None:
     fill(store, "x", 8 * number, 8 * number + 8, number + 1)
 
@@ -117,8 +115,6 @@ def test_dask_processes_fill_one_array(repo, store):
 
 
 # --- two that write one chunk
-
-
 def test_halves_of_one_chunk_under_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(locked, "x", np.s_[0:2], fill, "x", 0, 2, 1)
@@ -389,8 +385,6 @@ def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, st
 
 
 # --- what is staged
-
-
 def stage_by_threads(store: TxStore, name: str, count: int, size: int) -> None:
     def stage(thread: int) -> None:
         for i in range(count):
@@ -533,8 +527,6 @@ def test_read_only_copies_see_what_is_staged_and_stage_nothing(repo, store):
 
 
 # --- bad input
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_pickle_that_is_used_after_the_end(repo, store, end):
     store["key"] = b"1"

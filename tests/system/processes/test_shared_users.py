@@ -21,6 +21,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import create_array, set_keys
 from tests.tools.disk import in_child, said
 from tests.tools.steps import commit_with_signal, forked, status_of
 
@@ -88,8 +89,7 @@ def everything(root: Path, who: str) -> None:
         group.require_array(who, shape=(4,), chunks=(2,), dtype="i8")[:] = 7
         store["shared"] = who.encode()
     repo.tags[f"{who}-{repo.head().version}"] = repo.head().version
-    with txstore.Repository(root, durability="none").begin(f"{who}, large") as transaction:
-        transaction[f"large/{who}"] = os.urandom(3_000_000)
+    set_keys(txstore.Repository(root, durability="none"), {f"large/{who}": os.urandom(3_000_000)}, f"{who}, large")
     with repo.transaction(f"{who}, locked", lock=[who]) as store:
         zarr.open_array(store, path=who)[0] = 8
     named = repo.transaction(name=who)
@@ -139,8 +139,7 @@ def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, f
 
     def write() -> None:
         repo = txstore.Repository(root)
-        with repo.transaction() as store:
-            zarr.create_array(store, name="a", shape=(2,), chunks=(2,), dtype="i1")
+        create_array(repo, "a", shape=(2,), chunks=(2,), dtype="i1")
         with repo.transaction() as store, store.lock("a"):
             zarr.open_array(store, path="a")[:] = 1
 
@@ -248,8 +247,7 @@ def commit_as(user: int, root: Path, times: int) -> None:
     become(user)
     repo = txstore.Repository(root, durability="none")
     for i in range(times):
-        with repo.begin(f"{user}/{i}") as transaction:
-            transaction[f"{user}/{i}"] = b"1"
+        set_keys(repo, {f"{user}/{i}": b"1"}, f"{user}/{i}")
 
 
 def test_two_users_at_the_same_time(folder):
@@ -298,8 +296,7 @@ def test_a_directory_that_is_shared_a_moment_later(folder, later):
 
 
 def commit_other(root: Path) -> None:
-    with txstore.Repository(root).begin("other") as transaction:
-        transaction["other"] = b"1"
+    set_keys(txstore.Repository(root), {"other": b"1"}, "other")
 
 
 def commit_impatiently(root: Path) -> None:
@@ -325,8 +322,7 @@ def signal_within(root: Path, step: int, number: int) -> None:
     become(ALICE)
     for name in STEPS_WITHIN:
         setattr(os, name, watched(getattr(os, name)))
-    with txstore.Repository(root).begin() as transaction:
-        transaction["alice"] = b"1"
+    set_keys(txstore.Repository(root), {"alice": b"1"})
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -418,5 +414,4 @@ def test_an_orphan_of_another_user_is_moved_aside(folder):
 def commit_as_now(root: Path, times: int) -> None:
     repo = txstore.Repository(root, durability="none")
     for i in range(times):
-        with repo.begin() as transaction:
-            transaction[f"{os.getuid()}/{i}"] = b"1"
+        set_keys(repo, {f"{os.getuid()}/{i}": b"1"})

@@ -31,8 +31,6 @@ ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
 
 # --- readers
-
-
 def read_and_wait(url: str, version: int, ready: str, go: str) -> None:
     snapshot = txstore.Repository(url).mapping(at=version)
     Path(ready).touch()
@@ -120,8 +118,6 @@ def test_a_forked_transaction(repo):
 
 
 # --- users who may only read
-
-
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users")
 def test_a_reader_who_may_not_write(signs, tmp_path_factory):
     import shutil
@@ -175,8 +171,6 @@ def test_a_reader_who_may_not_write(signs, tmp_path_factory):
 
 
 # --- writers
-
-
 def write_stream(url: str, prefix: str, go: str, durability: str = "none") -> dict[str, bytes]:
     """Commit until told to stop; each writes its own keys and one that is counted up. No commit may fail."""
     repo = txstore.Repository(url, durability=durability)
@@ -289,8 +283,6 @@ def test_a_writer_stopped_right_before_its_rename(repo, signs):
 
 
 # --- killed at any point
-
-
 def maintain_with_signal(url: str, step: int, number: int) -> None:
     repo = txstore.Repository(url)
     count = 0
@@ -329,8 +321,6 @@ def test_killed_at_any_step(open_repo, tmp_path):
 
 
 # --- retention by several
-
-
 def write_with_retention(barrier, url: str, prefix: str, commits: int, retention: int) -> int:
     repo = txstore.Repository(url, durability="none", retention=retention)
     most = 0

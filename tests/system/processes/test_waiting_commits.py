@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.commits import set_keys
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.storage import commit_lock
@@ -46,7 +47,6 @@ class Holder:
         told = os.environ | {"PYTHONPATH": str(Path(txstore.__file__).parents[1])}
         command = [sys.executable, "-c", HOLD, url, path]
         self.process = subprocess.Popen(command, env=told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"held\n"
 
     def stop(self) -> None:
@@ -77,8 +77,7 @@ def hold() -> Iterator[Callable[..., Holder]]:
 @pytest.fixture
 def impatient(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     """A repository with a commit, of which commits wait for others for a moment only."""
-    with open_repo().begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(open_repo(), {"first": b"1"})
     return open_repo(commit_timeout=0.05)
 
 
@@ -97,8 +96,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def committing(repo: txstore.Repository, key: str = "mine") -> Iterator[threading.Thread]:
     def commit() -> None:
-        with repo.begin() as transaction:
-            transaction[key] = b"1"
+        set_keys(repo, {key: b"1"})
 
     thread = threading.Thread(target=commit)
     thread.start()
@@ -113,14 +111,9 @@ def our_threads() -> list[str]:
 
 
 # --- the warning
-
-
 @pytest.mark.parametrize("end", ["release", "kill"])
-def test_who_waits_is_told_for_whom(
-    repo: txstore.Repository, hold: Callable[..., Holder], warned: list[str], end: str
-) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+def test_who_waits_is_told_for_whom(repo, hold, warned, end):
+    set_keys(repo, {"first": b"1"})
     holder = hold(repo.url)
     holder.stop()
     with committing(repo):
@@ -135,8 +128,7 @@ def test_who_waits_is_told_for_whom(
 
 
 def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.NEXT)
         os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
@@ -160,8 +152,7 @@ def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Reposi
     ],
 )
 def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: list[str], content: bytes) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), content.ljust(256, b"\0"), 64)
@@ -172,8 +163,7 @@ def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: li
 
 
 def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), b'{"pid": 1, "who": "\\u001b[31ma\\nb\\u202e", "since": 0}', 64)
@@ -184,8 +174,7 @@ def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: li
 
 
 def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "rb", buffering=0) as file:
         shared = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, shared)
@@ -195,11 +184,8 @@ def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[
     assert "a program that only reads" in warned[0]
 
 
-def test_warnings_that_are_errors_change_nothing(
-    repo: txstore.Repository, hold: Callable[..., Holder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+def test_warnings_that_are_errors_change_nothing(repo, hold, monkeypatch):
+    set_keys(repo, {"first": b"1"})
     tried = []
     real = commit_lock.Wait.warn
 
@@ -218,11 +204,7 @@ def test_warnings_that_are_errors_change_nothing(
 
 
 # --- the end of waiting
-
-
-def test_nothing_is_lost_and_the_commit_can_be_tried_again(
-    impatient: txstore.Repository, hold: Callable[..., Holder]
-) -> None:
+def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     holder = hold(impatient.url)
     holder.stop()
     transaction, session = impatient.begin(), txstore.TxStore(impatient)
@@ -273,8 +255,7 @@ def test_a_named_transaction(impatient: txstore.Repository, hold: Callable[..., 
 
 def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
     for number in range(12):
-        with impatient.begin() as transaction:
-            transaction[f"{number}"] = bytes(100)
+        set_keys(impatient, {f"{number}": bytes(100)})
     before = dict(impatient.mapping())
     holder = hold(impatient.url)
     tasks: list[Callable[[], Any]] = [impatient.optimize, lambda: impatient.vacuum(keep=1)]
@@ -332,8 +313,7 @@ def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txs
     def commit(number: int) -> None:
         try:
             for nth in range(30):
-                with repos[number].begin() as transaction:
-                    transaction[f"{number}/{nth}"] = b"1"
+                set_keys(repos[number], {f"{number}/{nth}": b"1"})
         except BaseException as error:  # noqa: BLE001 - the test is told
             failed.append(error)
 
@@ -348,9 +328,7 @@ def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txs
 
 
 @pytest.mark.parametrize("limits", [{}, {"commit_timeout": TIMEOUT}], ids=["in the kernel", "in a thread"])
-def test_an_interrupt_while_waiting(
-    open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder], limits: dict[str, float]
-) -> None:
+def test_an_interrupt_while_waiting(open_repo, hold, limits):
     """What is waited for is given back when it comes."""
     repo = open_repo(**limits)
     with repo.begin() as transaction:
@@ -378,8 +356,7 @@ def test_an_interrupt_while_waiting(
 
 
 def commit_here(url: str) -> None:
-    with txstore.Repository(url).begin() as transaction:
-        transaction["child"] = b"1"
+    set_keys(txstore.Repository(url), {"child": b"1"})
 
 
 def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
@@ -396,8 +373,6 @@ def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository,
 
 
 # --- elsewhere
-
-
 def test_threads_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     repo = txstore.Repository("memory://waiting/data.tx", commit_timeout=0.05)
     transaction = repo.begin()

@@ -64,8 +64,6 @@ def one(s3: Server) -> tuple[Server, str]:
 
 
 # --- the place
-
-
 def test_a_wrong_bucket(s3):
     with pytest.raises(OSError, match="no such bucket") as caught:
         opened(s3, "s3://there-is-no-such-bucket/data.tx")
@@ -132,8 +130,6 @@ def test_a_scheme_that_nobody_knows():
 
 
 # --- the permission
-
-
 def test_a_read_only_key(one, proxy):
     server, url = one
     proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
@@ -331,8 +327,6 @@ def test_a_file_system_that_nobody_knows(promised):
 
 
 # --- the objects
-
-
 def packs_and_commits(objects: ObjectStore) -> list[str]:
     return [path for path, _ in below(objects) if path.startswith(("packs/", "commits/"))]
 
@@ -399,8 +393,6 @@ def test_format_json_has_vanished(one):
 
 
 # --- locks, secrets
-
-
 def test_locks(one):
     server, url = one
     repo = opened(server, url)

@@ -58,7 +58,6 @@ def commit_at_once(url: str, options: dict[str, Any], process: int, barrier: Any
             local.wait(TIMEOUT)
             try:
                 commit = transaction.commit().commit
-                assert commit is not None
                 made.append((process, thread, number, commit.id))
             except txstore.ConflictError:
                 transaction.rollback()

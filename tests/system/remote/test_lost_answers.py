@@ -183,7 +183,6 @@ def test_the_version_can_not_be_read_back(open_repo, proxy, quick):
     ):
         transaction.commit()
     commit = open_repo().resolve(it.value.commit_id)
-    assert commit is not None
     assert commit.message == "second"
     assert "repo.resolve" in str(it.value)
     assert messages(open_repo()) == ["first", "second"]

@@ -53,8 +53,6 @@ def crew(repo: txstore.Repository, count: int) -> Any:
 
 
 # --- what it is for
-
-
 def test_ranks_and_a_restart(repo):
     with crew(repo, 3) as all_ranks:
         for number, rank in enumerate(all_ranks):
@@ -98,8 +96,6 @@ def test_it_goes_on_while_anybody_lives(repo):
 
 
 # --- races
-
-
 def join_in_rounds(barrier: Any, url: str, options: dict[str, Any], number: int, rounds: int) -> list[str]:
     lease_times.shorten()
     repo, found = txstore.Repository(url, storage_options=options), []
@@ -215,8 +211,6 @@ def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, monkeypa
 
 
 # --- who dies while it ends the transaction
-
-
 #: Every fourth step by default: each is a repository with a transaction of its own.
 ALL_STEPS = "TXSTORE_KILL_ROUNDS" in os.environ
 

@@ -60,9 +60,7 @@ def test_it_reads_by_ranges_and_maps_nothing(repo: txstore.Repository) -> None:
         assert repo.url not in maps.read()
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(
-    repo: txstore.Repository, tmp_path: Path
-) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(repo, tmp_path):
     put(repo, a=bytes(3 << 20), b=b"b" * 100)
     snapshot = repo.snapshot()
     assert snapshot.mapping["b"] == b"b" * 100
@@ -138,9 +136,7 @@ def test_an_answer_that_is_lost(open_repo: Callable[..., txstore.Repository]) ->
     assert [commit.version for commit in repo.log()] == [1, 0]
 
 
-def test_the_version_is_never_seen(
-    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_the_version_is_never_seen(monkeypatch, open_repo):
     """It exists, and can't be read back for longer than anything is believed: that is an error, and nothing is lost."""
     monkeypatch.setattr(NetworkStorage, "capabilities", replace(NETWORK, stale_seconds=0.2))
     repo, other = open_repo(), open_repo()
@@ -173,9 +169,7 @@ def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository
     assert len(list(open_repo().log())) == 40
 
 
-def test_what_another_machine_stages_is_not_taken_for_abandoned(
-    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_what_another_machine_stages_is_not_taken_for_abandoned(monkeypatch, open_repo):
     """On sshfs nobody sees what other machines have locked."""
     repo, other = open_repo(), open_repo()
     put(repo, a=b"1")
@@ -188,9 +182,7 @@ def test_what_another_machine_stages_is_not_taken_for_abandoned(
     assert sorted(open_repo().snapshot().mapping) == ["a", "b", "c"]
 
 
-def test_what_nobody_has_written_for_long_is_abandoned(
-    tmp_path: Path, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_what_nobody_has_written_for_long_is_abandoned(tmp_path, open_repo):
     repo = open_repo()
     put(repo, a=b"1")
     left = tmp_path / "data.tx" / ".staging" / f"{'ab' * 16}.0"

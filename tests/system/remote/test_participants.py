@@ -80,8 +80,6 @@ def store(repo: txstore.Repository) -> Iterator[TxStore]:
 
 
 # --- every way to start a process
-
-
 def fill_region(store: TxStore, number: int) -> None:
     fill(store, "x", 8 * number, 8 * number + 8, number + 1)
 
@@ -122,8 +120,6 @@ def fill_chunk(store: TxStore, number: int) -> None:
 
 
 # --- two that write one key, and what each sees
-
-
 def crew(store: TxStore, count: int, *, joined: bool = True):
     return members(store, count, joined=joined, first=lease_times.shorten)
 
@@ -199,8 +195,6 @@ def test_a_commit_in_between_that_does_not_conflict(repo, store):
 
 
 # --- the end
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
     store["key"] = b"1"
@@ -232,8 +226,6 @@ def test_rollback_deletes_what_was_uploaded(repo, store):
 
 
 # --- those who die
-
-
 def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     with crew(store, 2) as (worker, other):
         other.do(fill_chunk, 5)
@@ -379,8 +371,6 @@ def test_who_joins_a_transaction_whose_owner_has_died_is_told(repo, store):
 
 
 # --- vacuum
-
-
 def upload_and_wait(url: str, options: dict, pipe) -> None:
     lease_times.shorten()
     store = txstore.Repository(url, storage_options=options).transaction()
@@ -446,8 +436,6 @@ def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, 
 
 
 # --- in one process
-
-
 def read_and_write_more(store: TxStore) -> None:
     assert bytes(store["small"]) == b"owner"
     assert bytes(store["large"]) == bytes([7]) * (3 << 20)

@@ -51,9 +51,7 @@ def assert_nothing_is_left(repo: txstore.Repository, store: txstore.TxStore) -> 
     assert not [path for path in paths(repo) if not path.endswith(names.LEASE)]
 
 
-def test_late_writes_after_a_failed_upload_are_refused(
-    repo: txstore.Repository, store: txstore.TxStore, failing: Failing
-) -> None:
+def test_late_writes_after_a_failed_upload_are_refused(repo, store, failing):
     data = sevens_first()
     z = zarr.create_array(store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=None)
     store.commit()
