@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.inside import objects_of
 from tests.tools.killed import killed_after
 from tests.tools.upkeep import put
 from tests.tools.waiting import wait_until
@@ -134,7 +135,7 @@ def test_a_lease_that_is_taken_over(caplog: pytest.LogCaptureFixture, monkeypatc
     put(repo, {"a": b"0"})
     monkeypatch.setattr(leases, "TERM", 0.0)
     monkeypatch.setattr(leases, "BEAT", 0.05)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     objects.create(".staging/left.held", [b"of a dead process"])
     lease = leases.Leases(objects).take(".staging/left")
     lease.close()
@@ -145,7 +146,7 @@ def test_a_lease_that_is_not_renewed(caplog: pytest.LogCaptureFixture, monkeypat
     repo = txstore.Repository(f"memory://{os.urandom(4).hex()}/data.tx")
     put(repo, {"a": b"0"})
     monkeypatch.setattr(leases, "BEAT", 0.01)
-    failing = leases.Leases(repo.engine.storage.objects)
+    failing = leases.Leases(objects_of(repo))
 
     def fail(*_: object) -> None:
         raise OSError("no answer")

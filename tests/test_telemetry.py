@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import txstore
+from tests.tools.inside import objects_of
 from tests.tools.upkeep import put
 from txstore import observing, telemetry
 from txstore.storage.objects import client
@@ -117,7 +118,7 @@ def test_background_requests_keep_the_context(far: txstore.Repository, seen: See
     from txstore.storage.request_threads import each_in_thread, in_background, in_parallel
 
     put(far, {"a": b"1"})
-    objects = far.engine.storage.objects
+    objects = objects_of(far)
     with seen.tracer.start_as_current_span("outer") as outer:
         seen.exporter.clear()
         in_background(objects.get, "format.json")()
@@ -198,7 +199,7 @@ def test_caches(open_repo: Open, far: txstore.Repository, seen: Seen) -> None:
 def test_a_request_that_is_retried(far, seen, monkeypatch, caplog):
     put(far, {"a": b"1"})
     monkeypatch.setattr(client, "FIRST_PAUSE", 0.001)
-    objects = far.engine.storage.objects
+    objects = objects_of(far)
     failures = [ConnectionError("lost"), None]
 
     def request(_: object) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
+from tests.tools.inside import branch_id, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
@@ -71,18 +72,18 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
     commits: Any = repo.engine.commits
-    commits.heads._contention.set_contended(repo.engine.branch(branch), True)
+    commits.heads._contention.set_contended(branch_id(repo, branch), True)
     return transaction
 
 
 def proposals(url: str, version: int, branch: str = "main") -> int:
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     listed = [names.parse_proposal(each.name) for each in objects.list(names.commits_directory(branch))]
     return sum(each is not None and each[0] == version for each in listed)
 
 
 def is_taken(url: str, version: int, branch: str = "main") -> bool:
-    return txstore.Repository(url).engine.storage.objects.exists(names.commit_path(branch, version))
+    return objects_of(txstore.Repository(url)).exists(names.commit_path(branch, version))
 
 
 @pytest.fixture
@@ -280,7 +281,7 @@ def test_who_takes_versions_fast_sees_that_others_are_about_to(url, version, bef
 
 def test_what_is_no_proposal_is_left_out(url, meet):
     """Anybody may put anything there who may write: it is nobody's commit, and holds up nobody."""
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     stored = file_of(url, 0)
     whole = objects.get(stored.path)
     strange = [b"junk", bytes(64), whole, whole[:-1], whole[:-70] + bytes(70), bytes(1 << 20)]
@@ -295,7 +296,7 @@ def test_what_is_no_proposal_is_left_out(url, meet):
 def test_a_proposal_with_a_field_of_a_newer_version_is_left_out(url):
     """Those who know the field would derive other bytes."""
     stored = file_of(url, 0)
-    whole = txstore.Repository(url).engine.storage.objects.get(stored.path)
+    whole = objects_of(txstore.Repository(url)).get(stored.path)
     group_commits.touched_by(whole)
     encoded = stored.header.encode() + commitfile.FIELD.pack(15, 1) + b"?"
     begin = stored.footer.header_offset
@@ -414,7 +415,7 @@ def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, mee
     meet(url, CREW)
     transactions = crew(url)
     commit_together(transactions)
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     assert sorted(path for path, _ in hinted) == [names.commit_path("main", version) for version in range(1, CREW + 1)]
     for path, tail in hinted:
         assert objects.get(path).endswith(tail)
@@ -499,7 +500,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         for number in range(AWAKE):
             set_keys(awake, {"a/zarr.json": GROUP % number}, f"awake {number}")
         for version in range(oldest_kept):
-            awake.engine.storage.objects.delete([names.commit_path("main", version)])
+            objects_of(awake).delete([names.commit_path("main", version)])
         return fitting(*arguments)
 
     def looks_later(self: GroupCommits, *arguments: Any) -> Any:
@@ -689,7 +690,7 @@ def test_nothing_is_proposed_where_nobody_else_commits(url):
     repo = txstore.Repository(url)
     for number in range(3):
         set_keys(repo, {"a": b"%d" % number}, f"{number}")
-    assert all(names.parse_version(each.name) is not None for each in repo.engine.storage.objects.list("commits/main"))
+    assert all(names.parse_version(each.name) is not None for each in objects_of(repo).list("commits/main"))
 
 
 def test_a_vacuum_deletes_what_was_proposed_in_vain(url, meet):
@@ -707,7 +708,7 @@ def test_what_is_erased_is_in_no_group_commit(url, meet):
     commit_together([staged(url, f"writer {n}", f"secret/c/{n}", b"hidden words " * 9) for n in range(CREW)])
     repo = txstore.Repository(url)
     repo.erase("secret")
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     for each in objects.list("commits/main"):
         assert b"hidden words" not in objects.get(f"commits/main/{each.name}")
 

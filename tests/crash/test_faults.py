@@ -20,6 +20,7 @@ from tests.crash.checking import look
 from tests.crash.disk import Disk
 from tests.crash.system import SYSTEM, Process, forget_all, simulated
 from tests.crash.world import World
+from tests.tools.inside import join_shared
 from txstore.transactions.transaction import Transaction
 
 pytestmark = [
@@ -106,7 +107,7 @@ def cooperative(world: World) -> Writer:
         shared = tx.participation.share()
         assert shared is not None
         with Process() as process:
-            theirs = world.open().engine.join(shared, writer.repo.engine.commits.identity.id)
+            theirs = join_shared(world.open(), shared)
             try:
                 theirs["b/1"] = changes["b/1"]
                 theirs.participation.seal()

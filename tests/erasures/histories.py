@@ -33,6 +33,7 @@ import txstore
 from tests.maintenance.erased_rows import array_of, files_of
 from tests.tools.crew import LATE, FailedError, WrongError, repeat
 from tests.tools.faults import watch
+from tests.tools.inside import objects_of
 from tests.tools.upkeep import below
 from txstore.format.documents import describe
 from txstore.format.keys import is_document, node_of_document
@@ -443,7 +444,7 @@ class History:
 
     def leaks(self) -> list[str]:
         if self.others is None:
-            objects = self.repo.engine.storage.objects  # type: ignore[attr-defined]
+            objects = objects_of(self.repo)
             found: Iterator[tuple[str, bytes]] = ((path, bytes(objects.get(path))) for path, _ in list(below(objects)))
         else:
             found = files_of(self.repo.url)

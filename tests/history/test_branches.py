@@ -16,6 +16,7 @@ import zarr
 
 import txstore
 from tests.tools.faults import watch
+from tests.tools.inside import options_of
 from tests.tools.upkeep import content, put, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
 from txstore.fsspec_filesystem import TxStoreFileSystem
@@ -369,7 +370,7 @@ def test_of_two_processes_that_create_a_name_one_wins(forked):
         "    assert 'exists' in str(error), error\n"
         "    print('lost')\n"
     )
-    options = json.dumps(dict(forked.engine.access.storage_options))
+    options = json.dumps(options_of(forked))
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code, forked.url, str(version), options],

@@ -20,6 +20,7 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
+from tests.tools.inside import options_of
 from tests.tools.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
@@ -35,10 +36,6 @@ Open = Callable[..., txstore.Repository]
 def told(repo: txstore.Repository) -> list[str]:
     """Return what was recorded, oldest first."""
     return [each.operation for each in reversed(repo.log(operations=True))]
-
-
-def options_of(repo: txstore.Repository) -> dict[str, Any]:
-    return dict(repo.engine.access.storage_options)
 
 
 def test_each_operation_is_recorded(repo: txstore.Repository) -> None:

@@ -21,7 +21,7 @@ import pytest
 import txstore.locks.chunk_locks
 from tests.locks.lock_words import is_wanted_badly
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK
+from tests.tools.workers import QUICK, run_threads
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.kernel_locks import ByteLocks
@@ -280,11 +280,7 @@ def test_threads_take_turns(locks):
             owner.release(["t/c/1", "t/c/0"])
             rounds.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
+    run_threads(*[work] * 4)
     assert len(rounds) == 200
 
 

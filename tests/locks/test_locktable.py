@@ -19,9 +19,9 @@ from tests.tools.lock_clients import (
     is_free,
     native,
     open_table,
-    run_threads,
 )
 from tests.tools.waiting import wait_until
+from tests.tools.workers import run_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 

@@ -22,9 +22,9 @@ from tests.tools.lock_clients import (
     is_free,
     native,
     open_table,
-    run_threads,
     take_byte,
 )
+from tests.tools.workers import run_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 

@@ -16,7 +16,8 @@ import zarr
 
 import txstore
 from tests.tools.faults import Hook, once, watch
-from tests.tools.upkeep import content, put, rewrite, staged, tree
+from tests.tools.inside import staged
+from tests.tools.upkeep import content, put, rewrite, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
 from txstore.storage.local import LocalStorage

@@ -13,6 +13,7 @@ import zarr
 import txstore
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import attributes, delete, put
+from tests.tools.inside import staged
 from tests.tools.killed import killed_after
 from tests.tools.waiting import TIMEOUT
 
@@ -44,7 +45,7 @@ def test_answers_that_are_none(repo: txstore.Repository, answer: Any, error: typ
     with pytest.raises(error, match=match):
         repo.merge("dev", resolve={"x": answer})
     assert repo.head() == head
-    assert list(repo.engine.storage.list(".staging")) == []
+    assert list(staged(repo)) == []
     repo.merge("dev", resolve={"x": lambda conflict: conflict.ours() + conflict.theirs()})
     assert values(repo)[:2] == [21, 1]
 

@@ -10,6 +10,7 @@ import zarr
 
 import txstore
 from tests.merging.test_three_way import BASE, Step, all_of, append, attributes, create, delete, put
+from tests.tools.inside import staged
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_conflict_changes_nothing(repo: txstore.Repository) -> None:
     (conflict,) = error.value.conflicts
     assert (conflict.base(), conflict.ours(), conflict.theirs()) == ([0], [11], [10])
     assert repo.head() == head
-    assert list(repo.engine.storage.list(".staging")) == []
+    assert list(staged(repo)) == []
     plan = repo.merge("dev", dry_run=True)
     assert [each.path for each in plan.conflicts] == ["x"]
     repo.merge("dev", resolve={"x": lambda each: np.maximum(each.ours(), each.theirs())})

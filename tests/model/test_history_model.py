@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
 import txstore
+from tests.tools.inside import branch_id
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -397,7 +398,7 @@ class History(RuleBasedStateMachine):
         except (SnapshotExpiredError, CommitNotFoundError):
             assert not self.is_kept(made)
             return
-        branch = self.ids[name] = self.repo.engine.branch(name)
+        branch = self.ids[name] = branch_id(self.repo, name)
         self.forks[branch] = self.heads[branch] = made.id
 
     @rule(at=st.integers(0, 5))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import txstore
-from tests.tools.upkeep import content, staged
+from tests.tools.inside import staged
+from tests.tools.upkeep import content
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.transactions.transaction import Transaction
 

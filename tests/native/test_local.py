@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from tests.storage.sandbox import without_openat2
 from tests.tools.disk import in_child
 from tests.tools.lock_clients import descriptors_of
+from tests.tools.workers import run_threads
 
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_fallback"}
 GIL_THRESHOLD = 64 * 1024
@@ -581,11 +583,7 @@ def test_threads_read_one_mapping(local, make_file):
                 failures.append("wrong bytes")
             local.view(memoryview(mapped), 0, len(data), stored[1])
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[read] * 4)
     assert failures == []
 
 
@@ -639,11 +637,7 @@ def test_one_of_many_wins(local, tmp_path):
         except FileExistsError:
             losers.append(number)
 
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(take, number) for number in range(8)))
     assert (len(winners), len(losers)) == (1, 7)
     with open(target) as file:
         assert int(file.read()) == winners[0]

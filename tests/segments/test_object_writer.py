@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
+from tests.tools.inside import objects_of
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
@@ -181,7 +182,7 @@ def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytes
         if len(keys) == 4:
             break
     together = threading.Barrier(len(keys), timeout=TIMEOUT)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     put = objects.put
 
     def put_together(path: str, parts: Sequence[bytes]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import struct
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,25 +74,6 @@ def descriptors_of(path: object, process: int | str = "self") -> list[int]:
         except FileNotFoundError:  # of the listing itself, or closed meanwhile
             continue
     return found
-
-
-def run_threads(*functions: Callable[[], object]) -> None:
-    """Run a thread for each, and fail if one raises or does not end."""
-    failures: list[BaseException] = []
-
-    def run(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001 - the test is told
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-    assert failures == []
 
 
 class Client:

@@ -79,10 +79,6 @@ def oldest_kept_of(repo: txstore.Repository) -> int:
     return repo.engine.commits.oldest_kept.of("main")
 
 
-def staged(repo: txstore.Repository) -> list[str]:
-    return sorted(repo.engine.storage.list(".staging"))
-
-
 def below(objects: ObjectStore, directory: str = "") -> Iterator[tuple[str, int]]:
     """Yield the paths and lengths of all objects below a directory."""
     for found in objects.list(directory):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.inside import objects_of
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.history import staged_packs
@@ -115,7 +116,7 @@ def wait_for_looks() -> None:
 
 
 def packs(url: str) -> set[str]:
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     return {
         f"{names.PACKS}/{folder.name}/{each.name}"
         for folder in objects.list(names.PACKS)
@@ -125,7 +126,7 @@ def packs(url: str) -> set[str]:
 
 def staged(url: str) -> set[str]:
     wait_for_background_cleanup()
-    return {each.name for each in txstore.Repository(url).engine.storage.objects.list(names.STAGING)}
+    return {each.name for each in objects_of(txstore.Repository(url)).list(names.STAGING)}
 
 
 def of(url: str, store: txstore.TxStore) -> set[str]:

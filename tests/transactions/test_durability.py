@@ -12,6 +12,7 @@ import pytest
 
 import txstore
 from tests.tools.faults import once, watch
+from tests.tools.inside import stored_commit
 from txstore.format import names, records
 from txstore.storage.local import LocalStorage
 
@@ -111,7 +112,7 @@ def pending(open_repo: OpenRepo) -> txstore.Repository:
 
 def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
     def pending_of(version: int) -> int:
-        stored = pending.engine.commits.files.read("main", version)
+        stored = stored_commit(pending, version)
         return stored.header.pending
 
     assert [pending_of(version) for version in range(4)] == [0, 0, 1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import zarr
 import txstore
 from tests.tools.arrays import HAS_RECTILINEAR, Step, array, both, commit, delete, edit_document, put, resize
 from tests.tools.steps import forked, status_of
+from tests.tools.workers import run_threads
 from txstore import ConstraintError
 from txstore.codecs.chunk_codec import ChunkDecoder
 from txstore.constraints import Constraint, Sorted, Unique
@@ -352,11 +352,7 @@ def test_two_that_append_the_same(repo):
             else:
                 made.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 2)
     assert (len(made), len(errors)) == (1, 1)
     assert found(repo) == [*TEN, 20]
 

@@ -10,6 +10,7 @@ import zarr
 
 import txstore
 from tests.tools.arrays import commit_often
+from tests.tools.inside import existing, open_named
 from tests.tools.members import join_in_this_process
 from tests.tools.parts import create, read_chunk, write_part
 from txstore.constraints import Complete, RequiredAttributes
@@ -521,14 +522,14 @@ def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> N
 
 def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     create(repo)
-    first, second, theirs = repo.engine.named("run"), repo.engine.named("run"), repo.begin()
+    first, second, theirs = open_named(repo, "run"), open_named(repo, "run"), repo.begin()
     write_part(first, KEY, slice(0, 2), 1)
     write_part(second, KEY, slice(2, 4), 2)
     write_part(theirs, KEY, slice(6, 7), 3)
     theirs.commit()
     first.participation.leave()
     second.participation.leave()
-    last = repo.engine.existing("run")
+    last = existing(repo, "run")
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
     last.commit()
     assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]

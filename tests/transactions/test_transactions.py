@@ -11,7 +11,7 @@ import zarr
 
 import txstore
 from tests.tools.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
-from tests.tools.upkeep import staged
+from tests.tools.inside import staged
 from txstore import ConflictError, repository
 
 

@@ -7,9 +7,9 @@ import pickle
 import shutil
 import signal
 import sys
-import threading
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import zarr
 
 import txstore
 from tests.tools.hostile import declare_unchecked
+from tests.tools.workers import run_threads
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from tests.views.workers import die_while_deriving, write_part
@@ -77,11 +78,7 @@ def test_threads_that_commit(repo: txstore.Repository) -> None:
         for turn in range(4):
             mine.run(put(np.s_[number * 4, turn], number + turn + 1), retries=1000)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, number) for number in range(4)))
     assert len(list(repo.log())) == 17
     check_log(repo)
 

@@ -9,7 +9,8 @@ import zarr
 
 import txstore
 from tests.tools.faults import watch
-from tests.tools.upkeep import staged, tree
+from tests.tools.inside import staged
+from tests.tools.upkeep import tree
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import zarr
 import txstore
 from tests.tools.commits import set_keys
 from tests.tools.hostile import DOTS, unchecked_keys
+from tests.tools.inside import open_named
 
 BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80", *DOTS]
 
@@ -93,7 +94,7 @@ def test_such_a_path_that_was_deleted_in_a_commit(tmp_path, path):
 @pytest.mark.parametrize("key", ["..", "a/../b"])
 @pytest.mark.parametrize("kind", ["value", "prefix"])
 def test_such_a_key_that_a_participant_has_staged(repo, key, kind):
-    store, other = repo.engine.named("job"), repo.engine.named("job")
+    store, other = open_named(repo, "job"), open_named(repo, "job")
     store["good"] = b"1"
     with unchecked_keys():
         if kind == "value":

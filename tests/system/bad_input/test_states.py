@@ -12,7 +12,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.upkeep import staged, tree
+from tests.tools.inside import staged
+from tests.tools.upkeep import tree
 from txstore.history import publisher as publishing
 
 

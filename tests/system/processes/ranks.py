@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import txstore
+from tests.tools.inside import options_of
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 
@@ -89,7 +90,7 @@ class Rank:
         self._pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}
         if repo.engine.commits.staged.uploads:
-            options["storage_options"] = dict(repo.engine.access.storage_options)
+            options["storage_options"] = options_of(repo)
         self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, options, first), daemon=True)
         self.process.start()
         theirs.close()

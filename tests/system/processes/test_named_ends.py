@@ -28,6 +28,7 @@ from tests.system.processes.ranks import (
     value_of,
 )
 from tests.tools.faults import once, watch
+from tests.tools.inside import existing
 from tests.tools.steps import BeforeEach
 from tests.tools.workers import TIMEOUT
 from txstore import TransactionStateError
@@ -211,15 +212,15 @@ def test_two_end_it_at_once(repo: txstore.Repository) -> None:
     """Whoever comes second neither disturbs the first nor takes the transaction for his own."""
     stage_all(repo)
     storage, refused = watch(repo), []
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
 
     def end_too(*_: Any) -> None:
         other = txstore.Repository(repo.url)
         if not other.engine.storage.exists(names.sealed_path(bytes.fromhex(transaction.id))):
             return
         for end in (
-            lambda: other.engine.existing(NAME).commit(),
-            lambda: other.engine.existing(NAME).rollback(),
+            lambda: existing(other, NAME).commit(),
+            lambda: existing(other, NAME).rollback(),
             lambda: other.transaction(name=NAME),
         ):
             with pytest.raises(TransactionStateError, match="another process"):
@@ -239,13 +240,13 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
     """Between holding the record and sealing it, whoever looks must not take the ender for dead."""
     stage_all(repo)
     storage, seen = watch(repo), []
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
     other = txstore.Repository(repo.url)
 
     def look(source: str, target: str) -> None:
         if target == names.sealed_path(bytes.fromhex(transaction.id)) or source.endswith(".sealed"):
             with pytest.raises(TransactionStateError, match="another process"):
-                other.engine.existing(NAME).commit()
+                existing(other, NAME).commit()
             seen.append(len(other.transactions()))
 
     storage.before["rename_noreplace"] = storage.after["rename_noreplace"] = look
@@ -258,10 +259,10 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
 def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
-    late = repo.engine.existing(NAME)
+    late = existing(repo, NAME)
     real, hooks = (
         txstore.storage.local._hold,
-        [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()],
+        [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()],
     )
 
     def interrupted(descriptor: int) -> bool:
@@ -289,7 +290,7 @@ def test_the_name_is_freed_under_the_lock_that_it_is_given_under(repo: txstore.R
             freed.append(repo.engine.storage.is_held(names.STAGING_LOCK))
 
     storage.before["delete"] = look
-    repo.engine.existing(NAME).commit()
+    existing(repo, NAME).commit()
     assert freed == [True]
 
 
@@ -297,7 +298,7 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
     """Who has found it, and comes too late, begins the next one."""
     transaction = stage_all(repo)
     storage = watch(repo)
-    endings = [lambda: txstore.Repository(repo.url).engine.existing(NAME).commit()]
+    endings = [lambda: existing(txstore.Repository(repo.url), NAME).commit()]
     storage.before["create"] = lambda path: endings.pop()() if endings else None
     store = repo.transaction(name=NAME)
     assert endings == []
@@ -448,7 +449,7 @@ def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Reposito
     """Else a power loss could bring it back with half of its packs."""
     transaction = bytes.fromhex(stage_all(repo))
     storage = watch(repo)
-    repo.engine.existing(NAME).rollback()
+    existing(repo, NAME).rollback()
     calls = [call[:2] for call in storage.calls]
     record = calls.index(("delete", names.sealed_path(transaction)))
     synced = calls.index(("sync_directory", names.STAGING), record)
@@ -469,7 +470,7 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
 
         def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
             if next(steps) == at:
-                getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()
+                getattr(existing(txstore.Repository(repo.url), NAME), end)()
 
         watch(listing).before = BeforeEach(end_it)
         found = listing.transactions()
@@ -479,7 +480,7 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
             break
         assert named(repo) == []
     assert step > 10
-    getattr(repo.engine.existing(NAME), end)()
+    getattr(existing(repo, NAME), end)()
 
 
 def test_looking_while_it_ends(repo: txstore.Repository) -> None:
@@ -490,17 +491,17 @@ def test_looking_while_it_ends(repo: txstore.Repository) -> None:
 
         def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
             if next(steps) == at:
-                txstore.Repository(repo.url).engine.existing(NAME).rollback()
+                existing(txstore.Repository(repo.url), NAME).rollback()
 
         watch(looking).before = BeforeEach(end_it)
         try:
-            assert looking.engine.existing(NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
+            assert existing(looking, NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
         except TransactionStateError as error:
             if error.state != "ended":
                 raise
         if next(steps) <= step:
             break
-    repo.engine.existing(NAME).rollback()
+    existing(repo, NAME).rollback()
 
 
 def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import zarr
 import txstore
 from tests.tools.members import Member, append, clear, committed, fill, get, locked, members, put, remove
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK, SPAWN, TIMEOUT
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]
@@ -390,11 +390,7 @@ def stage_by_threads(store: TxStore, name: str, count: int, size: int) -> None:
         for i in range(count):
             store[f"{name}/{thread}/{i}"] = bytes([i % 256]) * size
 
-    threads = [threading.Thread(target=stage, args=(thread,)) for thread in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    run_threads(*(partial(stage, thread) for thread in range(3)))
 
 
 @pytest.mark.long

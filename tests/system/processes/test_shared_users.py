@@ -23,6 +23,7 @@ import zarr
 import txstore
 from tests.tools.commits import create_array, set_keys
 from tests.tools.disk import in_child, said
+from tests.tools.inside import staged
 from tests.tools.steps import commit_with_signal, forked, status_of
 
 pytestmark = [
@@ -167,7 +168,7 @@ def test_two_users_take_turns(folder):
     assert repo.verify().faults == []
     assert {path.stat().st_gid for path in root.rglob("*")} == {GROUP}
     assert {path.stat().st_uid for path in (root / "commits/main").iterdir()} == {ALICE, BOB}
-    assert not repo.engine.storage.list(".staging")
+    assert not staged(repo)
 
 
 def test_one_who_is_not_in_the_group(folder):
@@ -349,7 +350,7 @@ def test_nobody_meets_what_has_no_permissions_yet(folder, number):
         repo = txstore.Repository(root)
         assert repo.verify().faults == []
         assert {"other", f"{BOB}/0", f"{ALICE}/1"} <= set(repo.mapping())
-        assert not repo.engine.storage.list(".staging")
+        assert not staged(repo)
         if os.WIFEXITED(status):
             break
     assert status == 0
@@ -393,7 +394,7 @@ def test_what_another_user_left_when_killed(folder):
         repo = txstore.Repository(root)
         assert repo.head().message == "other"
         assert repo.verify().faults == []
-        assert not repo.engine.storage.list(".staging")
+        assert not staged(repo)
         if not os.WIFSIGNALED(status):
             break
     assert status == 0

@@ -16,8 +16,9 @@ import zarr
 
 import txstore
 from tests.tools.faults import watch
+from tests.tools.inside import staged
 from tests.tools.steps import BeforeEach, forked, status_of
-from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, staged, tree
+from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, tree
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError

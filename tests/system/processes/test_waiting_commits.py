@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
+from tests.tools.inside import staged
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import run_threads
 from txstore.storage import commit_lock
 from txstore.storage.commit_lock import this_user
 
@@ -223,7 +226,7 @@ def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     session.commit()
     snapshot = impatient.snapshot()
     assert (snapshot["a"], snapshot["b"]) == (b"1", bytes(2_000_000))
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
 
 
 def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
@@ -232,7 +235,7 @@ def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..
         store["a"] = b"1"
     with pytest.raises(txstore.CommitTimeoutError):
         impatient.run(lambda store: store.__setitem__("a", b"1"))
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
     holder.release()
     assert "a" not in impatient.snapshot()
 
@@ -262,7 +265,7 @@ def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder])
     for task in tasks:
         with pytest.raises(txstore.CommitTimeoutError):
             task()
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
     (Path(impatient.url) / "heads" / "main").write_bytes(b"damage")
     with pytest.raises(txstore.CommitTimeoutError):
         impatient.verify(repair=True)
@@ -317,11 +320,7 @@ def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txs
         except BaseException as error:  # noqa: BLE001 - the test is told
             failed.append(error)
 
-    threads = [threading.Thread(target=commit, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    run_threads(*(partial(commit, number) for number in range(3)))
     assert failed == []
     assert len(repos[0].snapshot()) == 90
     wait_until(lambda: not our_threads())

@@ -20,8 +20,8 @@ import zarr
 import txstore
 from tests.system.remote.proxy import Faults
 from tests.system.remote.servers import AZURE_KEY, Server
+from tests.tools.inside import finish_head_cache, objects_of
 from tests.tools.upkeep import below
-from tests.tools.waiting import TIMEOUT
 from txstore.errors import (
     CorruptionError,
     LocksUnavailableError,
@@ -38,12 +38,6 @@ def opened(server: Server, url: str, **options: object) -> txstore.Repository:
     return txstore.Repository(url, storage_options=server.storage_options, **options)  # type: ignore[arg-type]
 
 
-def objects_of(repo: txstore.Repository) -> ObjectStore:
-    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
-    assert objects is not None
-    return objects
-
-
 def write(repo: txstore.Repository) -> None:
     with repo.transaction("written") as store:
         zarr.create_array(store, name="x", data=np.arange(1, 9), chunks=(2,), compressors=None)
@@ -58,7 +52,7 @@ def one(s3: Server) -> tuple[Server, str]:
     """A repository on S3 with one array."""
     repo = opened(s3, s3.url())
     write(repo)
-    repo.engine.commits.head_caches._writer.finish(TIMEOUT)  # or it would be there again when a test has deleted it
+    finish_head_cache(repo)  # or it would be there again when a test has deleted it
     forget_what_was_read()
     return s3, repo.url
 
@@ -154,7 +148,7 @@ def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
     with repo.transaction("large") as store:
         store["large"] = bytes(2 << 20)
     repo.engine.commits.oldest_kept.write(repo.engine.commits.head())
-    repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+    finish_head_cache(repo)
     forget_what_was_read()
     proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")
     with pytest.raises(PermissionError, match="not allowed to read this"):
@@ -169,7 +163,7 @@ def test_a_key_that_may_not_delete(s3, proxy):
         repo = opened(through, url)
         with repo.begin(f"{number}") as mapping:
             mapping["a"] = b"%d" % number
-        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+        finish_head_cache(repo)
     assert sorted(path for path, _ in below(objects_of(repo))) == [
         "commits/main/0000000000",
         "commits/main/0000000001",

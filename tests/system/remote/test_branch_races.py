@@ -10,6 +10,7 @@ import pytest
 import txstore
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.repositories import again, opened, paths
+from tests.tools.inside import branch_id, objects_of
 from txstore.errors import CommitNotFoundError
 
 pytestmark = pytest.mark.long
@@ -27,7 +28,7 @@ def repo(server_of) -> txstore.Repository:
 
 def before(repo: txstore.Repository, request: str, path: str, act: Callable[[], object]) -> None:
     """Do something once, right before a request for a path that begins like this."""
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     real, left = getattr(objects, request), [act]
 
     def watched(first: Any, *rest: Any) -> Any:
@@ -50,7 +51,7 @@ def test_deleted_right_before_the_version_is_taken(repo, has_own):
     def delete() -> None:
         del rival.branches["dev"]
 
-    before(repo, "create", f"commits/{repo.engine.branch('dev')}/", delete)
+    before(repo, "create", f"commits/{branch_id(repo, 'dev')}/", delete)
     with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile"):
         transaction.commit()
     transaction.rollback()
@@ -85,7 +86,7 @@ def test_of_two_that_create_a_name_one_wins(repo):
 
 
 def test_the_name_is_created_though_the_answer_is_lost(repo):
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     real = objects.create
 
     def sent_again(path: str, *rest: Any) -> None:
@@ -103,7 +104,7 @@ def test_one_branch_costs_no_request(repo):
         del repo.branches[name]
     repo.vacuum()
     other, asked = again(repo), []
-    objects = other.engine.storage.objects
+    objects = objects_of(other)
     for request in ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "put", "create", "exists"):
         real = getattr(objects, request)
 

@@ -13,6 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.system.remote.proxy import Faults
+from tests.tools.inside import objects_of
 from tests.tools.waiting import wait_until
 from txstore.storage import pack_cache
 
@@ -110,6 +111,6 @@ async def test_what_is_dropped_on_a_loop_is_deleted_elsewhere(s3, proxy):
     proxy.faults = Faults(hold=turns)
     held.clear()
     gc.collect()
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     await asyncio.to_thread(wait_until, lambda: not objects.list(".staging") and not objects.list("packs"))
     assert turns.stood == [], "the loop stood still while this was asked for"

@@ -10,8 +10,8 @@ import pytest
 
 import txstore
 from tests.system.remote.proxy import Faults, Proxy
+from tests.tools.inside import existing, finish_head_cache
 from tests.tools.upkeep import below, content, rewrite
-from tests.tools.waiting import TIMEOUT
 from txstore.storage import creation_check
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import open_objects
@@ -43,7 +43,7 @@ class Bucket:
 
     def settle(self, repo: txstore.Repository) -> None:
         """Wait for what is written in the background."""
-        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+        finish_head_cache(repo)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_transaction_with_a_name_is_rolled_back(bucket):
     bucket.settle(repo)
     del store
     bucket.fill()
-    bucket.open().engine.existing("large").rollback()
+    existing(bucket.open(), "large").rollback()
     assert [name for name in bucket.names if name.startswith((".staging/", "packs/"))] == []
     assert {"heads/main", "zarr.json"} <= set(bucket.names)
 

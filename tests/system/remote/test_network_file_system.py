@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import zarr
 
 import txstore
 from tests.tools.faults import watch
+from tests.tools.workers import run_threads
 from txstore import CommitUnknownError
 from txstore.history import opening
 from txstore.history.opening import open_storage
@@ -160,11 +161,7 @@ def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository
         for i in range(10):
             repos[number].run(lambda store, i=i: store.mapping.update({f"{number}.{i}": b"1"}))
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(repos))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_threads(*(partial(write, number) for number in range(len(repos))))
     assert len(open_repo().snapshot().mapping) == 40
     assert len(list(open_repo().log())) == 40
 

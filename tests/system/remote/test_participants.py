@@ -20,8 +20,9 @@ import zarr
 import txstore
 from tests.system.remote import lease_times
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
-from tests.system.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
+from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
 from tests.system.remote.servers import Server
+from tests.tools.inside import objects_of, options_of
 from tests.tools.members import (
     Member,
     clear,
@@ -416,7 +417,7 @@ def test_a_vacuum_leaves_what_the_living_have_staged(repo, store, uploader, monk
 
 def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, uploader, monkeypatch):
     process, _ = uploader
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     for stray in (f"{'ab' * 16}.held", f"{'cd' * 16}.7.held"):
         objects.put(f"{names.STAGING}/{stray}", [b"0" * 32])
     with crew(store, 1) as (member,):

@@ -15,6 +15,7 @@ import zarr
 import txstore
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.inside import objects_of
 from tests.tools.upkeep import tree
 from tests.tools.workers import SPAWN, Worker, ended
 
@@ -129,7 +130,7 @@ def test_the_memory_of_a_writer_is_bounded(server_of, engine, record_property):
     assert above <= MOST
     repo = txstore.Repository(url, storage_options=server.storage_options)
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[-1, :3].tolist() != [0, 0, 0]
-    repo.engine.storage.objects.delete(packs(repo))  # moto holds it all in memory
+    objects_of(repo).delete(packs(repo))  # moto holds it all in memory
 
 
 def packs(repo: txstore.Repository) -> list[str]:

@@ -11,6 +11,7 @@ import zarr
 import txstore
 from tests.system.remote.repositories import packs, paths, referred
 from tests.tools.arrays import array
+from tests.tools.inside import objects_of
 from tests.transactions.test_late_writes import *
 from tests.transactions.test_late_writes import nothing_arrives, sevens_first
 from txstore import TransactionStateError
@@ -27,7 +28,7 @@ def failing(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> Failin
     """Everything staged is uploaded, in small packs; inside the context that of the sevens fails, and others wait."""
     monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
     monkeypatch.setattr(object_writer, "OBJECT_SIZE", 600 << 10)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     put = objects.put
 
     def put_but_sevens(path: str, parts: Sequence[Any]) -> None:
