@@ -1,7 +1,5 @@
 """Fixtures that every test shares. Each repository that a test used is verified when the test ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import zlib

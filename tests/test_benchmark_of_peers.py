@@ -1,7 +1,5 @@
 """The benchmark of peers: its arithmetic, its verdicts, and what it makes of them. Nothing is timed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

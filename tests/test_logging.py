@@ -1,7 +1,5 @@
 """What is logged, by which logger, at which level."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import os

@@ -1,7 +1,5 @@
 """`progress=`: a function is told the bytes that are done and in all, True shows a bar where somebody can see it."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import types

@@ -1,7 +1,5 @@
 """Spans and metrics, as OpenTelemetry's SDK gets them."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What tasks of an event loop do with repositories: the same as threads, and the loop never waits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import subprocess

@@ -1,7 +1,5 @@
 """`txstore branch`, `txstore log --graph`, and `--branch` of all that reads or looks after one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

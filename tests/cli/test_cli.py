@@ -1,7 +1,5 @@
 """The commands: what they print, as text and as JSON, and how they fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

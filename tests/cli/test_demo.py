@@ -1,7 +1,5 @@
 """The demo: its judge, what it reports, and a short run of the whole."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`txstore feed`: what it prints, what it runs, and what comes again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

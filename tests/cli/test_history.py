@@ -1,7 +1,5 @@
 """`txstore diff`, and what `show` says of a commit's changes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every command, on a repository that says what would steer a terminal, and with arguments that hold passwords."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

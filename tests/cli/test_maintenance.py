@@ -1,7 +1,5 @@
 """`txstore verify --repair`, `backup` and `protect`: what they print, and their status."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

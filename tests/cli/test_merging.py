@@ -1,7 +1,5 @@
 """`txstore merge`, `cherry-pick`, `revert` and `tag`."""
 
-from __future__ import annotations
-
 import pytest
 import zarr
 

@@ -1,7 +1,5 @@
 """All commands at once: one name and metavar for one thing, positions, exit statuses, and what the shell completes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`txstore rechunk`: chunks, shards and compressors as arguments, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr

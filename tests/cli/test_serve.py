@@ -1,7 +1,5 @@
 """`txstore serve`, up to its server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

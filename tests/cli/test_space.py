@@ -1,7 +1,5 @@
 """The commands that free space and say what it is used for."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`txstore tx`: listing, showing and ending the transactions that have a name."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`txstore views`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

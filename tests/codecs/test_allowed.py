@@ -1,7 +1,5 @@
 """Codecs that a stranger's document names are not run to show, compare, merge or load values; those of a list are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

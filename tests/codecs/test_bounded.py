@@ -1,7 +1,5 @@
 """What TxStore decodes on its own is no longer than the array's document says, whatever a stranger has compressed."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Commits that several make together on an object store: each once, whoever dies at whichever step."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

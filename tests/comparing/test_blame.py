@@ -1,7 +1,5 @@
 """Which commit has written each chunk: against the log, chunk by chunk."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """What differs between two commits, node by node: against comparing everything by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

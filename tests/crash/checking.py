@@ -1,7 +1,5 @@
 """What every image has to hold: all that was promised, beyond it only whole commits, and a repository that goes on."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import txstore

@@ -21,8 +21,6 @@ promises is taken, and no more; ext4, XFS and btrfs leave a part of what is gene
 Nothing is assumed of the order in which different files and directories come to the disk.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What another process does after programs were killed: on the same disk, where much of theirs is not durable yet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.crash.checking import finish

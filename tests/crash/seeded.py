@@ -5,8 +5,6 @@ miss would be one that nobody needs, or one that the harness knows too little to
 listed with the reason why. Checks against damage that no crash does are in `tests/system/bad_input`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 TXSTORE_CRASH_IMAGES says how many images are looked at, about; where it is not given, a sample that takes some seconds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,7 +1,5 @@
 """An erasure is killed, or the power lost, after every step of it: done again, it is done, and nothing else is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """An erasure of rows is killed, or loses power, after every step: done again, it is done, and nothing else is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ Real full disks are in `tests/system/bad_input/test_full_disk.py`, transactions 
 `tests/system/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """The simulated disk: what it promises, and what it may take. The product does the same on it as on a real one."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """The harness finds every bug that is put into the product: else it would see too little, or it would be no bug."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """What is going on when the power is lost. A new workload is a function here, and a line in the table at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Makes histories, as `make erasures` does, and fails if anything but what was erased is missing, or that is not."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.erasures.histories import histories

@@ -8,8 +8,6 @@ values; the others are unlike any other bytes.
     python -m tests.erasures --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """Makes histories, as `make feeds` does, and fails if a change was lost or done twice."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.feeds.histories import histories

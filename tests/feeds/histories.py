@@ -7,8 +7,6 @@ source where it ends: so each change was done once.
     python -m tests.feeds --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

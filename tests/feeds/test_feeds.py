@@ -1,7 +1,5 @@
 """What a feed tells, and where it stands when something else happens to the history. Processes: test_workers.py."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from datetime import timedelta

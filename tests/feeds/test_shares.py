@@ -1,7 +1,5 @@
 """Several workers share one change: who gets what, who is told, and what happens when one dies. More: histories.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which one bit has turned, by what became of the checksum: the search for it computes no checksum for each bit."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What is made of good repositories at random: one to four of their operations are turned into lies, well summed."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

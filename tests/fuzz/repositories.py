@@ -5,8 +5,6 @@ operations are tried, from reading to repairing; of the others, a commit is read
 do, or what a document of an array says is thought through.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -5,8 +5,6 @@ between the C and the Python fallback, and a value decoded from bytes whose chec
 the value of the bytes before they were mutated.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Branches: names for ids, begun behind a commit; what is committed to one, no other sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A log far away: commits tell of those before them, so it takes few requests. Each is checked by a hash."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

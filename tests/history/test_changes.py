@@ -1,7 +1,5 @@
 """Which keys differ between two commits: against dicts, whatever was deleted, merged, optimized or given up between."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies that are not whole: no commit is lost in silence."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

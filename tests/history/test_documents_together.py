@@ -1,7 +1,5 @@
 """Documents on an object store lie beside one another: who opens a group does not ask for each of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

@@ -1,7 +1,5 @@
 """Following a branch: what is yielded, where it begins, what wakes it, and what it leaves behind."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """The log of a path, how it prints, bisecting, and all that a commit may be named by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random

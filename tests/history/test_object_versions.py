@@ -1,7 +1,5 @@
 """Taking a version on an object store: what a commit asks for, alone and when others have been faster."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

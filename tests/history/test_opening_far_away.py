@@ -1,7 +1,5 @@
 """Opening a repository on an object store: what does not wait for another answer is asked for beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The log of operations: who did what beside commits, when, and with what result."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import logging

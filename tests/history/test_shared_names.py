@@ -1,7 +1,5 @@
 """A tag and a branch never have one name, since `at=` takes both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What snapshots of successive commits share: runs are opened once, and no run is taken for another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Room that is made by deleting the head cache and the guard: what is written again is true, and comes back."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

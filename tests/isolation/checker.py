@@ -15,8 +15,6 @@ Commit seqs are used only for the order of blind writes, and in `snapshot_faults
 what a replay of the commits says.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise

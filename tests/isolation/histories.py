@@ -8,8 +8,6 @@ Three kinds of objects, named by the first letter of their key:
   a directory at once; whether there are any tells of all of them only if there are none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 

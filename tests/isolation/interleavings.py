@@ -1,7 +1,5 @@
 """Transactions of one process, interleaved step by step as a source of chance says; and which of them must conflict."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass

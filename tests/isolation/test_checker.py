@@ -1,7 +1,5 @@
 """The checker on histories made by hand: each anomaly is found, under its name, and what is allowed is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.isolation.checker import check

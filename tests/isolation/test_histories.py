@@ -3,8 +3,6 @@
 TXSTORE_HISTORIES says how many transactions each history has; there is one for each workload and isolation level.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

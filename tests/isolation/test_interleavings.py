@@ -1,7 +1,5 @@
 """Every interleaving of a few transactions that Hypothesis finds: no anomaly, and no conflict without a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

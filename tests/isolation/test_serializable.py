@@ -1,7 +1,5 @@
 """What a serializable transaction reads, by every face of the store and in every process; what conflicts with it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

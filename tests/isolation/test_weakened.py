@@ -3,8 +3,6 @@
 So none of the clauses is there for nothing, and none of the tests is blind.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """What must not go through, each as a function that raises `Unnoticed` if it does."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes histories, as `make labels` does, and fails if a commit is not what the model says."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.labels.histories import histories

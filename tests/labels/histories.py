@@ -6,8 +6,6 @@ after the other, and has to be equal to what each commit holds. Workers are kill
     python -m tests.labels --histories 5000 --seed 1
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

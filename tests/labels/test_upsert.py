@@ -1,7 +1,5 @@
 """Upserts by one process: which rows are changed, which are added, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

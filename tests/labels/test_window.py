@@ -1,7 +1,5 @@
 """Rows before the first one, rows that are dropped at the beginning, and elements that move along axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

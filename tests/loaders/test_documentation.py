@@ -1,7 +1,5 @@
 """The examples of docs/how-to/training.md run, top to bottom; those that need a framework where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """What samples are of: one commit, and arrays that fit together."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The order of samples, shards, resuming, reading ahead: without any framework."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """PyTorch: loaders with workers, ranks, epochs, and what is resumed."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

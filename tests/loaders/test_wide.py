@@ -1,7 +1,5 @@
 """A thousand arrays in ten thousand packs, under a low limit of open files, while another process keeps committing."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

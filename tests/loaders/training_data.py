@@ -1,7 +1,5 @@
 """Repositories with samples, and processes that go on committing to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

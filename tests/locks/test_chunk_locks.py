@@ -1,7 +1,5 @@
 """The chunk-key locks, every kind of them by the same tests, with real processes; and how a kind is chosen."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

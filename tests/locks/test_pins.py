@@ -1,7 +1,5 @@
 """Pins: the lowest seq that a process reads, seen by others, for as long as it reads and not a moment longer."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -4,8 +4,6 @@ What git has in a file of its own is an element of a chunk, the element of an ar
 value that is none of Zarr's. What zarr would store is written without zarr, which would take most of the time.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

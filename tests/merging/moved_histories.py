@@ -5,8 +5,6 @@ without a conflict is what the model makes. Half of the histories have the value
 written to a wrong row often has the value there that the base had at this position.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping

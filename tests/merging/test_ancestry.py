@@ -1,7 +1,5 @@
 """What two branches have in common, when vacuums have given up the commits between, and branches were deleted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

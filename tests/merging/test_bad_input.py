@@ -1,7 +1,5 @@
 """What is wrong with what merges are given, and what comes between: a clear error, and nothing lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows move along a dimension: what others make along it, or cut off there, is of rows as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

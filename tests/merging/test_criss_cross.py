@@ -1,7 +1,5 @@
 """Two commits with several best common ancestors: the base of the merge is the merge of these."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

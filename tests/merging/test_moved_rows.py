@@ -1,7 +1,5 @@
 """Rows that one side moves while the other one writes: a merge goes by position, so that is a conflict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

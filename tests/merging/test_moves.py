@@ -1,7 +1,5 @@
 """What one side has moved and the other has changed: the changes follow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

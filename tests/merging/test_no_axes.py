@@ -1,7 +1,5 @@
 """Arrays without axes: one element, in one chunk. They are merged, picked, reverted and shown as any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """repo.merge, cherry_pick and revert: what is merged, and what becomes of history."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

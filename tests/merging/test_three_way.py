@@ -1,7 +1,5 @@
 """The three-way merge, rule by rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The model of a merge is three dicts: what it says of nodes and of elements is written anew here, in a few lines.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -10,8 +10,6 @@ What the C does by comparing and swapping in a loop is one step here: a swap tha
 with what is there. `Weakness` names the mistakes that the model must catch, or it would prove nothing.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Iterator

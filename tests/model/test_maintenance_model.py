@@ -1,7 +1,5 @@
 """Random commits, deletes, tags, readers, transactions, optimize and vacuum, against a dictionary for each commit."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ The model knows the rules of `docs/understand/invariants.md`, I5, as far as keys
 exact: a commit that it expects must be made, a conflict that it expects must be raised.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The oracle knows of each write which others its writer had seen. What concerns a
 write has seen the one before; then the last one counts. Everything else has to be refused, and nothing but that.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path

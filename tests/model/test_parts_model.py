@@ -5,8 +5,6 @@ which each knows of all before it, or the commit is refused; and it is refused o
 know of one another have written the same element.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads through the cache of decoded chunks: the same elements, of each snapshot its own, in bounded memory."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from functools import partial

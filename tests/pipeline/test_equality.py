@@ -1,7 +1,5 @@
 """Our pipeline does what zarr's does: random arrays, selections, reads and writes. What one writes, the other reads."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Long chunks of a repository that is read by ranges: they are read to where they are wanted, if they lie so."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from typing import Any

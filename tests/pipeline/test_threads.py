@@ -1,7 +1,5 @@
 """Threads that write parts of the same chunks through one store, or one array, lose nothing; an operation is whole."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """Tiles that know nothing of chunks, written through zarr by threads, processes and transactions: what is lost."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor

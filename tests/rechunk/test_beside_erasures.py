@@ -1,7 +1,5 @@
 """A rechunk keeps a copy of an array aside: no erased value is left in it, or comes back with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

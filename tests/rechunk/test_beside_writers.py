@@ -1,7 +1,5 @@
 """Beside writers that commit updates and appends all the time, a rechunk loses nothing, and comes to its end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

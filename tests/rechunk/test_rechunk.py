@@ -1,7 +1,5 @@
 """Rechunk gives an array another grid in one commit, with every element that anybody has committed."""
 
-from __future__ import annotations
-
 import gc
 import re
 import time

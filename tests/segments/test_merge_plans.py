@@ -1,7 +1,5 @@
 """Which runs a commit merges: few bytes beside what it brings itself, and still never too many runs."""
 
-from __future__ import annotations
-
 import math
 import random
 import uuid

@@ -1,7 +1,5 @@
 """What is staged on an object store: how many packs are uploaded at the same time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -1,7 +1,5 @@
 """PackWriter: what is appended is read back, from the buffers and from the file, by any number of threads."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

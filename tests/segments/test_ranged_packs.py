@@ -1,7 +1,5 @@
 """Packs that are read by ranges: which requests that takes, what threads share, and what is wrong with the bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """Runs in packs that are read by ranges answer as those in mapped packs, and ask for no more than they need."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -4,8 +4,6 @@ Every test with the fixture `index` runs on the C module and on its Python fallb
 writer: it lays down a run from raw parts, right or wrong, with right checksums.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import mmap

@@ -1,7 +1,5 @@
 """A large commit on an object store that has lost a version: its values are not sent with each further try."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """An object store in memory, or over a directory, that counts what is asked of it; and packs to put into it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Sequence

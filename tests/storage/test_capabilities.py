@@ -1,7 +1,5 @@
 """What each storage can do, side by side: printed here, and the same in the documentation."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from enum import Enum

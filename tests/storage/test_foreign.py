@@ -1,7 +1,5 @@
 """Records of values that lie outside, how files are named, and what is below a prefix."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote

@@ -1,7 +1,5 @@
 """The cache of pieces of packs: what it keeps, within which limit, and that nothing which happens to it matters."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

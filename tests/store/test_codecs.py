@@ -4,8 +4,6 @@ The first transaction writes the whole array, the second parts of chunks (which 
 Both formats, and each pipeline that zarr has.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numcodecs

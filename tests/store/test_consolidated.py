@@ -1,7 +1,5 @@
 """Consolidated metadata: clients that make it or ask for it are served, and it is a copy that can't go stale."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores that go through pickle: to the same process, to another, to dask's workers."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """TxStore as zarr and people hold it: dict syntax, buffers, byte ranges, views, read-only copies."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Synchronized arrays do what zarr's arrays do; each write is one commit, made with the locks of what it changes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Arrays and groups of zarr through a TxStore: made and changed in transactions, read back from snapshots."""
 
-from __future__ import annotations
-
 import json
 from threading import current_thread
 from typing import Any

@@ -4,8 +4,6 @@ A round has a repository, a pipeline of zarr and a seed of its own. The main thr
 interrupt it alone.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import shutil

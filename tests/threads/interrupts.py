@@ -9,8 +9,6 @@ In the main thread they are signals. In others, where signals are not handled, a
 called in the same places: at the beginning of a Python function, and after a function in C has returned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

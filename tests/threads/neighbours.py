@@ -1,7 +1,5 @@
 """Processes that commit beside the threads: into the chunks that these write, and into others."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ a series of transactions, each of which begins where the one before ended:
 Values of a register ascend, so that "older" is "less". What holds among processes is in `tests.isolation.checker`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator

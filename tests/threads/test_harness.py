@@ -1,7 +1,5 @@
 """Eight threads over one store for some seconds; `make threads` does the same for an hour."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

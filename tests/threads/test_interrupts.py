@@ -1,7 +1,5 @@
 """After an interrupt one goes on as if nothing had been tried, or after a rollback."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

@@ -1,7 +1,5 @@
 """The rules find what is wrong with a series, and nothing in one that is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nobody waits for what waits for him, and an end that was given up is not waited for by those that follow."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The watchdog finds what hangs, and not what waits for a machine that stands still."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.threads import watchdog

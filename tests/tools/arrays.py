@@ -1,7 +1,5 @@
 """What the tests of this folder do to arrays, in few words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

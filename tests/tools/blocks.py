@@ -8,8 +8,6 @@ What a page does not show is said in comments of HTML:
 - `<!-- page needs: module, module -->`: the whole page is.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

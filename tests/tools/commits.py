@@ -1,7 +1,5 @@
 """Commits in one line: each function makes one; `options` are those of `Repository.transaction`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

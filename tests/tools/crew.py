@@ -1,7 +1,5 @@
 """Random histories: processes that make them, of which some are killed in the middle, and a loop that checks them."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Stores in memory that count as far away, and what is asked of them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes a commit's file anew with another header: its checksums are right, whatever the header says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests need of a repository and its public interface does not have: here, and in no test, is said where it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import txstore

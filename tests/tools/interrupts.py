@@ -1,7 +1,5 @@
 """Ctrl-C at any moment of a function: before each instruction of it, to be raised where the interpreter raises it."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import signal

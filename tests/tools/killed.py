@@ -1,7 +1,5 @@
 """Processes that are killed while they commit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import islice

@@ -1,7 +1,5 @@
 """Lock tables with exceptions of their own, and processes that use one and do as they are told."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """Processes that have been sent a store in a transaction, and do with it what they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

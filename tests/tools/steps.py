@@ -1,7 +1,5 @@
 """A writer that gets a signal at one step of its transaction: before the n-th thing it does with the storage."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """What the tests of maintenance share: commits of a few keys, a model of them, and what the directory holds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that run a function each, and give back what it returned or raised; and threads that do."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import traceback

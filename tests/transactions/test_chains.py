@@ -1,7 +1,5 @@
 """I7, clause by clause: which of the frames on a key counts, and when none does."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -1,7 +1,5 @@
 """I5 as a table: two transactions begin at one commit, both write, one commits before the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """I11: a commit that would break a constraint is refused, whoever makes it, and on whatever head."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What writers that died have uploaded to an object store: the next one that finds it deletes it, and nothing else."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """I1 where the history has holes: what power loss leaves of commits that were not synced, and what is synced when."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """I11 for labels: no commit repeats one or puts one out of order, whoever makes it; only what it changes is read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle

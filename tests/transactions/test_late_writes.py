@@ -1,7 +1,5 @@
 """I6: writes that arrive when their operation has failed already, and writes beside a commit."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Transaction.modify: a part of a value is changed, and no other thread's write of the key comes in between."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chunks that are written in part: merged beside other commits (I5), and among processes of one transaction (I7)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Moving, copying and restoring without copying values: against dicts, and what becomes of the refs later."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

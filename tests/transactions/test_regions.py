@@ -1,7 +1,5 @@
 """Which keys a selection covers, compared with the keys that zarr writes for it."""
 
-from __future__ import annotations
-
 import pickle
 
 import hypothesis.strategies as st

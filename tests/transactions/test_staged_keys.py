@@ -1,7 +1,5 @@
 """Staged keys that are sealed in runs: they are the same as those that are all in one dictionary."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tracemalloc

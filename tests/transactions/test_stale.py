@@ -1,7 +1,5 @@
 """I6: array and group objects that are older than a change of the metadata that they hold."""
 
-from __future__ import annotations
-
 import pickle
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What conflicts mean to those who meet one, and what never meets one."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Commits that change nothing: with a message or properties they are made, without they are not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

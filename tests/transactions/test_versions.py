@@ -1,7 +1,5 @@
 """I2 and I3: a version is taken once, and only its content says by whom. I1 and I9: what is synced, and when."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

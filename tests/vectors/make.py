@@ -3,8 +3,6 @@
 python -m tests.vectors.make [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import json

@@ -1,7 +1,5 @@
 """Makes histories, as `make views` does, and fails if an output is not what numpy makes of its sources."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.tools.crew import main

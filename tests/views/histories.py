@@ -3,8 +3,6 @@
 python -m tests.views --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Images and their views, in few words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

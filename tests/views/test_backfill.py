@@ -1,7 +1,5 @@
 """Views of arrays that are large already: derived by several commits, continued after a crash, then kept by each."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

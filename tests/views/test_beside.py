@@ -1,7 +1,5 @@
 """Views beside other processes, maintenance, and other storage."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """What the numbers of a source mean is said by attributes: outputs follow these, too, and count no missing values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

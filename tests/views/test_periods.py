@@ -1,7 +1,5 @@
 """Means of months, and other periods: what xarray makes of the same data, whoever appends to them and changes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

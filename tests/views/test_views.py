@@ -1,7 +1,5 @@
 """Views: what they refuse, what they make, and what the random histories do not reach."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from functools import partial

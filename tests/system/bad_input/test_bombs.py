@@ -3,8 +3,6 @@
 Each ends in an error of ours that names the file, or in a report. Where it did not, its time-out killed the test.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

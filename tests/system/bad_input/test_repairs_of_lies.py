@@ -1,7 +1,5 @@
 """Repairs of repositories that are damaged, and lie: what can't be told stays a fault, and nothing ends the repair."""
 
-from __future__ import annotations
-
 import pytest
 
 import txstore

@@ -1,7 +1,5 @@
 """A cluster of worker processes, started once for a module, and repositories on a disk and on S3."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Workers of a Dask cluster stage into one transaction: what they write is published whole, or not at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

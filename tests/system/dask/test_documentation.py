@@ -1,7 +1,5 @@
 """The examples of docs/how-to/dask.md run, from top to bottom, as they stand there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks: processes that share nothing with the test but the disk, and stage into a transaction as they are told."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

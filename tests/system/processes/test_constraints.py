@@ -1,7 +1,5 @@
 """Processes commit at the same time, and a part of what they commit would break a constraint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

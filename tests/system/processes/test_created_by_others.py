@@ -1,7 +1,5 @@
 """What one participant creates, others open: also those that had joined before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr

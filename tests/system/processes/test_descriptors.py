@@ -1,7 +1,5 @@
 """Descriptors are bounded: however many packs there are, a reader holds none of them open."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

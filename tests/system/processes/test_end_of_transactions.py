@@ -1,7 +1,5 @@
 """The end of a transaction of several processes, whenever and however it comes: everything is published, or nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Rows are erased by processes that are killed at any moment, beside others that write and read the same array."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """A `with` block of a participant that fails: its part is given up, and can be done again, by whoever does it."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Followers beside writers that commit flat out, and beside writers that are killed: no commit missed, none twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import islice

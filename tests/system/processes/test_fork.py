@@ -1,7 +1,5 @@
 """Stores, snapshots and transactions that were there before a fork work in both processes afterwards."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -4,8 +4,6 @@ Whatever the others do then, with each path of it: nothing outside the root is c
 backup of it, or waited for, and each operation ends in a result or an error that says what is wrong.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

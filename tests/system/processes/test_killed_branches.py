@@ -1,7 +1,5 @@
 """A process that works on several branches is killed at any moment: what was acknowledged is there, of each branch."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

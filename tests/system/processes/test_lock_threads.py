@@ -1,7 +1,5 @@
 """`with store.lock(...)` in threads of one transaction: they exclude one another as transactions do."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ right to. In the end every lock is to be had.
 TXSTORE_KILL_ROUNDS says how many processes are killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap

@@ -3,8 +3,6 @@
 Between two operations it has to be in a `with` block for that: see `test_operations`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whoever ends a transaction with a name dies, or its disk fails, at each step: it is committed once, or all there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """How transactions with a name end: by one process, once, whole, or not at all; while others do so, too."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import queue

@@ -1,7 +1,5 @@
 """A pickle of a store carries how far its sender had seen: whoever opens it sees at least that."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """I8: what a participant has staged counts when its operation has ended: one call of zarr's API."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Several processes in one transaction: what they stage, in which order, and who sees it; the owner commits it all."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Processes that write tiles of any shape, which chunks have no part in: nothing is lost, and nothing conflicts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """What writers left that died is deleted by the next one; what living ones have staged is not."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

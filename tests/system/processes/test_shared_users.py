@@ -1,7 +1,5 @@
 """A repository of several users: what one of them creates the others may write, whatever anybody's umask."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

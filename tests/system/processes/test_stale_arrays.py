@@ -4,8 +4,6 @@ A lock makes a process follow what its siblings have staged, and so gives it kno
 that its array object was opened with.
 """
 
-from __future__ import annotations
-
 import gc
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A writer that stands still at any step of its commit: readers go on as if it were not there, and so does it later."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -3,8 +3,6 @@
 TXSTORE_ROUNDS says how many writes each process does in the first test; in the others it is half as many.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import defaultdict

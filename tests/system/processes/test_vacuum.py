@@ -1,7 +1,5 @@
 """Maintenance beside those who read and write in other processes: nobody waits, conflicts or misses anything."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A commit behind one that does not end: it says for whom it waits, and ends when it was told to, with nothing lost."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

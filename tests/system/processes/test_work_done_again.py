@@ -3,8 +3,6 @@
 By the owner, or by anybody else. Until all of it was written again, the commit is refused.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -4,8 +4,6 @@ Every commit says in a marker of its own what it did, so that what stands at the
 has given the log up.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

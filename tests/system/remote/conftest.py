@@ -1,7 +1,5 @@
 """The servers, started when a test first asks for one, and object stores over them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterator

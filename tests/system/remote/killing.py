@@ -1,7 +1,5 @@
 """Killing processes that tell in files of their own what was acknowledged, one after the other, at any step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Repositories on the servers, and what lies in them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What users get wrong on object stores, and what goes wrong beneath them: the error, and what is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server

@@ -1,7 +1,5 @@
 """Branches on an object store, where nobody waits for anybody: whoever deletes one meets those who commit to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many requests it takes, as a proxy in front of S3 counts them: the promises of docs/how-to/remote.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

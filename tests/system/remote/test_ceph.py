@@ -4,8 +4,6 @@ TXSTORE_GATEWAY_KILLS is how often the gateway is killed, and how often the OSD 
 in their bucket, too: this gateway ignores conditions then. `make ceph`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 TXSTORE_COMMIT_ROUNDS is how often all of them commit at once; the promise of docs/how-to/remote.md is for 200.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Erasing on object stores: files are objects, what was read is cached, and nobody tells who reads."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Nothing holds up an event loop: not a slow server, and not what is dropped there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """A bucket at its quota: what has to go can go, and whoever writes is told. The proxy counts objects, as Ceph does."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Sequence
 from unittest.mock import Mock

@@ -3,8 +3,6 @@
 TXSTORE_TRAIN_COMMITS is how many commits each of those makes that are not killed.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

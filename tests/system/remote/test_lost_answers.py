@@ -3,8 +3,6 @@
 TXSTORE_LOST_COMMITS is how many commits four writers make while answers are lost; the promise is for 500.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Transactions with a name on an object store: its processes share nothing but the server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

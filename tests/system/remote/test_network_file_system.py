@@ -1,7 +1,5 @@
 """Directories that other machines share. Where the kernel has no such client, one is played: what differs is forced."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

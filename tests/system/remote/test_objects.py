@@ -1,7 +1,5 @@
 """What every object store does, over real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Which store a URL and its options lead to; no server is needed but that of HTTP in this process."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import pickle

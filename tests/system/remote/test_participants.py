@@ -1,7 +1,5 @@
 """Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A repository that a plain web server serves: what is read without lists, and what says that it needs them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Stores on object stores in other processes, forked or handed a pickle; and the memory that a writer needs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """What requests are made, and what happens where answers are lost or the server is busy. S3 behind a proxy."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

@@ -3,8 +3,6 @@
 TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/how-to/remote.md is for 200.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -3,8 +3,6 @@
 Here the proxy does not pass on `If-None-Match` from a moment on, with versions or without.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Values that stay in objects of S3, or on a web server, read by repositories here and there."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import multiprocessing

@@ -5,8 +5,6 @@ below, with the reason; so is what asks for no repository. A share of the tests,
 servers by default; TXSTORE_REMOTE=10 runs ten times as many, TXSTORE_REMOTE=all all of them.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import zlib
