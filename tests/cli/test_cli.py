@@ -500,9 +500,7 @@ def test_show_what_is_not_there(filled: txstore.Repository, commit: str) -> None
 
 def test_constraints(filled: txstore.Repository) -> None:
     filled.constraints["grown"] = OnlyGrows("storm/position")
-    assert run_json("constraints", filled.url) == {
-        "grown": {"kind": "only grows", "path": "storm/position"},
-    }
+    assert run_json("constraints", filled.url) == {"grown": {"kind": "only grows", "path": "storm/position"}}
     assert run_json("constraints", filled.url, "--at", "v1") == {}
     zarr.create_array(store := filled.transaction(), name="time", data=np.arange(4))
     store.commit()

@@ -228,13 +228,7 @@ def _repair(world: World, promised: list[str]) -> None:
 
 
 def _check_faults(
-    repo: txstore.Repository,
-    world: World,
-    found: Found,
-    promised: list[str],
-    *,
-    lost_power: bool,
-    tidy: bool = False,
+    repo: txstore.Repository, world: World, found: Found, promised: list[str], *, lost_power: bool, tidy: bool = False
 ) -> None:
     """A loss of power may leave three kinds of faults, and no others.
 

@@ -21,10 +21,7 @@ from tests.crash.world import World
 from tests.tools.inside import join_shared
 from txstore.transactions.transaction import Transaction
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")]
 
 #: Of the calls of each workload and kind, so many fail, one in each run; 0: all of them.
 SAMPLE = 0 if "TXSTORE_CRASH_IMAGES" in os.environ else 12

@@ -174,8 +174,7 @@ def test_the_share_of_a_worker_that_dies_goes_to_another_one(filled: txstore.Rep
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 7, 16, 256])
 @pytest.mark.parametrize(
-    "boxes",
-    [[((0, 1),)], [((0, 100),)], [((0, 2), (0, 3), (1, 4))], [((0, 1), (0, 50)), ((3, 9), (2, 4))], [()]],
+    "boxes", [[((0, 1),)], [((0, 100),)], [((0, 2), (0, 3), (1, 4))], [((0, 1), (0, 50)), ((3, 9), (2, 4))], [()]]
 )
 def test_each_chunk_is_in_one_share(shares: int, boxes: list[tuple[tuple[int, int], ...]]) -> None:
     dimensions = len(boxes[0])

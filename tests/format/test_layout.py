@@ -89,9 +89,7 @@ headers = st.builds(
         reach=reach,
     ),
     headers_with(
-        branch=text,
-        properties=st.dictionaries(text, json_values, max_size=4),
-        runs=run_lists(st.none() | pack_names),
+        branch=text, properties=st.dictionaries(text, json_values, max_size=4), runs=run_lists(st.none() | pack_names)
     ),
     st.builds(Declarations, *[st.dictionaries(branches, json_values, max_size=2)] * 3),
     st.none() | branches,

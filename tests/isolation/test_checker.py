@@ -45,10 +45,7 @@ SKEW = [
     txn(1, read(X, ()), read(Y, ()), append(X, 1), base=0, commit=1),
     txn(2, read(X, ()), read(Y, ()), append(Y, 2), base=0, commit=2),
 ]
-SET_SKEW = [
-    txn(1, listed(A), make("s/b/1"), base=0, commit=1),
-    txn(2, listed("s/b"), make("s/a/2"), base=0, commit=2),
-]
+SET_SKEW = [txn(1, listed(A), make("s/b/1"), base=0, commit=1), txn(2, listed("s/b"), make("s/a/2"), base=0, commit=2)]
 MADE = txn(0, make("s/a/old"), commit=1, process=SETUP)
 
 

@@ -32,17 +32,7 @@ from tests.isolation.weaknesses import (
     two,
     two_mappings,
 )
-from tests.tools.arrays import (
-    add_part,
-    append,
-    attributes,
-    create,
-    delete,
-    edit_document,
-    part,
-    put,
-    resize,
-)
+from tests.tools.arrays import add_part, append, attributes, create, delete, edit_document, part, put, resize
 from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node

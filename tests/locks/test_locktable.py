@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.locks.lock_words import is_waited_for
-from tests.tools.lock_clients import (
-    TimedOut,
-    descriptors_of,
-    is_free,
-    native,
-    open_table,
-)
+from tests.tools.lock_clients import TimedOut, descriptors_of, is_free, native, open_table
 from tests.tools.waiting import wait_until
 from tests.tools.workers import run_threads
 

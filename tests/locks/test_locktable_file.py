@@ -161,12 +161,7 @@ def test_a_child_inherits_no_locks(path, table, owners):
 
     def child():
         refused = []
-        for use in (
-            lambda: one.acquire("b", 0),
-            lambda: one.release("a"),
-            lambda: one.park("a"),
-            one.fence,
-        ):
+        for use in (lambda: one.acquire("b", 0), lambda: one.release("a"), lambda: one.park("a"), one.fence):
             with pytest.raises(Forked):
                 use()
             refused.append(True)

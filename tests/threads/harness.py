@@ -85,12 +85,7 @@ class Outcome(NamedTuple):
 
 
 def run(
-    pipelines: Sequence[str],
-    seconds: float,
-    seed: int,
-    settings: Settings,
-    *,
-    directory: str | None = None,
+    pipelines: Sequence[str], seconds: float, seed: int, settings: Settings, *, directory: str | None = None
 ) -> Iterator[Outcome]:
     """Yield what came of each round, until the time is over, or one has found something: its repository is kept.
 

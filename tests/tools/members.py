@@ -113,12 +113,7 @@ def _serve(pipe: Any, store: TxStore, first: Callable[[], object] | None) -> Non
 
 @contextmanager
 def members(
-    store: TxStore,
-    count: int,
-    context: Any = QUICK,
-    *,
-    joined: bool = True,
-    first: Callable[[], object] | None = None,
+    store: TxStore, count: int, context: Any = QUICK, *, joined: bool = True, first: Callable[[], object] | None = None
 ) -> Iterator[list[Member]]:
     """Start processes that have joined a transaction; kill what is left of them at the end."""
     with ExitStack() as stack:

@@ -80,10 +80,7 @@ class Rank:
     """A process that is told what to do. It dies with the test. `first` is called there before all."""
 
     def __init__(
-        self,
-        repo: txstore.Repository,
-        durability: str = "none",
-        first: Callable[[], object] | None = None,
+        self, repo: txstore.Repository, durability: str = "none", first: Callable[[], object] | None = None
     ) -> None:
         self._pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}

@@ -77,8 +77,7 @@ def append_days(barrier: Any, url: str) -> list[int]:
     for day in range(1, 1 + DAYS):
         try:
             repo.run(
-                lambda store, day=day: zarr.open_array(store, path="time").append(np.array([day], "i4")),
-                retries=10_000,
+                lambda store, day=day: zarr.open_array(store, path="time").append(np.array([day], "i4")), retries=10_000
             )
         except ConstraintError:
             continue

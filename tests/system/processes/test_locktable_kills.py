@@ -26,10 +26,7 @@ import pytest
 
 from tests.tools.lock_clients import TimedOut, native, open_table
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 
 ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "90"))
 PLACES = 24

@@ -258,10 +258,7 @@ def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: s
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
     late = existing(repo, NAME)
-    real, hooks = (
-        txstore.storage.local._hold,
-        [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()],
-    )
+    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
 
     def interrupted(descriptor: int) -> bool:
         if hooks:

@@ -9,10 +9,7 @@ import txstore
 from tests.tools.steps import commit_with_signal, forked, status_of
 from tests.tools.workers import QUICK, Worker, ended, in_time
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")]
 
 
 def look(repo: txstore.Repository) -> list[str]:

@@ -21,10 +21,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks")]
 
 ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 

@@ -20,12 +20,7 @@ from tests.system.remote.proxy import Faults
 from tests.system.remote.servers import AZURE_KEY, Server
 from tests.tools.inside import finish_head_cache, objects_of
 from tests.tools.upkeep import below
-from txstore.errors import (
-    CorruptionError,
-    LocksUnavailableError,
-    RepositoryNotFoundError,
-    SnapshotExpiredError,
-)
+from txstore.errors import CorruptionError, LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.storage import pack_cache
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
