@@ -36,9 +36,7 @@ def owners(table):
     return table.owner(), table.owner()
 
 
-# ---- The hash ------------------------------------------------------------------------------------------------------
-
-
+# --- The hash
 MASK = (1 << 64) - 1
 MULTIPLIERS = [
     *(0x9E3779B97F4A7C15, 0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909),
@@ -126,9 +124,7 @@ def test_the_hash_refuses_what_is_no_key(table):
             native().slot_of("a", slots)
 
 
-# ---- Owners --------------------------------------------------------------------------------------------------------
-
-
+# --- Owners
 def test_owners_exclude_each_other(owners):
     one, other = owners
     assert one.acquire("a") == ()
@@ -370,9 +366,7 @@ def test_a_process_has_262143_owners(table):
     assert table.owner().identity == wanted
 
 
-# ---- Threads -------------------------------------------------------------------------------------------------------
-
-
+# --- Threads
 def test_threads_with_owners_of_their_own(table):
     counts = dict.fromkeys("abcd", 0)
 
@@ -571,9 +565,7 @@ def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
     wait_until(close_under_a_thread)
 
 
-# ---- Parking -------------------------------------------------------------------------------------------------------
-
-
+# --- Parking
 def test_parked_is_for_the_transaction_only(table):
     one, sibling, foreign = table.owner(), table.owner(), table.owner()
     one.acquire(["a", "b"])
@@ -675,9 +667,7 @@ def test_only_what_is_parked_may_be_named(table, owners):
     assert other.acquire("b", 0, [one.parked] * 100) == ()
 
 
-# ---- Members -------------------------------------------------------------------------------------------------------
-
-
+# --- Members
 def test_members(path, table):
     other = open_table(path)
     assert (table.members(), table.member, descriptors_of(path)) == ([], 0, [])

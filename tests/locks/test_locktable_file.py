@@ -48,9 +48,7 @@ def owners(table):
     return table.owner(), table.owner()
 
 
-# ---- Descriptors and the end of a table ----------------------------------------------------------------------------
-
-
+# --- Descriptors and the end of a table
 def test_one_descriptor_at_most(path):
     table = open_table(path)
     assert descriptors_of(path) == []
@@ -151,9 +149,7 @@ def test_exceptions_are_made_by_the_caller(path):
             native().LockTable(str(path), **named)
 
 
-# ---- Fork ----------------------------------------------------------------------------------------------------------
-
-
+# --- Fork
 def test_a_child_inherits_no_locks(path, table, owners):
     one, _ = owners
     one.acquire(["a", "p"])
@@ -237,9 +233,7 @@ def test_fork_while_threads_wait_and_join(path, table, owners):
     assert other.holds("a")
 
 
-# ---- The file ------------------------------------------------------------------------------------------------------
-
-
+# --- The file
 def header_of(path):
     with open(path, "rb") as file:
         fields = struct.unpack("<8sIIIIQQQQ40s", file.read(96))

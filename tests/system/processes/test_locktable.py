@@ -53,9 +53,7 @@ def blocked(client, *arguments, **named):
     wait_until(lambda: sleeps(client.pid))
 
 
-# ---- Exclusion -----------------------------------------------------------------------------------------------------
-
-
+# --- Exclusion
 def add_to_files(barrier, path, folder, seed, rounds):
     table = open_table(path)
     owner = table.owner()
@@ -111,9 +109,7 @@ def test_parking_between_processes(path):
         assert foreign.acquire("b", 0) == ("b",)
 
 
-# ---- Killed --------------------------------------------------------------------------------------------------------
-
-
+# --- Killed
 def test_a_killed_holder_of_3000_locks(path):
     keys = [f"position/c/{i}" for i in range(3000)]
     with clients(path, 3) as [holder, waiter, other]:
@@ -193,9 +189,7 @@ def test_a_place_taken_anew_is_swept(path):
     os.close(fd)
 
 
-# ---- Stopped, interrupted ------------------------------------------------------------------------------------------
-
-
+# --- Stopped, interrupted
 def test_a_stopped_holder_is_alive(path, owner):
     with clients(path, 1) as [holder]:
         holder.acquire("a")
@@ -253,9 +247,7 @@ def test_control_c_while_opening(path):
         os.close(fd)
 
 
-# ---- Forked --------------------------------------------------------------------------------------------------------
-
-
+# --- Forked
 def fork_a_child(table, owner, lasting):
     """A child that lives on and does not care."""
     owner.acquire("a")
@@ -304,9 +296,7 @@ def test_programs_that_are_started_change_nothing(path, owner):
             owner.acquire("a", 0)
 
 
-# ---- The file ------------------------------------------------------------------------------------------------------
-
-
+# --- The file
 def test_another_process_replaces_the_file(path):
     with clients(path, 1) as [client]:
         client.acquire("a")
