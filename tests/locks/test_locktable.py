@@ -95,13 +95,6 @@ def test_known_answers():
     assert [native().slot_of(key, 1 << 20) for key in keys] == known
 
 
-def test_neighbours_neighbour(table):
-    first = table.slot_of("position/c/5/0")
-    assert [table.slot_of(f"position/c/5/{i}") for i in range(1000)] == [(first + i) % table.slots for i in range(1000)]
-    first = table.slot_of("position/5.0")
-    assert table.slot_of("position/5.9") == (first + 9) % table.slots
-
-
 @pytest.mark.parametrize("shape", [(10_000,), (100, 100), (300, 300), (365, 20, 20), (8, 16, 16, 16)])
 def test_the_chunks_of_an_array_seldom_share_a_slot(shape):
     slot_of, total = native().slot_of, 1
@@ -125,17 +118,6 @@ def test_the_hash_refuses_what_is_no_key(table):
 
 
 # --- Owners
-def test_owners_exclude_each_other(owners):
-    one, other = owners
-    assert one.acquire("a") == ()
-    assert (one.holds("a"), other.holds("a")) == (True, False)
-    with pytest.raises(TimedOut) as caught:
-        other.acquire("a", 0)
-    assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
-    assert other.acquire("b", 0) == ()
-    one.release("a")
-    assert other.acquire("a", 0) == ()
-    assert not one.holds("a")
 
 
 def test_identities(table, owners):
@@ -143,19 +125,6 @@ def test_identities(table, owners):
     assert len(words) == 4
     assert {word >> 19 for word in words} == {table.member}
     assert all(owner.parked == owner.identity | 1 != owner.identity for owner in owners)
-
-
-def test_what_is_held_is_granted_and_counted(table, owners):
-    one, _ = owners
-    one.acquire("a")
-    one.acquire(["a", "b"])
-    one.acquire("a", timeout=0)
-    one.release(["b", "a"])
-    one.release("a")
-    assert one.holds("a")
-    assert not is_free(table, "a")
-    one.release("a")
-    assert is_free(table, "a")
 
 
 def test_what_a_call_names_twice_counts_once(table, owners):
@@ -307,18 +276,6 @@ def test_arguments(owners):
     with pytest.raises(UnicodeEncodeError):
         one.acquire(["a", "\ud800"])
     assert not one.holds("a")
-
-
-def test_releasing_what_is_not_held(table, owners):
-    one, other = owners
-    one.acquire(["a", "c"])
-    other.acquire("b")
-    with pytest.raises(ValueError, match=r"does not hold \['b'\]"):
-        one.release(["a", "b", "c"])
-    assert is_free(table, ["a", "c"])
-    assert not is_free(table, "b")
-    with pytest.raises(ValueError, match="does not hold"):
-        one.park("a")
 
 
 def test_keys_of_a_subclass_of_str_and_beyond_ascii(table, owners):

@@ -16,7 +16,6 @@ from tests.tools.lock_clients import (
     INIT,
     TIMEOUT,
     Client,
-    Lost,
     TimedOut,
     clients,
     descriptors_of,
@@ -25,7 +24,6 @@ from tests.tools.lock_clients import (
     take_byte,
 )
 from tests.tools.waiting import wait_until
-from tests.tools.workers import run_together
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 
@@ -54,41 +52,6 @@ def blocked(client, *arguments, **named):
 
 
 # --- Exclusion
-def add_to_files(barrier, path, folder, seed, rounds):
-    table = open_table(path)
-    owner = table.owner()
-    barrier.wait()
-    for i in range(rounds):
-        names = [f"n/c/{(seed + i) % 5}", f"n/c/{seed * i % 5}"]
-        owner.acquire(names, 60)
-        for name in set(names):
-            file = Path(folder, name.replace("/", "."))
-            before = int(file.read_text() or "0") if file.exists() else 0
-            file.write_text(str(before + 1))
-        owner.release(names)
-    return sum(len({(seed + i) % 5, seed * i % 5}) for i in range(rounds))
-
-
-def test_processes_exclude_each_other(path, tmp_path):
-    """They open the file at once, too."""
-    folder = tmp_path / "numbers"
-    folder.mkdir()
-    added = run_together(add_to_files, *((str(path), str(folder), seed, 100) for seed in range(4)))
-    assert sum(int(file.read_text()) for file in folder.iterdir()) == sum(added)
-
-
-def test_a_holder_is_named_and_wakes_who_waits(path, owner):
-    with clients(path, 1) as [client]:
-        owner.acquire("a")
-        with pytest.raises(TimedOut) as caught:
-            client.acquire(["a", "b"], 0.05)
-        assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
-        blocked(client, "a")
-        owner.release("a")
-        assert client.finish() == ()
-        with pytest.raises(TimedOut) as caught:
-            owner.acquire("a", 0)
-        assert caught.value.holder == client.pid
 
 
 def test_parking_between_processes(path):
@@ -110,18 +73,6 @@ def test_parking_between_processes(path):
 
 
 # --- Killed
-def test_a_killed_holder_of_3000_locks(path):
-    keys = [f"position/c/{i}" for i in range(3000)]
-    with clients(path, 3) as [holder, waiter, other]:
-        holder.acquire(keys)
-        waiter.acquire("of the living")
-        blocked(waiter, ["of nobody", *keys])
-        os.kill(holder.pid, signal.SIGKILL)
-        assert sorted(waiter.finish()) == sorted(keys)
-        with pytest.raises(TimedOut):
-            other.acquire("of the living", 0)
-        waiter.release(keys)
-        assert other.acquire(keys, 0) == ()  # told once
 
 
 def test_trying_recovers_too(path):
@@ -190,17 +141,6 @@ def test_a_place_taken_anew_is_swept(path):
 
 
 # --- Stopped, interrupted
-def test_a_stopped_holder_is_alive(path, owner):
-    with clients(path, 1) as [holder]:
-        holder.acquire("a")
-        os.kill(holder.pid, signal.SIGSTOP)
-        for timeout in (0, 0.1):
-            with pytest.raises(TimedOut) as caught:
-                owner.acquire("a", timeout)
-            assert caught.value.holder == holder.pid
-        os.kill(holder.pid, signal.SIGCONT)
-        holder.release("a")
-        assert owner.acquire("a", 0) == ()
 
 
 def test_control_c(path, owner):
@@ -262,18 +202,6 @@ def fork_a_child(table, owner, lasting):
     return child
 
 
-def test_a_child_does_not_keep_its_parents_locks(path, owner):
-    with clients(path, 1, act=fork_a_child) as [parent]:
-        child = parent.act(True)
-        try:
-            with pytest.raises(TimedOut):
-                owner.acquire("a", 0)
-            parent.kill()
-            assert owner.acquire("a", 30) == ("a",)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
 def test_a_childs_end_does_not_free_its_parents_locks(path, owner):
     with clients(path, 1, act=fork_a_child) as [parent]:
         parent.act(False)
@@ -297,14 +225,6 @@ def test_programs_that_are_started_change_nothing(path, owner):
 
 
 # --- The file
-def test_another_process_replaces_the_file(path):
-    with clients(path, 1) as [client]:
-        client.acquire("a")
-        path.unlink()
-        assert open_table(path).owner().acquire("a", 0) == ()
-        with pytest.raises(Lost) as caught:
-            client.fence()
-        assert caught.value.keys == ["a"]
 
 
 def test_a_full_disk_is_an_error():
