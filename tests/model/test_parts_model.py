@@ -20,8 +20,6 @@ from tests.tools.parts import read_chunk, write_part
 from txstore.errors import ConflictError
 from txstore.transactions.transaction import Transaction
 
-pytestmark = pytest.mark.long
-
 LENGTH, KEY = 6, "x/c/0"
 BASE = [100 + place for place in range(LENGTH)]
 EVERYTHING = frozenset(range(LENGTH))
@@ -245,6 +243,9 @@ CASES = {
     "one deletes what it has written, the other, too": steps("1 part 0 1", "0 delete", "1 delete"),
     "one deletes what another, too, that has written": steps("0 part 0 1", "0 delete", "1 delete"),
     "a rival beside two": steps("1 part 0 1", "2 part 1 2", "0 rival 3 6"),
+    "a rival on what the first of a chain has written": steps("1 part 0 2", "2 follow", "2 part 2 4", "0 rival 1 2"),
+    "a whole beside a part": steps("1 part 0 4", "2 whole"),
+    "parts that overlap": steps("1 part 0 4", "2 part 3 6"),
 }
 
 
@@ -254,6 +255,7 @@ def test_by_hand(case: str, replaced: str | None) -> None:
     run(3, CASES[case], replaced)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 3), STEPS, st.sampled_from([None, *REPLACED]))
 def test_no_element_is_lost_and_nothing_refused_without_a_reason(early, steps, replaced):
