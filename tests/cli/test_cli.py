@@ -20,33 +20,11 @@ from typer.testing import CliRunner
 
 import txstore
 import txstore.cli.demo
+from tests.tools.command_line import assert_refused, run, run_json
 from txstore.cli.main import app
 from txstore.constraints import OnlyGrows, Sorted
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-
-
-def run(*arguments: object) -> Result:
-    # Wide: the runner's output is no terminal, but whoever runs the tests may have set COLUMNS.
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
-
-
-def run_json(*arguments: object) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return json.loads(result.stdout)
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    """One line on the standard error, and status 1; nothing else: no traceback."""
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("txstore: ")
-    for word in words:
-        assert word in result.stderr
-    assert isinstance(result.exception, SystemExit)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import typer
 import zarr
 
 import txstore
-from tests.cli.test_cli import run
+from tests.tools.command_line import run
 from tests.tools.hostile import unchecked_keys
 from txstore.cli import output
 from txstore.cli.main import app

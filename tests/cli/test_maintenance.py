@@ -6,18 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from click.testing import Result
-from typer.testing import CliRunner
 
 import txstore
+from tests.tools.command_line import run
 from tests.tools.disk import tree
-from txstore.cli.main import app
 
 FIRST = "commits/main/0000000000"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

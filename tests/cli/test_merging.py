@@ -4,7 +4,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 
 
 @pytest.fixture

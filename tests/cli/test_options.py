@@ -14,7 +14,7 @@ import typer.main
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.hostile import declare_unchecked
 from txstore.cli.main import app
 from txstore.views import Reduce

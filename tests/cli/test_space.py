@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.upkeep import content, oldest_kept_of, rewrite, tree
 from txstore.format.display import readable_size
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import txstore
 from tests.system.processes.ranks import NAME, Rank, assert_tidy, content, named, ranks, stage, value_of
+from tests.tools.command_line import assert_refused
 from txstore.cli.main import app
 
 COMMANDS = [("list",), ("show", NAME), ("commit", NAME), ("rollback", NAME, "--yes")]
@@ -27,16 +28,6 @@ def tx_json(*arguments: Any) -> Any:
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     return json.loads(result.stdout)
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("txstore: ")
-    for word in words:
-        assert word in result.stderr
-    assert isinstance(result.exception, SystemExit)
 
 
 def me() -> str:

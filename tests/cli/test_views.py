@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.waiting import wait_until
 from txstore.views import Apply, Coarsen, Reduce
 from txstore.views.following import DeclaredView

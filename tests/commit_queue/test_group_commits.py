@@ -14,6 +14,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
+from tests.tools.faults import Killed
 from tests.tools.inside import branch_id, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
@@ -40,10 +41,6 @@ ARRAY = json.dumps(
     }
 ).encode()
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"n": %d}}'
-
-
-class Killed(BaseException):
-    """A process that ends right here: nothing catches it."""
 
 
 @pytest.fixture

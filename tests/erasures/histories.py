@@ -30,7 +30,7 @@ import zarr
 import txstore
 from tests.maintenance.erased_rows import array_of, files_of
 from tests.tools.crew import LATE, FailedError, WrongError, repeat
-from tests.tools.faults import watch
+from tests.tools.faults import Killed, watch
 from tests.tools.inside import objects_of
 from tests.tools.upkeep import below
 from txstore.format.documents import describe
@@ -161,10 +161,6 @@ class Others:
             process.join()
 
 
-class KilledError(BaseException):
-    """What a thread meets in the place of a kill."""
-
-
 def in_thread(url: str, options: dict[str, Any], task: Task, dies_at: int | None) -> str:
     """Erase; die at the n-th call that changes a file."""
     repo = txstore.Repository(url, **options)
@@ -174,13 +170,13 @@ def in_thread(url: str, options: dict[str, Any], task: Task, dies_at: int | None
         def die(*_: Any) -> None:
             watched.calls.clear()
             if next(left, None) is None:
-                raise KilledError
+                raise Killed
 
         for name in ("replace", "replace_blanked", "rename_noreplace", "delete", "create"):
             watched.before[name] = die
     try:
         return erase(repo, task)
-    except KilledError:
+    except Killed:
         return "killed"
     finally:
         del repo

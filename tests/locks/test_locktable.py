@@ -20,22 +20,6 @@ from tests.tools.workers import run_threads
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 
 
-@pytest.fixture
-def path(tmp_path):
-    native()
-    return tmp_path / "chunks"
-
-
-@pytest.fixture
-def table(path):
-    return open_table(path)
-
-
-@pytest.fixture
-def owners(table):
-    return table.owner(), table.owner()
-
-
 # --- The hash
 MASK = (1 << 64) - 1
 MULTIPLIERS = [

@@ -31,22 +31,6 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 MEMBERS_OFFSET, WORDS_OFFSET = 4096, 135_168
 
 
-@pytest.fixture
-def path(tmp_path):
-    native()
-    return tmp_path / "chunks"
-
-
-@pytest.fixture
-def table(path):
-    return open_table(path)
-
-
-@pytest.fixture
-def owners(table):
-    return table.owner(), table.owner()
-
-
 # --- Descriptors and the end of a table
 def test_one_descriptor_at_most(path):
     table = open_table(path)

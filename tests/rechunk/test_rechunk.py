@@ -18,6 +18,7 @@ import txstore
 import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
+from tests.tools.faults import Killed
 from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
@@ -306,16 +307,12 @@ def test_on_an_object_store(monkeypatch):
 
 
 # --- interrupted
-class InterruptedError_(BaseException):
-    pass
-
-
 def interrupt_at(call: int) -> Callable[[int, int], None]:
     calls = iter(range(call + 1))
 
     def progress(done: int, total: int) -> None:
         if next(calls, call) == call:
-            raise InterruptedError_
+            raise Killed
 
     return progress
 
@@ -326,7 +323,7 @@ def test_the_same_call_continues(repo, monkeypatch, call, vacuum):
     monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
     monkeypatch.setattr(txstore.rechunk.plans, "_ENOUGH", 100)
     data = written(repo, np.random.default_rng(5).integers(0, 9, (60, 9)), chunks=(2, 9))
-    with pytest.raises(InterruptedError_) as caught:
+    with pytest.raises(Killed) as caught:
         repo.rechunk("x", chunks=(4, 9), workers=1, progress=interrupt_at(call))
     assert JOB in caught.value.__notes__[-1]
     assert list(repo.branches) == ["main", JOB]
@@ -354,11 +351,11 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
 
     def turn(self: Any) -> Any:
         if not next(calls):
-            raise InterruptedError_
+            raise Killed
         return finish(self)
 
     monkeypatch.setattr(txstore.rechunk.job.RechunkJob, "_turn", turn)
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda *_: change(-1, 5))
     change(5, 5)  # as it was when the copy began: no difference from there
     change(-2, 80)
@@ -370,7 +367,7 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
 
 def test_the_branch_of_another_job(repo):
     written(repo, np.arange(20), chunks=(5,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=interrupt_at(0))
     with pytest.raises(txstore.TransactionStateError, match="another name="):
         repo.rechunk("x", chunks=(8,))
@@ -514,7 +511,7 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
         assert len(recorded()) == count
         assert not [each for each in recorded() for part in parts if part and part in each]
 
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk(path, chunks=7, progress=interrupt_at(0))
     _, job = repo.branches
     assert path in repo.branches[job].message
@@ -537,7 +534,7 @@ def test_one_job_for_each_path_and_branch(repo):
             zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
     repo.branches["dev"] = repo.head()
     for path, branch in jobs:
-        with pytest.raises(InterruptedError_):
+        with pytest.raises(Killed):
             repo.rechunk(path, chunks=7, branch=branch, progress=interrupt_at(0))
     assert len(list(repo.branches)) == 2 + len(jobs)
     for path, branch in jobs:
@@ -573,7 +570,7 @@ def test_a_branch_of_the_user_with_that_name(repo, has_commits):
 )
 def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
     data = written(repo, np.arange(100), chunks=(3,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda done, total: interrupt_at(0)(1, 1) if done > part * total else 0)
     newest = repo.branches[JOB]
     made = what(repo)
@@ -588,7 +585,7 @@ def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
 
 def test_another_commit_has_changed_the_copy(repo):
     written(repo, np.arange(100), chunks=(3,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=interrupt_at(1))
     write_array(repo, "x", 0, 100, message="by mistake", branch=JOB)
     with pytest.raises(txstore.TransactionStateError, match=f"delete the branch '{JOB}'"):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.fake_objects import FakeObjects, Gate, Values, new_cache
+from tests.tools.faults import Killed
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.errors import CorruptionError, SnapshotExpiredError
@@ -439,10 +440,6 @@ def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjec
     values.view(5)
 
 
-class Interrupted(BaseException):
-    """As a KeyboardInterrupt."""
-
-
 @pytest.mark.usefixtures("one_batch")
 def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects: FakeObjects) -> None:
     values = Values(objects, 10, 1000)
@@ -451,7 +448,7 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
     def interrupt(path: str) -> None:
         gate(path)
         if len(objects.calls) <= 2:
-            raise Interrupted
+            raise Killed
 
     objects.before = interrupt
     with ThreadPoolExecutor(4) as pool:
@@ -460,10 +457,10 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
         others = [pool.submit(values.view, i) for i in (5, 9, 7)]
         wait_until(lambda: len(values.pack.reader._waiting) == 3)
         gate.open()
-        with pytest.raises(Interrupted):
+        with pytest.raises(Killed):
             first.result(TIMEOUT)
         outcomes = [one.exception(TIMEOUT) for one in others]
-    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Interrupted]
+    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Killed]
     values.view(0)
 
 
@@ -483,12 +480,12 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(objects, monkeypat
                 super().wait(TIMEOUT)
             else:
                 assert interrupt.wait(TIMEOUT)
-            raise Interrupted
+            raise Killed
 
     monkeypatch.setattr(ranged_packs.threading, "Event", Event)
 
     def wait() -> None:
-        with pytest.raises(Interrupted):
+        with pytest.raises(Killed):
             values.view(5)
 
     with ThreadPoolExecutor(4) as pool:

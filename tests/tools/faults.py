@@ -11,6 +11,10 @@ from tests.tools.replaced import replace_storage
 Hook = Callable[..., object]
 
 
+class Killed(BaseException):
+    """A process ends right here: no `except Exception` catches it."""
+
+
 class Watched:
     """Wraps a storage or a staged file. `before[name]` and `after[name]` are called with the arguments of each call.
 

@@ -39,6 +39,14 @@ def fill(store: TxStore, path: str, start: int, stop: int, value: int) -> None:
     zarr.open_array(store, path=path)[start:stop] = value
 
 
+def fill_chunk(store: TxStore, number: int) -> None:
+    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
+
+
+def fill_region(store: TxStore, number: int) -> None:
+    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
+
+
 def append(store: TxStore, path: str, value: int) -> None:
     zarr.open_array(store, path=path).append(np.full(2, value, "i8"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.tools.faults import watch
+from tests.tools.faults import Killed, watch
 from tests.tools.members import get, join_in_this_process, members, put, seal
 from tests.tools.steps import BeforeEach, forked, status_of
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT
@@ -251,11 +251,7 @@ def test_the_owner_is_killed_at_each_step_of_its_commit(repo):
     assert none > 10
 
 
-class Crash(BaseException):
-    """No `except Exception` hides it."""
-
-
-@pytest.mark.parametrize("error", [Crash(), OSError(5, "the medium has failed")], ids=["crash", "error"])
+@pytest.mark.parametrize("error", [Killed(), OSError(5, "the medium has failed")], ids=["crash", "error"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_each_step_of_the_commit(open_repo, error, when):
     step = 0

@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,6 @@ def imported() -> None:
         (Path(folder) / "private").mkdir()
         make_repository(Path(folder) / "data.tx")
         use(Path(folder) / "data.tx", Path(folder) / "private")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that others can reach, as they can't pytest's."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_repository(root: Path) -> None:

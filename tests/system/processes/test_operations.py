@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, committed, fill, get, members, put
+from tests.tools.members import Member, committed, fill, fill_chunk, get, members, put
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import TIMEOUT
@@ -25,10 +25,6 @@ from txstore.store import TxStore
 
 #: How often each way to end workers is tried: as often as one likes, `TXSTORE_ROUNDS=200`.
 ROUNDS = int(os.environ.get("TXSTORE_ROUNDS", "2"))
-
-
-def fill_chunk(store: TxStore, number: int) -> None:
-    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
 
 
 def terminated_pool(store: TxStore, method: str) -> None:

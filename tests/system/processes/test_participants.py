@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, append, clear, committed, fill, get, locked, members, put, remove
+from tests.tools.members import Member, append, clear, committed, fill, fill_region, get, locked, members, put, remove
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
 from txstore.store import TxStore
@@ -26,10 +26,6 @@ BIG = 3 << 20
 
 
 # --- every way to start a process
-def fill_region(store: TxStore, number: int) -> None:
-    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
-
-
 def with_executor(context: Any, store: TxStore) -> None:
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         list(pool.map(fill_region, [store] * 4, range(4), timeout=TIMEOUT))

@@ -5,12 +5,11 @@ import fcntl
 import itertools
 import multiprocessing
 import os
-import shutil
 import signal
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +37,6 @@ def imported() -> None:
     """Import what the children need: they may not be allowed to read it."""
     with tempfile.TemporaryDirectory() as folder:
         everything(Path(folder) / "data.tx", "root")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that others can reach, as they can't pytest's."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_root(folder: Path, mode: int = 0o2775, name: str = "data.tx") -> Path:

@@ -4,8 +4,6 @@ import contextlib
 import functools
 import http.server
 import logging
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -97,25 +95,6 @@ def test_options_that_mean_nothing_for_a_local_path(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_that_is_missing():
-    code = """if True:
-        import sys
-        sys.modules["s3fs"] = sys.modules["obstore"] = None
-        import txstore
-        try:
-            txstore.Repository("s3://bucket/data.tx")
-        except ImportError as error:
-            print(error)
-    """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "pip install 'txstore[s3]'" in said
-
-
-def test_a_scheme_that_nobody_knows():
-    with pytest.raises(ValueError, match="nonsense://"):
-        txstore.Repository("nonsense://bucket/data.tx")
-
-
 # --- the permission
 def test_a_read_only_key(one, proxy):
     server, url = one
@@ -175,16 +154,6 @@ def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
     with pytest.raises(PermissionError, match="not allowed"), repo.begin() as mapping:
         mapping["a"] = b"1"
     assert list(below(objects_of(repo))) == []
-
-
-@pytest.mark.usefixtures("drops_conditions")
-def test_a_server_that_lies_about_exclusivity(s3, proxy):
-    proxy.faults = Faults(drops={"if-none-match": ""})
-    repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
-    with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
-        write(repo)
-    assert list(below(objects_of(repo))) == []
-    assert not repo.exists
 
 
 @pytest.fixture

@@ -60,17 +60,6 @@ def test_deleted_right_before_the_version_is_taken(repo, has_own):
     assert rival.verify().faults == []
 
 
-def test_deleted_when_the_commit_was_made(repo):
-    """Then it was made before: the branch is deleted with it."""
-    rival = again(repo)
-    transaction = repo.begin(branch="dev")
-    transaction["x"] = b"1"
-    transaction.commit()
-    del rival.branches["dev"]
-    with pytest.raises(CommitNotFoundError):
-        repo.head("dev")
-
-
 def test_of_two_that_create_a_name_one_wins(repo):
     rival = again(repo)
 

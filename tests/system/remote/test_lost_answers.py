@@ -52,6 +52,13 @@ def open_repo(through: Server) -> Iterator[Open]:
     assert open_repo().verify().faults == []
 
 
+def staged(open_repo: Open) -> tuple[txstore.Repository, txstore.Transaction]:
+    repo = open_repo()
+    transaction = repo.begin("second")
+    transaction["a"] = b"1"
+    return repo, transaction
+
+
 @contextmanager
 def faults(proxy: Proxy, **what: object) -> Iterator[Faults]:
     proxy.log.clear()
@@ -122,9 +129,7 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
 
 @pytest.mark.parametrize("fault", ["lost", "busy", "unnamed", "conflict", "reset"])
 def test_what_passes_is_waited_for(open_repo, proxy, fault):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    repo, transaction = staged(open_repo)
     with faults(proxy, within=VERSION, first=2, **{fault: 1.0}):
         transaction.commit()
     assert messages(repo) == ["first", "second"]
@@ -134,9 +139,7 @@ def test_what_passes_is_waited_for(open_repo, proxy, fault):
 @pytest.mark.parametrize("fault", ["lost", "busy", "reset"])
 def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, proxy, quick, fault):
     """Nothing but the version fails: reading it back tells what has become of the commit, where there is an answer."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    repo, transaction = staged(open_repo)
     with faults(proxy, within=VERSION, methods=WRITES, **{fault: 1.0}):
         if fault == "lost":  # the server has it, and says so when it is asked
             transaction.commit()
@@ -172,9 +175,7 @@ def test_a_commit_that_is_made_when_it_was_given_up(open_repo, proxy, monkeypatc
 
 
 def test_the_version_can_not_be_read_back(open_repo, proxy, quick):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     with (
         faults(proxy, within=VERSION, methods=frozenset({"PUT", "GET"}), lost=1.0),
         pytest.raises(CommitUnknownError) as it,
@@ -274,9 +275,7 @@ def test_an_answer_that_is_held(server_of, engine, whose):
 
 def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
     """Nothing is there: the server may yet come to it, so it is waited for, and not in silence."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     late, told = LateOne(), threading.Event()
     tell = late_answers._tell
     monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), told.set()))
@@ -296,9 +295,7 @@ def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
 
 def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch):
     """Neither the request nor the look at the version is answered: nobody else is said to have been faster."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     may_answer, tell = threading.Event(), late_answers._tell
     monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), may_answer.set()))
 

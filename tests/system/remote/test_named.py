@@ -21,13 +21,7 @@ from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions.participants.shared import SharedTransaction
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
 
 @pytest.fixture

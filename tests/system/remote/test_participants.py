@@ -21,19 +21,26 @@ from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
 from tests.system.remote.servers import Server
 from tests.tools.inside import objects_of, options_of
-from tests.tools.members import Member, clear, committed, enter, fill, get, join_in_this_process, members, put, seal
+from tests.tools.members import (
+    Member,
+    clear,
+    committed,
+    enter,
+    fill,
+    fill_chunk,
+    fill_region,
+    get,
+    join_in_this_process,
+    members,
+    put,
+    seal,
+)
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
 from txstore.store import TxStore
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
 
 @pytest.fixture
@@ -68,10 +75,6 @@ def store(repo: txstore.Repository) -> Iterator[TxStore]:
 
 
 # --- every way to start a process
-def fill_region(store: TxStore, number: int) -> None:
-    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
-
-
 def test_workers_of_a_pool_fill_one_array(repo_anywhere):
     store = begin(repo_anywhere)
     with ProcessPoolExecutor(2, mp_context=QUICK, initializer=lease_times.shorten) as pool:
@@ -101,10 +104,6 @@ def test_one_process_each_fills_one_array(repo, store, method):
     store.commit()
     assert committed(repo) == [number // 8 + 1 for number in range(32)]
     assert_tidy(repo)
-
-
-def fill_chunk(store: TxStore, number: int) -> None:
-    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
 
 
 # --- two that write one key, and what each sees
@@ -170,16 +169,6 @@ def test_a_conflict_with_another_commit_leaves_all_staged_and_can_be_tried_again
         member.do(fill_chunk, 2)
         member.leave()
     assert store.changes()["set"] == ["x/c/1", "x/c/2"]
-
-
-def test_a_commit_in_between_that_does_not_conflict(repo, store):
-    with crew(store, 1) as (member,):
-        member.do(fill_chunk, 1)
-        with repo.transaction() as other:
-            other["other"] = b"1"
-        store.commit()
-        assert committed(repo)[4:8] == [2] * 4
-        assert repo.mapping()["other"] == b"1"
 
 
 # --- the end
@@ -483,26 +472,3 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
         assert store.mapping._staging.members.siblings._tails[1].is_sealed
     assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)
-
-
-def fail_in_block(store: TxStore) -> None:
-    with pytest.raises(RuntimeError), store:
-        fill(store, "x", 0, 6, 1)
-        raise RuntimeError
-
-
-def test_the_process_that_began_does_again_what_failed(repo: txstore.Repository) -> None:
-    store = begin(repo)
-    with members(store, 1) as (worker,):
-        fill(store, "x", 5, 8, 3)
-        worker.do(fail_in_block)
-        with pytest.raises(txstore.ParticipantLostError):
-            store.commit()
-        assert zarr.open_array(store, path="x")[:8].tolist() == [0] * 5 + [3] * 3
-        fill(store, "x", 0, 5, 2)
-        with pytest.raises(txstore.ParticipantLostError) as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/1",)
-        fill(store, "x", 5, 6, 2)
-        store.commit()
-    assert committed(repo)[:8] == [2] * 6 + [3] * 2

@@ -217,6 +217,7 @@ def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine
     proxy.faults = Faults(drops={"if-none-match": ""})
     with pytest.raises(OSError, match="single_writer=True"):
         commit(txstore.Repository(url, storage_options=options), "refused")
+    assert open_objects(url, options).list("") == []
     alone = txstore.Repository(url, storage_options=options, single_writer=True)
     for number in range(3):
         commit(alone, f"{number}")

@@ -111,12 +111,16 @@ def commit(repo: txstore.Repository, key: str) -> txstore.Commit:
     return repo.head()
 
 
-def taken_twice(place: Place) -> tuple[txstore.Repository, txstore.Repository]:
-    """Let two commits take one version; the second, "late", stops all. Return the repositories that made them."""
+def rivals(place: Place) -> tuple[txstore.Repository, txstore.Repository, txstore.Transaction, txstore.Commit]:
+    """Two repositories; the second has staged "late" when the first commits "taken"."""
     first, second = place.open(), place.open()
     commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    return first, second, staged(second, "late"), commit(first, "taken")
+
+
+def taken_twice(place: Place) -> tuple[txstore.Repository, txstore.Repository]:
+    """Let two commits take one version; the second, "late", stops all. Return the repositories that made them."""
+    first, second, late, _ = rivals(place)
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError):
         late.commit()
@@ -205,10 +209,7 @@ def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch)
 
 def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting):
     """Nothing tells of it at once: two commits are lost, and both processes learn that."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    first, second, late, taken = rivals(place)
     first.tags["release"] = taken
     place.ignore_conditions()
     late.commit()
@@ -231,10 +232,7 @@ def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting)
 def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     """What is there now is put in one line all the same, and the report says that nothing else was looked at."""
     monkeypatch.setattr(S3Backend, "list_versions", refused)
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    first, _second, late, taken = rivals(place)
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError):
         late.commit()
@@ -354,10 +352,7 @@ def test_a_question_that_has_to_be_answered_and_is_not_stops_nobody(place, unans
 
 
 def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, trusting, unanswered):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    _first, second, late, taken = rivals(place)
     place.switch_versioning_on()
     unanswered(place)
     with pytest.raises(txstore.CommitUnknownError):
@@ -374,10 +369,7 @@ def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, tr
 
 def test_an_answer_of_before_the_switch_comes_late(place, trusting, monkeypatch):
     """It comes between the version's creation and the question whether that was exclusive; it was another thread's."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, _second, late, _ = rivals(place)
     place.switch_versioning_on()
     confirm = CreationProof.confirm
 
@@ -535,10 +527,7 @@ def test_what_was_made_on_top_of_a_dead_committers_is_kept(place, trusting):
 
 
 def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, monkeypatch):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
 
     def interrupted(*arguments: Any) -> None:
@@ -556,10 +545,7 @@ def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, mo
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatch, error):
     """After Ctrl-C at once, since the process may end; after an error when it commits next."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
     put, errors = second.engine.commits.storage.objects.put, [error]
 
@@ -613,10 +599,7 @@ def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, 
 
 def test_a_repair_asks_the_server_anew(place, trusting):
     """Also of a process that has asked before, and was told that it creates exclusively."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    first, second, late, _ = rivals(place)
     place.ignore_conditions()
     let_time_pass(second)
     with pytest.raises(txstore.CommitUnknownError):
