@@ -58,11 +58,11 @@ class Writer:
                 self.world.commit(tx, changes)
             except (OSError, txstore.TxStoreError) as error:
                 self.told.append(error)
-                if tx is None or not self._was_committed(tx, error, changes):
+                if tx is None or not self.was_committed(tx, error, changes):
                     continue
             return
 
-    def _was_committed(self, tx: Transaction, error: BaseException, changes: dict[str, bytes]) -> bool:
+    def was_committed(self, tx: Transaction, error: BaseException, changes: dict[str, bytes]) -> bool:
         """Find out, or try again: the transaction is as it was, unless it says that it is failed."""
         assert tx.state in ("open", "failed", "of unknown outcome"), tx.state
         if isinstance(error, txstore.CommitUnknownError):

@@ -210,7 +210,7 @@ class Forged:
         for path, pack in self.packs.items():
             if pack.fixed is None and pack.sections and pack.frames:
                 [section], frame = pack.sections, pack.frames[0]
-                frame.value = section if isinstance(section, bytes) else self._encode_run(section, offsets)
+                frame.value = section if isinstance(section, bytes) else self.encode_run(section, offsets)
                 offsets[path] = _lay_out(pack)
                 count = len(section.entries) if isinstance(section, Run) else 0
                 placed[path, 0] = RunName(None, 0, offsets[path][0][0], len(frame.value), count, 0)
@@ -243,19 +243,19 @@ class Forged:
             return bytes(content), b""
         sections = []
         for number, section in enumerate(pack.sections):
-            encoded = section if isinstance(section, bytes) else self._encode_run(section, offsets)
+            encoded = section if isinstance(section, bytes) else self.encode_run(section, offsets)
             sections.append(Section(commitfile.SECTION_RUN, len(content), len(encoded)))
             count = len(section.entries) if isinstance(section, Run) else 0
             placed[path, number] = RunName(None, 0, len(content), len(encoded), count, 0)
             content += encoded + bytes(-len(encoded) % 8)
-        runs = [self._encode_listed(path, listed, placed) for listed in pack.runs]
-        header = self._encode_header(pack, sections + pack.more_sections, runs)
+        runs = [self.encode_listed(path, listed, placed) for listed in pack.runs]
+        header = self.encode_header(pack, sections + pack.more_sections, runs)
         footer = commitfile.Footer(
             len(header), len(content), len(content) + len(header) + 64, pack.id, crc32c(header)
         ).encode()
         return bytes(content) + header + footer, header
 
-    def _encode_listed(self, path: str, listed: Listed, placed: dict[tuple[str, int], RunName]) -> bytes:
+    def encode_listed(self, path: str, listed: Listed, placed: dict[tuple[str, int], RunName]) -> bytes:
         name = listed.name
         if listed.of is not None and (there := placed.get(listed.of)) is not None:
             pack = self.packs[listed.of[0]]
@@ -265,7 +265,7 @@ class Forged:
         return _encode_run_name(name._replace(**listed.says))
 
     @staticmethod
-    def _encode_header(pack: Pack, sections: list[Section], runs: list[bytes]) -> bytes:
+    def encode_header(pack: Pack, sections: list[Section], runs: list[bytes]) -> bytes:
         assert pack.fixed is not None
         fixed = [
             each & (0xFFFF if i in (1, 2) else U64) if isinstance(each, int) else each
@@ -279,7 +279,7 @@ class Forged:
         typed = b"".join(commitfile.FIELD.pack(kind, len(content)) + content for kind, content in sorted(fields))
         return commitfile.HEADER.pack(*fixed) + typed
 
-    def _encode_run(self, run: Run, offsets: dict[str, tuple[list[int], int]]) -> bytes:
+    def encode_run(self, run: Run, offsets: dict[str, tuple[list[int], int]]) -> bytes:
         entries = []
         for entry in run.entries:
             if entry.of is not None and entry.of[0] in self.packs and entry.of[1] < len(self.packs[entry.of[0]].frames):

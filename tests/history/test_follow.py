@@ -183,25 +183,25 @@ class later:
     """Do something in a thread while the block waits; what it raises is raised at the end of the block."""
 
     def __init__(self, act: Callable[[], object], delay: float = 0.05) -> None:
-        self._act = act
-        self._delay = delay
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.act = act
+        self.delay = delay
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
-            time.sleep(self._delay)
-            self._act()
+            time.sleep(self.delay)
+            self.act()
         except BaseException as error:  # noqa: BLE001 - the test is told
-            self._error = error
+            self.error = error
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(DEADLINE)
-        if self._error is not None:
-            raise self._error
+        self.thread.join(DEADLINE)
+        if self.error is not None:
+            raise self.error
 
 
 def test_woken_by_a_commit(repo, open_repo, way):
@@ -253,7 +253,7 @@ class Clock:
     def __init__(self, events: dict[float, Callable[[], object]]) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
-        self._events = events
+        self.events = events
 
     def monotonic(self) -> float:
         return self.now
@@ -261,9 +261,9 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.pauses.append(round(seconds, 6))
         self.now += seconds
-        for when in sorted(self._events):
+        for when in sorted(self.events):
             if when <= self.now:
-                self._events.pop(when)()
+                self.events.pop(when)()
 
 
 def test_the_timeout_is_of_each_wait(repo, monkeypatch):

@@ -1036,12 +1036,12 @@ class Waiting:
 
     def __init__(self, owner: Any, keys: Any, timeout: float = SOON) -> None:
         self.done = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(owner, keys, timeout))
+        self.thread = threading.Thread(target=self.run, args=(owner, keys, timeout))
         before = len(owner._turns._waiting)
-        self._thread.start()
+        self.thread.start()
         wait_until(lambda: len(owner._turns._waiting) > before or self.done.is_set())
 
-    def _run(self, owner: Any, keys: Any, timeout: float) -> None:
+    def run(self, owner: Any, keys: Any, timeout: float) -> None:
         with contextlib.suppress(LockTimeoutError):
             owner.acquire(keys, timeout)
         self.done.set()

@@ -62,12 +62,12 @@ class World:
         self.names: list[RunName] = []  # newest first
         commits = self.source.randrange(1, 6)
         for seq in range(1, commits + 1):
-            self._commit(seq)
+            self.commit(seq)
             if self.source.random() < 0.4:
                 self._merge(self.source.randrange(1, len(self.names) + 1))
         self.seq = commits
 
-    def _commit(self, seq: int) -> None:
+    def commit(self, seq: int) -> None:
         name = PackName(self.source.randbytes(16), "main", seq)
         content = bytearray(packfile.encode_head(name.id, REPOSITORY))
         entries: list[tuple[bytes, int, int, int, int, int]] = []

@@ -131,8 +131,8 @@ class Round:
             signals = Signals(self.chance, PAUSE) if self.settings.interrupts else None
             shared = Shared(self.repo, txstore.TxStore(self.repo), watchdog, signals, self.actions)
             workers = [Worker(shared, number, self.seed) for number in range(THREADS)]
-            told = self._run_all(shared, workers, seconds)
-            self._end_all(shared)
+            told = self.run_all(shared, workers, seconds)
+            self.end_all(shared)
             faults = list(shared.faults) + [Fault("in a finalizer", what) for what in in_finalizers]
             faults += self._check(shared, told)
         counts = sum((worker.counts for worker in workers), Counter())
@@ -141,7 +141,7 @@ class Round:
             self.pipeline, self.seed, faults, counts, dict(watchdog.longest), watchdog.stalled, self.repo.url
         )
 
-    def _run_all(self, shared: Shared, workers: list[Worker], seconds: float) -> list[neighbours.Told]:
+    def run_all(self, shared: Shared, workers: list[Worker], seconds: float) -> list[neighbours.Told]:
         stop = QUICK.Event()
         arguments = self.repo.url, self.seed, self.durability, self.settings.limit, stop
         processes = [Process(neighbours.run, number, *arguments, context=QUICK) for number in range(NEIGHBOURS)]
@@ -165,7 +165,7 @@ class Round:
                 shared.store.rollback()  # a process may wait for what the session has locked
             return [each for process in processes for each in process.result()]
 
-    def _end_all(self, shared: Shared) -> None:
+    def end_all(self, shared: Shared) -> None:
         """Whatever was interrupted: the rollback has led back to where one can work, and nobody is left inside."""
         store, watchdog = shared.store, shared.watchdog
         with watchdog.over("the last operation"):
@@ -177,10 +177,10 @@ class Round:
             named.rollback()
         if self.repo.transactions():
             shared.faults.append(Fault("not ended", f"{self.repo.transactions()}"))
-        shared.faults.extend(self._left_locked())
+        shared.faults.extend(self.left_locked())
         store.close()
 
-    def _left_locked(self) -> Iterator[Fault]:
+    def left_locked(self) -> Iterator[Fault]:
         """Nothing is locked when all who have locked anything have ended."""
         try:
             with self.repo.transaction(lock=["e", "l"], lock_timeout=0):
@@ -207,11 +207,11 @@ class Round:
             for key, values in found.items():
                 if values != contents[seq][key]:
                     yield Fault("not of its snapshot", f"{values} of {key} in {seq}, not {contents[seq][key]}")
-        yield from self._compare(shared, told, commits, contents)
+        yield from self.compare(shared, told, commits, contents)
         for fault in self.repo.verify().faults:
             yield Fault("verify", str(fault))
 
-    def _compare(
+    def compare(
         self, shared: Shared, told: list[neighbours.Told], commits: dict[str, int], contents: dict[int, Content]
     ) -> Iterator[Fault]:
         """Compare all commits with what the processes say that they wrote and read."""

@@ -27,24 +27,24 @@ class Stopped:
     """A commit that has waited for all that was under way, and has not yet taken what is staged."""
 
     def __init__(self, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._reached, self._go_on = threading.Event(), threading.Event()
-        self._store = store
+        self._reached, self.go_on = threading.Event(), threading.Event()
+        self.store = store
         real = Transaction.commit
 
         def commit(transaction: Transaction, *arguments: Any, **named: Any) -> Any:
             if transaction is ours:
                 self._reached.set()
-                assert self._go_on.wait(TIMEOUT)
+                assert self.go_on.wait(TIMEOUT)
             return real(transaction, *arguments, **named)
 
         ours = store.mapping
         monkeypatch.setattr(Transaction, "commit", commit)
-        self._thread = Thread(store.commit)
+        self.thread = Thread(store.commit)
         assert self._reached.wait(TIMEOUT)
 
     def finish(self) -> None:
-        self._go_on.set()
-        self._thread.result()
+        self.go_on.set()
+        self.thread.result()
 
 
 @pytest.fixture

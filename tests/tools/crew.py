@@ -53,12 +53,12 @@ class Crew:
         """`killed`: in so many of a thousand histories, one process is killed."""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*LATE, work.__module__])
-        self._work, self._killed = work, killed
+        self.work, self.killed = work, killed
         self._members = [self._member() for _ in range(workers)]
 
     def _member(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self._work), daemon=True)
+        process = self._context.Process(target=serve, args=(theirs, self.work), daemon=True)
         process.start()
         return process, ours
 
@@ -67,7 +67,7 @@ class Crew:
         for number, (_, connection) in enumerate(self._members):
             connection.send((str(path), f"{seed}/{number}"))
         others = [each for _, each in self._members]
-        if drawn.randrange(1000) < self._killed:
+        if drawn.randrange(1000) < self.killed:
             which = drawn.randrange(len(self._members))
             process, connection = self._members[which]
             connection.poll(drawn.random() * 0.4)

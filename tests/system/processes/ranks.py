@@ -82,7 +82,7 @@ class Rank:
     def __init__(
         self, repo: txstore.Repository, durability: str = "none", first: Callable[[], object] | None = None
     ) -> None:
-        self._pipe, theirs = QUICK.Pipe()
+        self.pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}
         if repo.engine.commits.staged.uploads:
             options["storage_options"] = options_of(repo)
@@ -96,11 +96,11 @@ class Rank:
         return self.answer()
 
     def begin(self, what: str, *arguments: Any, **options: Any) -> None:
-        self._pipe.send((what, arguments, options))
+        self.pipe.send((what, arguments, options))
 
     def answer(self) -> Any:
-        assert self._pipe.poll(TIMEOUT), "the rank does not answer"
-        well, answer = self._pipe.recv()
+        assert self.pipe.poll(TIMEOUT), "the rank does not answer"
+        well, answer = self.pipe.recv()
         if well:
             return answer
         raise Refused(*answer)

@@ -92,10 +92,10 @@ class Crew:
         self.repo = repo
         self.store = store
         self.do = do
-        self._end = end
+        self.end = end
 
     def commit(self) -> None:
-        self._end()
+        self.end()
         self.store.commit()
 
 

@@ -25,12 +25,12 @@ class Turns:
     """Lets the server hear of a request only when the loop has turned meanwhile: it does not wait for the answer."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.stood: list[str] = []
 
     def __call__(self, method: str, path: str) -> None:
         turned = threading.Event()
-        self._loop.call_soon_threadsafe(turned.set)
+        self.loop.call_soon_threadsafe(turned.set)
         if not self.stood and not turned.wait(STANDS):
             self.stood.append(f"{method} {path}")
 

@@ -24,7 +24,7 @@ class Bucket:
 
     def __init__(self, server, proxy: Proxy) -> None:
         self.proxy = proxy
-        self._server = server
+        self.server = server
         through = server.with_options(endpoint_url=proxy.url)
         self.url, self.options = through.url(), through.storage_options
 
@@ -33,7 +33,7 @@ class Bucket:
 
     @property
     def names(self) -> list[str]:
-        return [path for path, _ in below(open_objects(self.url, self._server.storage_options))]
+        return [path for path, _ in below(open_objects(self.url, self.server.storage_options))]
 
     def fill(self, room: int = 0) -> None:
         most = len(self.names) + room

@@ -194,11 +194,11 @@ class LateOne:
 
     def __init__(self) -> None:
         self.may_land = threading.Event()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._path: str | None = None
 
     def __call__(self, method: str, path: str) -> None:
-        with self._lock:
+        with self.lock:
             if self._path is not None or method not in WRITES or VERSION not in path:
                 return
             self._path = path

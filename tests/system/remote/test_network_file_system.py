@@ -88,14 +88,14 @@ class Late:
     def __init__(self, repo: txstore.Repository, name: str, seconds: float) -> None:
         self.watched = watch(repo)
         self.watched.before["read_tail"] = self
-        self._name = name
-        self._until = time.monotonic() + seconds
+        self.name = name
+        self.until = time.monotonic() + seconds
 
     def ends(self) -> None:
-        self._until = 0.0
+        self.until = 0.0
 
     def __call__(self, path: str, *_: object) -> None:
-        if path.endswith(self._name) and time.monotonic() < self._until:
+        if path.endswith(self.name) and time.monotonic() < self.until:
             raise FileNotFoundError(errno.ENOENT, "not seen yet", path)
 
 
