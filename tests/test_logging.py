@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.faults import always
 from tests.tools.inside import objects_of
 from tests.tools.killed import killed_after
 from tests.tools.upkeep import put
@@ -145,12 +146,8 @@ def test_a_lease_that_is_not_renewed(caplog: pytest.LogCaptureFixture, monkeypat
     put(repo, {"a": b"0"})
     monkeypatch.setattr(leases, "BEAT", 0.01)
     failing = leases.Leases(objects_of(repo))
-
-    def fail(*_: object) -> None:
-        raise OSError("no answer")
-
     lease = failing.take(".staging/ours")
-    monkeypatch.setattr(lease, "renew", fail)
+    monkeypatch.setattr(lease, "renew", always(OSError("no answer")))
     wait_until(lambda: lines(caplog, logging.WARNING))
     lease.close()
     assert ("txstore.storage.leases", ".staging/ours: lease not renewed: no answer") in lines(caplog, logging.WARNING)

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import txstore
 import txstore.cli.demo
 from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.faults import always
 from txstore.cli.main import app
 from txstore.constraints import OnlyGrows, Sorted
 
@@ -575,8 +576,5 @@ def test_demo_as_json(played: dict[str, Any], torn: int) -> None:
 
 
 def test_a_demo_that_can_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ModuleNotFoundError("pip install 'txstore[demo]'")
-
-    monkeypatch.setattr(txstore.cli.demo, "run", fail)
+    monkeypatch.setattr(txstore.cli.demo, "run", always(ModuleNotFoundError("pip install 'txstore[demo]'")))
     assert_refused(run("demo"), "pip install 'txstore[demo]'")

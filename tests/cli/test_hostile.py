@@ -20,6 +20,7 @@ import zarr
 
 import txstore
 from tests.tools.command_line import run
+from tests.tools.faults import always
 from tests.tools.hostile import unchecked_keys
 from txstore.cli import output
 from txstore.cli.main import app
@@ -243,11 +244,7 @@ def test_faults(tmp_path: Path) -> None:
 
 def test_what_nobody_expects(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours is shown as Python does, but for what it says."""
-
-    def fail(self: object, **_: object) -> None:
-        raise TypeError(STEERING + "s3://key:se/cret@bucket/x")
-
-    monkeypatch.setattr(txstore.Repository, "log", fail)
+    monkeypatch.setattr(txstore.Repository, "log", always(TypeError(STEERING + "s3://key:se/cret@bucket/x")))
     out = shown_by("log", hostile.url, status=1)
     assert "Traceback" in out
     assert "TypeError: \\x1b[31mred" in out

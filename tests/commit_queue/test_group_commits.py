@@ -14,7 +14,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
-from tests.tools.faults import Killed
+from tests.tools.faults import Killed, always
 from tests.tools.inside import branch_id, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
@@ -391,11 +391,7 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     heads._known.note("main", group_commit[0].stored)
     heads._looks.note("main", Look.now())
     heads._decided.decided(group_commit)
-
-    def dies(*_: Any) -> None:
-        raise Killed
-
-    monkeypatch.setattr(GroupCommits, "_follow", dies)
+    monkeypatch.setattr(GroupCommits, "_follow", always(Killed))
     assert [each.result() for each in commit_together([later])] == [None]
     assert all(is_taken(url, version) for version in range(CREW + 2))
     monkeypatch.undo()
@@ -596,13 +592,9 @@ def test_a_branch_is_renamed_beside_a_group_commit(url, meet, monkeypatch):
 
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
     meet(url, CREW)
-
-    def refuses(*_: Any) -> None:
-        raise PermissionError("read-only")
-
     with all_die_when_it_is_decided(url, monkeypatch) as patched:
         commit_together(crew(url))
-        patched.setattr(ObjectClient, "create", refuses)
+        patched.setattr(ObjectClient, "create", always(PermissionError("read-only")))
         assert len(dict(txstore.Repository(url).mapping())) == 2
     assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
 

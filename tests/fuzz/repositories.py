@@ -29,6 +29,7 @@ import txstore
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
 from tests.tools.compaction_outputs import listed, outputs_of
+from tests.tools.faults import always
 from txstore.cli import main
 from txstore.constraints import EqualLength, Fixed, OnlyGrows
 from txstore.errors import TxStoreError
@@ -488,10 +489,7 @@ def _shown(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TooSlowError
-
-    signal.signal(signal.SIGPROF, stop)
+    signal.signal(signal.SIGPROF, always(TooSlowError))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     signal.setitimer(signal.ITIMER_REAL, _STUCK)  # its signal kills: nothing of ours handles it
     try:

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.faults import watch
+from tests.tools.faults import always, watch
 from tests.tools.inside import options_of
 from tests.tools.upkeep import content, put, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
@@ -339,11 +339,7 @@ def test_who_has_a_renamed_branch_goes_on(forked):
 
 def test_a_rename_that_was_interrupted_is_done_again(forked):
     calls = watch(forked)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    calls.before["delete"] = interrupted
+    calls.before["delete"] = always(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         forked.branches.rename("dev", "later")
     calls.before.clear()

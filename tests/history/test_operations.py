@@ -18,6 +18,7 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
+from tests.tools.faults import always
 from tests.tools.inside import options_of
 from tests.tools.upkeep import put
 from txstore.cli.main import app
@@ -98,11 +99,7 @@ def test_what_was_refused_is_not_recorded(repo: txstore.Repository) -> None:
 
 def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     put(repo, {"a": b"0"})
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the disk has gone", "secret/c/0")
-
-    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
+    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", always(OSError(errno.EIO, "the disk has gone", "secret/c/0")))
     with pytest.raises(OSError, match="gone"):
         repo.vacuum()
     [failed] = repo.log(operations=True)
@@ -176,11 +173,7 @@ def test_what_an_older_record_says_goes_with_the_next_erasure(repo: txstore.Repo
 
 def test_a_record_that_fails_is_no_reason_to_fail(repo, monkeypatch, caplog):
     put(repo, {"a": b"0"})
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no room")
-
-    monkeypatch.setattr(operations, "write_over", fail)
+    monkeypatch.setattr(operations, "write_over", always(OSError("no room")))
     with caplog.at_level(logging.WARNING, "txstore"):
         repo.tags["v1"] = 0
         assert repo.vacuum(keep=1).expired == 0

@@ -9,6 +9,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
+from tests.tools.faults import always
 from txstore.format import names
 from txstore.history.commits import Commits
 from txstore.history.durability import SyncedFiles
@@ -105,10 +106,7 @@ def test_a_sync_that_fails_is_told(path, monkeypatch):
 
 
 def fail(number: int):
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, "failed")
-
-    return fail
+    return always(OSError(number, "failed"))
 
 
 @pytest.mark.parametrize("what", ["commit", "vacuum"])

@@ -424,14 +424,11 @@ def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
             shared.acquire("a", 0.05)
         given_up.set()
 
-    def long():
-        shared.acquire("a", 60)
-
     def give():
         assert given_up.wait(60)
         other.release("a")
 
-    run_threads(short, long, give)
+    run_threads(short, lambda: shared.acquire("a", 60), give)
     assert not is_free(table, "a")
     shared.release("a")
     assert is_free(table, "a")
@@ -443,16 +440,13 @@ def test_a_list_may_change_while_its_thread_waits(path, owners):
     other.acquire(keys[-1])
     given_keys = list(keys)
 
-    def wait():
-        one.acquire(given_keys, 30)
-
     def change():
         wait_until(lambda: is_waited_for(path, keys[-1]))
         given_keys.clear()
         gc.collect()
         other.release(keys[-1])
 
-    run_threads(wait, change)
+    run_threads(lambda: one.acquire(given_keys, 30), change)
     assert all(one.holds(key) for key in keys)
 
 

@@ -153,14 +153,11 @@ def test_fork_while_threads_wait_and_join(path, table, owners):
     one.acquire("a")
     stop = threading.Event()
 
-    def wait():
-        other.acquire("a", 60)
-
     def join():
         while not stop.is_set():
             open_table(path).owner().close()
 
-    threads = [threading.Thread(target=wait), threading.Thread(target=join)]
+    threads = [threading.Thread(target=lambda: other.acquire("a", 60)), threading.Thread(target=join)]
     for thread in threads:
         thread.start()
     try:

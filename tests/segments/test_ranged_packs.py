@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.fake_objects import FakeObjects, Gate, Values, new_cache
-from tests.tools.faults import Killed
+from tests.tools.faults import Killed, always
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.errors import CorruptionError, SnapshotExpiredError
@@ -683,11 +683,7 @@ def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
 @pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, IsADirectoryError])
 def test_no_error_of_a_server_reads_as_a_missing_key(objects: FakeObjects, error: type[OSError]) -> None:
     """zarr takes each of these, of a file system, for a chunk that was never written."""
-
-    def fail(_: str) -> None:
-        raise error(2, "where a file has to be is none")
-
-    objects.before = fail
+    objects.before = always(error(2, "where a file has to be is none"))
     pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
     for read in (
         lambda: pack.view(64, 1, 0),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fake_objects import FakeObjects, Values
+from tests.tools.faults import always
 from tests.tools.steps import forked, status_of
 from txstore.storage import pack_cache
 from txstore.storage.cache_directory import CacheDirectory
@@ -445,11 +446,7 @@ def test_a_size_that_holds_nothing_is_an_error(path: Path, size: int) -> None:
 def test_a_full_disk_is_no_error(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     cache = on_disk(path)
     cache.keep(ID, 0, piece(0, 100))
-
-    def fail(*arguments: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Tree, "replace", fail)
+    monkeypatch.setattr(Tree, "replace", always(OSError(number, os.strerror(number))))
     cache.keep(ID, 200, piece(200, 100))
     monkeypatch.undo()
     assert cache.find(ID, 200, 100) is None

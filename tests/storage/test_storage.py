@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.tools.faults import always
 from tests.tools.interrupts import Interrupts, needs_monitoring
 from tests.tools.lock_clients import descriptors_of
 from tests.tools.waiting import wait_until
@@ -174,10 +175,7 @@ def test_write_once_in_threads(storage):
 
 
 def test_write_once_leaves_nothing_when_it_fails(storage, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "no disk")
-
-    monkeypatch.setattr(LocalStorage, "rename_noreplace", fail)
+    monkeypatch.setattr(LocalStorage, "rename_noreplace", always(OSError(5, "no disk")))
     with pytest.raises(OSError, match="no disk"):
         storage.write_once("tags/v1", b"x", durable=False)
     assert names(storage, ".staging") == names(storage, "tags") == []

@@ -16,7 +16,7 @@ import txstore
 from tests.threads import latches
 from tests.threads.interrupts import SIGNAL
 from tests.threads.latches import A_WHILE, Latch, Thread, latch
-from tests.tools.faults import once, watch
+from tests.tools.faults import always, once, watch
 from tests.tools.waiting import TIMEOUT
 from txstore.sessions import gate
 from txstore.sessions.lock_blocks import LockBlock
@@ -87,9 +87,6 @@ def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(repo, sto
     store.commit()
     is_left = threading.Event()
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
     def interrupt_and_open() -> None:
         assert Latch.reached.wait(TIMEOUT)
         signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
@@ -102,7 +99,7 @@ def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(repo, sto
             chunk[1] = 8
             store["x/c/0"] = chunk.tobytes()
 
-    before = signal.signal(SIGNAL, interrupt)
+    before = signal.signal(SIGNAL, always(KeyboardInterrupt))
     try:
         with latch(encodes=encodes):
             opener = Thread(interrupt_and_open)

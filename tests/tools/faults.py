@@ -72,8 +72,8 @@ def once(error: BaseException, when: Callable[..., bool] = lambda *_: True) -> H
     return hook
 
 
-def always(error: BaseException) -> Hook:
-    def hook(*_: object) -> None:
+def always(error: BaseException | type[BaseException]) -> Hook:
+    def hook(*_: object, **__: object) -> None:
         raise error
 
     return hook

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.faults import always
 from tests.tools.inside import objects_of
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
@@ -293,11 +294,8 @@ def test_a_young_process_that_commits_little_asks_nothing(url, server, monkeypat
 
 
 def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> float:
-        raise ConnectionError("the server has gone")
-
     kill(upload(url))
-    monkeypatch.setattr(client.ObjectClient, "now", fail)
+    monkeypatch.setattr(client.ObjectClient, "now", always(ConnectionError("the server has gone")))
     write(url)
 
 

@@ -661,10 +661,7 @@ def test_a_chunk_that_another_process_has_deleted_with_all_above_it(repo):
         for key, value in kept.items():
             store[key] = value
 
-    def work() -> None:
-        commit(txstore.Repository(repo.url), clear)
-
-    with forked(work) as child:
+    with forked(lambda: commit(txstore.Repository(repo.url), clear)) as child:
         assert status_of(child) == 0
     assert found(repo)[3] == 0
     with pytest.raises(ConstraintError, match="0 at 3, 5"):

@@ -162,11 +162,7 @@ def test_two_users_take_turns(folder):
 def test_one_who_is_not_in_the_group(folder):
     root = make_root(folder)
     run_as(ALICE, everything, root, "alice")
-
-    def read() -> bytes:
-        return bytes(txstore.Repository(root).snapshot()["shared"])
-
-    assert run_as(BOB, read, groups=()) == b"alice"
+    assert run_as(BOB, lambda: bytes(txstore.Repository(root).snapshot()["shared"]), groups=()) == b"alice"
     with pytest.raises(AssertionError, match="PermissionError"):
         run_as(BOB, everything, root, "bob", groups=())
 

@@ -20,7 +20,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
-from tests.tools.faults import watch
+from tests.tools.faults import always, watch
 from tests.tools.waiting import TIMEOUT, wait_until
 from tests.tools.workers import QUICK
 from txstore.errors import CommitTimeoutError, ConflictError
@@ -278,14 +278,11 @@ def test_a_line_that_says_nothing_is_waited_for(repo: txstore.Repository, begin:
 
 
 def test_on_a_full_disk_the_turn_is_kept(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     turn: list[str | None] = []
     watch(repo).before["file.sync"] = lambda: turn.append(whose_turn(f"{repo.url}/locks", "commit"))
     set_keys(repo, {"a": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(sync_queue.os, "pwrite", full)
+        patch.setattr(sync_queue.os, "pwrite", always(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         set_keys(repo, {"b": b"1"})
     assert turn[0] is None
     assert turn[1] is not None

@@ -96,10 +96,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def committing(repo: txstore.Repository, key: str = "mine") -> Iterator[threading.Thread]:
-    def commit() -> None:
-        set_keys(repo, {key: b"1"})
-
-    thread = threading.Thread(target=commit)
+    thread = threading.Thread(target=lambda: set_keys(repo, {key: b"1"}))
     thread.start()
     yield thread
     thread.join(TIMEOUT)

@@ -8,6 +8,7 @@ import pytest
 
 import txstore
 from tests.system.remote.proxy import Faults, Proxy
+from tests.tools.faults import always
 from tests.tools.inside import existing, finish_head_cache
 from tests.tools.upkeep import below, content, rewrite
 from txstore.storage import creation_check
@@ -144,17 +145,13 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     repo = full.open()
     full.proxy.faults = Faults()
     commits = repo.engine.commits
-    commits.oldest_kept.write = stop
+    commits.oldest_kept.write = always(InterruptedError("killed"))
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)
     full.settle(repo)
     full.fill()
     assert full.open().vacuum(keep=1).oldest_kept >= COMMITS
     assert len([name for name in full.names if not name.startswith("operations/")]) < COMMITS
-
-
-def stop(*arguments: object) -> None:
-    raise InterruptedError("killed")
 
 
 def test_there_is_no_room_at_all(full):

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.faults import watch
+from tests.tools.faults import always, watch
 from tests.tools.workers import run_threads
 from txstore import CommitUnknownError
 from txstore.history import opening
@@ -124,12 +124,8 @@ def test_an_answer_that_is_lost(open_repo: Callable[..., txstore.Repository]) ->
     """A server that has made the link, and is asked again: the name exists, and it is ours."""
     repo = open_repo()
     put(repo, a=b"1")
-
-    def lost(*_: object) -> None:
-        raise FileExistsError(errno.EEXIST, "it exists")
-
     watched = watch(repo)
-    watched.after["rename_noreplace"] = lost
+    watched.after["rename_noreplace"] = always(FileExistsError(errno.EEXIST, "it exists"))
     put(repo, a=b"2")
     del watched.after["rename_noreplace"]
     assert [commit.version for commit in repo.log()] == [1, 0]

@@ -18,6 +18,7 @@ from tests.system.remote.killing import acknowledged
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
+from tests.tools.faults import always
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
@@ -194,12 +195,8 @@ def test_a_commit_is_not_acknowledged_that_may_have_taken_anothers_place(place, 
 def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch):
     """Nothing that the first one has done makes what came later look older."""
     taken_twice(place)
-
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", interrupted)
+        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             place.open().verify(repair=True)
     place.open().verify(repair=True)
@@ -231,7 +228,7 @@ def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting)
 
 def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     """What is there now is put in one line all the same, and the report says that nothing else was looked at."""
-    monkeypatch.setattr(S3Backend, "list_versions", refused)
+    monkeypatch.setattr(S3Backend, "list_versions", always(Refusal(501, "not implemented")))
     first, _second, late, taken = rivals(place)
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError):
@@ -246,10 +243,6 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     assert place.open().verify().faults == []
     assert lost_of(report) == {taken.id}, "the head cache named it"
     assert taken.id not in {each.id for each in place.open().log()}
-
-
-def refused(*arguments: Any) -> None:
-    raise Refusal(501, "not implemented")
 
 
 def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting):
@@ -493,16 +486,12 @@ def test_a_committer_is_killed_before_it_stops_others(place, trusting):
 
 def replaced_by_the_dead(place: Place, first: txstore.Repository) -> txstore.Commit:
     """Return a commit that was replaced by "late", whose committer dies before it learns of that."""
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     second = place.open()
     late = staged(second, "late")
     taken = commit(first, "taken")
     place.switch_versioning_on()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CreationProof, "confirm", killed)
+        patched.setattr(CreationProof, "confirm", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     place.create_exclusively()
@@ -529,12 +518,8 @@ def test_what_was_made_on_top_of_a_dead_committers_is_kept(place, trusting):
 def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, monkeypatch):
     _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
-
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(CreationProof, "confirm", interrupted)
+        patched.setattr(CreationProof, "confirm", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     with pytest.raises(OSError, match=CAUSE):
