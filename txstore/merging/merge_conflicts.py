@@ -163,8 +163,9 @@ class Answers:
             path = path.rpartition("/")[0]
 
     def check_alike(self, conflicts: Iterable[Conflict]) -> None:
-        """Raise `ValueError` unless all of these nodes are taken from the same side."""
-        sides = {side: each.path for each in conflicts if (side := self.side_of(each)) is not None}
+        """Raise `ValueError` unless all of these nodes are taken from the same side; the outputs of views are derived."""
+        chosen = [each for each in conflicts if each.path not in self.derived]
+        sides = {side: each.path for each in chosen if (side := self.side_of(each)) is not None}
         if len(sides) > 1:
             raise ValueError(
                 f"resolve=: {sides['ours']!r} and {sides['theirs']!r} share a dimension whose rows moved, or whose "

@@ -33,7 +33,16 @@ class FrameBatch:
         return max(map(len, self._values), default=0) + FRAME_SIZE + ALIGNMENT + 8
 
     def encode(
-        self, keys: tuple[bytes, ...], seen: Buffer, arena: memoryview, position: int, sequence: int, threads: int, /
+        self,
+        keys: tuple[bytes, ...],
+        seen: Buffer,
+        arena: memoryview,
+        position: int,
+        sequence: int,
+        threads: int,
+        packs: list[Buffer],
+        table: Buffer,
+        /,
     ) -> tuple[int, int]:
         was_seen, kind, values, placed = memoryview(seen), self._kind, self._values, self._placed
         begin, last, row = sequence, position + len(arena), self._next
