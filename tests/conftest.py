@@ -1,7 +1,5 @@
 """Fixtures that every test shares. Each repository that a test used is verified when the test ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import zlib
@@ -14,7 +12,7 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.far_away import far, requests  # noqa: F401 - fixtures
+from tests.tools.far_away import far, requests  # noqa: F401 - fixtures
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("dev", deadline=None)

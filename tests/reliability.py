@@ -4,8 +4,6 @@ Tests add to counts, each under the name of a line of the table. Where TXSTORE_R
 process of a test run leaves its counts there, also when a test has failed; `make reliability` runs the long ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

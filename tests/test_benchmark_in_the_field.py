@@ -1,7 +1,5 @@
 """The benchmark of several processes: what it counts as lost, torn and twice."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark of peers: its arithmetic, its verdicts, and what it makes of them. Nothing is timed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -54,13 +52,10 @@ def results(**peers: list[float]) -> Results:
 
 
 # --- arithmetic
-
-
 def test_a_ratio_is_the_median_of_the_rounds_not_of_the_medians() -> None:
     run = results(TxStore=[1, 2, 4], HDF5=[3, 2, 6])
     ours, theirs = run.find("row", "read", "TxStore"), run.find("row", "read", "HDF5")
     assert ours is not None
-    assert theirs is not None
     assert ratio(theirs, ours) == 1.5  # of 3, 1 and 1.5; the medians are 3 and 2
     assert (theirs.median, theirs.spread) == (3, (2, 6))
 
@@ -88,8 +83,6 @@ def test_amounts(value: float, unit: str, shown: str) -> None:
 
 
 # --- verdicts
-
-
 def test_the_fastest_of_a_name_counts() -> None:
     run = results(TxStore=[1, 1], LocalStore_batched=[9, 9], LocalStore_fused=[5, 5], LocalStore_zarrs=[2, 2])
     [verdict] = judge(run, [faster("row", "read", "LocalStore", 5)])
@@ -150,8 +143,6 @@ def test_rows_name_peers_that_there_are() -> None:
 
 
 # --- rounds
-
-
 class Fine(Store):
     durable, processes = True, "yes"
 
@@ -195,8 +186,6 @@ def test_pipelines_below_shards_are_looked_at_too() -> None:
 
 
 # --- processes
-
-
 def test_a_sample_is_taken_in_another_process(tmp_path: Path) -> None:
     place = tmp_path / "place"
     assert ask(write, peer="TxStore", place=place, work=Work("keys", 10, 4))["write"] > 0
@@ -220,8 +209,6 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 
 # --- peers
-
-
 SMALL = Work("small", 6, 4, "zstd")
 
 
@@ -284,8 +271,6 @@ def test_parts_that_a_peer_writes_are_all_there(peer: Store) -> None:
 
 
 # --- the bucket
-
-
 def request(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Answer:
     told = {name.replace("_", "-"): value for name, value in headers.items()}
     pairs = dict(parse_qsl(query, keep_blank_values=True))
@@ -370,8 +355,6 @@ def test_what_was_far_away_is_drawn(tmp_path: Path) -> None:
 
 
 # --- what is made of it
-
-
 def test_json_round_trip(tmp_path: Path) -> None:
     run = results(TxStore=[1.25, 2.5], HDF5=[0.1, 0.2])
     run.skip("row", "Icechunk, fused", "not installed: icechunk")

@@ -1,7 +1,5 @@
 """Every block of every page runs, top to bottom, in an empty directory; or the page says why it does not."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import blocks
+from tests.tools import blocks
 
 pytestmark = pytest.mark.long
 

@@ -1,7 +1,5 @@
 """The documents name what is there: pages, modules, tests."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """What is logged, by which logger, at which level."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import os
@@ -14,9 +12,11 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.killed import killed_after
-from tests.maintenance.upkeep import put
-from tests.waiting import wait_until
+from tests.tools.faults import always
+from tests.tools.inside import objects_of
+from tests.tools.killed import killed_after
+from tests.tools.upkeep import put
+from tests.tools.waiting import wait_until
 from txstore.storage import leases
 
 ROOT = Path(txstore.__file__).parent
@@ -134,7 +134,7 @@ def test_a_lease_that_is_taken_over(caplog: pytest.LogCaptureFixture, monkeypatc
     put(repo, {"a": b"0"})
     monkeypatch.setattr(leases, "TERM", 0.0)
     monkeypatch.setattr(leases, "BEAT", 0.05)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     objects.create(".staging/left.held", [b"of a dead process"])
     lease = leases.Leases(objects).take(".staging/left")
     lease.close()
@@ -145,13 +145,9 @@ def test_a_lease_that_is_not_renewed(caplog: pytest.LogCaptureFixture, monkeypat
     repo = txstore.Repository(f"memory://{os.urandom(4).hex()}/data.tx")
     put(repo, {"a": b"0"})
     monkeypatch.setattr(leases, "BEAT", 0.01)
-    failing = leases.Leases(repo.engine.storage.objects)
-
-    def fail(*_: object) -> None:
-        raise OSError("no answer")
-
+    failing = leases.Leases(objects_of(repo))
     lease = failing.take(".staging/ours")
-    monkeypatch.setattr(lease, "renew", fail)
+    monkeypatch.setattr(lease, "renew", always(OSError("no answer")))
     wait_until(lambda: lines(caplog, logging.WARNING))
     lease.close()
     assert ("txstore.storage.leases", ".staging/ours: lease not renewed: no answer") in lines(caplog, logging.WARNING)

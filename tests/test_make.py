@@ -1,7 +1,5 @@
 """The environments of the Makefile: one that was interrupted is made anew, a whole one is kept. Lock files name all."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

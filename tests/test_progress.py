@@ -1,7 +1,5 @@
 """`progress=`: a function is told the bytes that are done and in all, True shows a bar where somebody can see it."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import types
@@ -52,13 +50,7 @@ def test_a_function_is_told_to_the_end(name: str, forked: txstore.Repository, tm
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_true_shows_a_bar(
-    name: str,
-    forked: txstore.Repository,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_true_shows_a_bar(name, forked, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the standard error for a terminal
     monkeypatch.setenv("TERM", "xterm")
     CALLS[name](forked, tmp_path, True)

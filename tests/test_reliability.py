@@ -1,7 +1,5 @@
 """The table of `make reliability`: what fails, or was not tried, is a miss."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

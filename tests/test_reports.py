@@ -1,7 +1,5 @@
 """Reports are shown: in one short line, and in notebooks as HTML; nothing in them steers a terminal or a page."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tasks of an event loop do with repositories: the same as threads, and the loop never waits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import subprocess
@@ -18,7 +16,7 @@ import zarr
 import zarr.api.asynchronous as azarr
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore import aio
 from txstore.format import names
 
@@ -97,7 +95,6 @@ def commit_lock_of_another_process(repo: aio.AsyncRepository) -> Iterator[Callab
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process.stdin.close
 
@@ -118,8 +115,6 @@ async def read(repo: aio.AsyncRepository) -> list[int]:
 
 
 # --- the face
-
-
 async def test_a_repository_from_its_first_write_to_its_vacuum(repo: aio.AsyncRepository) -> None:
     assert not await repo.exists()
     async with repo.transaction("add x") as tx:
@@ -271,11 +266,7 @@ async def test_synchronous_zarr_in_a_thread(local: aio.AsyncRepository) -> None:
 
 
 # --- the loop never waits
-
-
-async def test_the_loop_goes_on_while_a_commit_waits_for_another_process(
-    local: aio.AsyncRepository, heart: Heartbeat
-) -> None:
+async def test_the_loop_goes_on_while_a_commit_waits_for_another_process(local, heart):
     async with staged(local, 4) as tx:
         with commit_lock_of_another_process(local) as release:
             commit = asyncio.create_task(tx.commit("waited"))
@@ -288,9 +279,7 @@ async def test_the_loop_goes_on_while_a_commit_waits_for_another_process(
     assert await read(local) == [4] * 4
 
 
-async def test_the_loop_goes_on_while_zarr_writes_beside_a_waiting_commit(
-    local: aio.AsyncRepository, heart: Heartbeat
-) -> None:
+async def test_the_loop_goes_on_while_zarr_writes_beside_a_waiting_commit(local, heart):
     """The write is of the next transaction: it waits for the commit, as a task."""
     async with staged(local, 4) as tx:
         x = await azarr.open_array(store=tx.store, path="x")
@@ -311,8 +300,6 @@ async def test_the_loop_goes_on_while_zarr_writes_beside_a_waiting_commit(
 
 
 # --- cancellation
-
-
 async def test_a_cancelled_commit_goes_on_and_can_be_asked(local: aio.AsyncRepository) -> None:
     async with staged(local, 5) as tx:
         with commit_lock_of_another_process(local) as release:
@@ -372,7 +359,6 @@ async def test_a_timeout_at_the_end_of_a_block(local: aio.AsyncRepository) -> No
                 await (await azarr.open_array(store=tx.store, path="x")).setitem(slice(None), 8)
         release()
         made = await tx.outcome()
-    assert made is not None
     assert made.message == "a block"
     assert await read(local) == [8] * 4
 
@@ -387,7 +373,6 @@ async def test_a_timeout_of_a_commit_inside_of_a_block(local: aio.AsyncRepositor
         assert tx.is_committing
         release()
         made = await tx.outcome()
-    assert made is not None
     assert made.message == "inside"
     assert await read(local) == [8] * 4
 
@@ -450,8 +435,6 @@ async def test_a_cancelled_run_cancels_its_function_and_tries_no_more(local: aio
 
 
 # --- following
-
-
 async def test_follow_yields_each_commit(repo: aio.AsyncRepository) -> None:
     seen: list[str] = []
 

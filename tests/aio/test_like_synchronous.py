@@ -1,7 +1,5 @@
 """Random steps on two repositories, by one face each: both answer the same, errors included."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Type checkers see of `txstore.aio` what there is at run time, and that is the synchronous classes, for `await`."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from typing import Any

@@ -1,15 +1,13 @@
 """`txstore branch`, `txstore log --graph`, and `--branch` of all that reads or looks after one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
 from tests.history.test_branches import commit
+from tests.tools.command_line import assert_refused, run, run_json
 from txstore.cli.branches import draw, newest_first
 from txstore.commit import EPOCH, Commit
 

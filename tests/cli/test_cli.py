@@ -1,7 +1,5 @@
 """The commands: what they print, as text and as JSON, and how they fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,33 +20,12 @@ from typer.testing import CliRunner
 
 import txstore
 import txstore.cli.demo
+from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.faults import always
 from txstore.cli.main import app
 from txstore.constraints import OnlyGrows, Sorted
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-
-
-def run(*arguments: object) -> Result:
-    # Wide: the runner's output is no terminal, but whoever runs the tests may have set COLUMNS.
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
-
-
-def run_json(*arguments: object) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return json.loads(result.stdout)
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    """One line on the standard error, and status 1; nothing else: no traceback."""
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("txstore: ")
-    for word in words:
-        assert word in result.stderr
-    assert isinstance(result.exception, SystemExit)
 
 
 @pytest.fixture
@@ -147,9 +124,7 @@ def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Reposito
         ("matplotlib", ["demo"], "demo"),
     ],
 )
-def test_a_missing_package(
-    missing: str, arguments: list[str | None], extra: str, filled: txstore.Repository, tmp_path: Path
-) -> None:
+def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
     """One line, which says what to install."""
     for name in ("old.h5", "old.nc"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
@@ -188,8 +163,6 @@ def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "txstore", "ls", "--keys", filled.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
 
@@ -263,7 +236,6 @@ def test_what_is_shown_fits_80_columns(repo: txstore.Repository, terminal: Calla
     del store
     shown = terminal("log", repo.url)
     commit = repo.head()
-    assert commit is not None
     assert any(
         f"{commit.version}  {commit.id[:12]}  {commit.time.astimezone():%Y-%m-%d %H:%M %Z}  " in line for line in shown
     )
@@ -507,9 +479,7 @@ def test_show_what_is_not_there(filled: txstore.Repository, commit: str) -> None
 
 def test_constraints(filled: txstore.Repository) -> None:
     filled.constraints["grown"] = OnlyGrows("storm/position")
-    assert run_json("constraints", filled.url) == {
-        "grown": {"kind": "only grows", "path": "storm/position"},
-    }
+    assert run_json("constraints", filled.url) == {"grown": {"kind": "only grows", "path": "storm/position"}}
     assert run_json("constraints", filled.url, "--at", "v1") == {}
     zarr.create_array(store := filled.transaction(), name="time", data=np.arange(4))
     store.commit()
@@ -606,8 +576,5 @@ def test_demo_as_json(played: dict[str, Any], torn: int) -> None:
 
 
 def test_a_demo_that_can_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ModuleNotFoundError("pip install 'txstore[demo]'")
-
-    monkeypatch.setattr(txstore.cli.demo, "run", fail)
+    monkeypatch.setattr(txstore.cli.demo, "run", always(ModuleNotFoundError("pip install 'txstore[demo]'")))
     assert_refused(run("demo"), "pip install 'txstore[demo]'")

@@ -1,7 +1,5 @@
 """`txstore feed`: what it prints, what it runs, and what comes again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 
 
 @pytest.fixture

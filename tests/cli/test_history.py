@@ -1,29 +1,15 @@
 """`txstore diff`, and what `show` says of a commit's changes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from click.testing import Result
-from typer.testing import CliRunner
 
 import txstore
-from txstore.cli.main import app
+from tests.tools.command_line import run, run_json
 from txstore.transactions.transaction import Transaction
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
-
-
-def run_json(*arguments: object) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture

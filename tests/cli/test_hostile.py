@@ -1,7 +1,5 @@
 """Every command, on a repository that says what would steer a terminal, and with arguments that hold passwords."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -21,8 +19,9 @@ import typer
 import zarr
 
 import txstore
-from tests.cli.test_cli import run
-from tests.hostile import unchecked_keys
+from tests.tools.command_line import run
+from tests.tools.faults import always
+from tests.tools.hostile import unchecked_keys
 from txstore.cli import output
 from txstore.cli.main import app
 from txstore.constraints import RequiredAttributes
@@ -36,7 +35,6 @@ NAMES = "".join(sign for sign in STEERING if sign != "/")
 def commands() -> set[str]:
     found = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}  # type: ignore[union-attr]
     for group in app.registered_groups:
-        assert group.typer_instance is not None
         inner = group.typer_instance.registered_commands
         found |= {f"{group.name} {command.name or command.callback.__name__}" for command in inner}  # type: ignore[union-attr]
     return found
@@ -246,11 +244,7 @@ def test_faults(tmp_path: Path) -> None:
 
 def test_what_nobody_expects(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours is shown as Python does, but for what it says."""
-
-    def fail(self: object, **_: object) -> None:
-        raise TypeError(STEERING + "s3://key:se/cret@bucket/x")
-
-    monkeypatch.setattr(txstore.Repository, "log", fail)
+    monkeypatch.setattr(txstore.Repository, "log", always(TypeError(STEERING + "s3://key:se/cret@bucket/x")))
     out = shown_by("log", hostile.url, status=1)
     assert "Traceback" in out
     assert "TypeError: \\x1b[31mred" in out
@@ -277,7 +271,6 @@ def test_nothing_is_printed_past_the_escapes() -> None:
 
 
 # --- secrets
-
 SECRET, KEY = "s3cr3t/Val+ue", "AKIAIOSFODNN7EXAMPLE"
 WITH_SECRETS = [
     f"nosuch://{KEY}:{SECRET}@bucket/data.tx",
@@ -334,9 +327,7 @@ def test_no_command_shows_a_password(hostile: txstore.Repository, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", [url for url in WITH_SECRETS if "s3:" not in url])
-def test_no_command_that_goes_there_shows_a_password(
-    hostile: txstore.Repository, tmp_path: Path, url: str, quick: None
-) -> None:
+def test_no_command_that_goes_there_shows_a_password(hostile, tmp_path, url, quick):
     there = hostile.url
     for arguments in (
         ["log", url],

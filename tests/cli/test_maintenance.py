@@ -1,25 +1,17 @@
 """`txstore verify --repair`, `backup` and `protect`: what they print, and their status."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
-from click.testing import Result
-from typer.testing import CliRunner
 
 import txstore
-from tests.system.bad_input.disk import tree
-from txstore.cli.main import app
+from tests.tools.command_line import run
+from tests.tools.disk import tree
 
 FIRST = "commits/main/0000000000"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

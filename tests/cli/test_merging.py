@@ -1,12 +1,10 @@
 """`txstore merge`, `cherry-pick`, `revert` and `tag`."""
 
-from __future__ import annotations
-
 import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 
 
 @pytest.fixture
@@ -40,7 +38,6 @@ def test_merge(branched: txstore.Repository) -> None:
     assert (plan["plan"]["taken"], plan["commit"], branched.head()) == ({"x/c/0": "x/c/0"}, None, head)
     assert run("merge", url, "dev").stdout.endswith("merge of dev@1\n")
     merged = branched.head()
-    assert merged is not None
     assert (merged.parent, merged.merged) == (head.id, dev.id)
     assert run("merge", url, "dev").stdout == "nothing to do: main has all of these changes, at main@2\n"
     told = run_json("merge", url, "dev")
@@ -89,7 +86,6 @@ def test_cherry_pick_and_revert(branched: txstore.Repository) -> None:
 
 def test_tags(branched: txstore.Repository) -> None:
     url, head = branched.url, branched.head()
-    assert head is not None
     assert run("tag", "create", url, "v1").stdout == f"v1 is main@0 ({head.id})\n"
     assert run_json("tag", "create", url, "d1", "--branch", "dev")["commit"]["version"] == 1
     assert run("tag", "create", url, "d2", "dev").exit_code == 0

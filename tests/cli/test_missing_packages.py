@@ -1,7 +1,5 @@
 """A package that a URL needs and that is missing is one line, which names what brings it, whatever the command."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

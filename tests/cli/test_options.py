@@ -1,7 +1,5 @@
 """All commands at once: one name and metavar for one thing, positions, exit statuses, and what the shell completes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,8 +14,8 @@ import typer.main
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
-from tests.hostile import declare_unchecked
+from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.hostile import declare_unchecked
 from txstore.cli.main import app
 from txstore.views import Reduce
 

@@ -1,13 +1,11 @@
 """`txstore rechunk`: chunks, shards and compressors as arguments, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
+from tests.tools.command_line import assert_refused, run, run_json
 
 
 @pytest.fixture(params=[2, 3])

@@ -1,7 +1,5 @@
 """`txstore serve`, up to its server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import txstore
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.cli.main import app
 from txstore.serving.server import Server
 

@@ -1,7 +1,5 @@
 """The commands that free space and say what it is used for."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
@@ -9,8 +7,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
-from tests.maintenance.upkeep import content, oldest_kept_of, rewrite, tree
+from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.upkeep import content, oldest_kept_of, rewrite, tree
 from txstore.format.display import readable_size
 
 

@@ -1,7 +1,5 @@
 """What is imported for an answer: what a command does not need, it does not wait for. Modules, never seconds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

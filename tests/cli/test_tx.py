@@ -1,7 +1,5 @@
 """`txstore tx`: listing, showing and ending the transactions that have a name."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict
@@ -14,6 +12,7 @@ from typer.testing import CliRunner
 
 import txstore
 from tests.system.processes.ranks import NAME, Rank, assert_tidy, content, named, ranks, stage, value_of
+from tests.tools.command_line import assert_refused
 from txstore.cli.main import app
 
 COMMANDS = [("list",), ("show", NAME), ("commit", NAME), ("rollback", NAME, "--yes")]
@@ -29,16 +28,6 @@ def tx_json(*arguments: Any) -> Any:
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     return json.loads(result.stdout)
-
-
-def assert_refused(result: Result, *words: str) -> None:
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("txstore: ")
-    for word in words:
-        assert word in result.stderr
-    assert isinstance(result.exception, SystemExit)
 
 
 def me() -> str:
@@ -58,8 +47,6 @@ def run_17(repo: txstore.Repository) -> txstore.Repository:
 
 
 # --- the whole
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_repository(command: tuple[str, ...], tmp_path: Path) -> None:
     result = tx(command[0], tmp_path / "none", *command[1:])
@@ -80,8 +67,6 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 
 
 # --- list
-
-
 def test_list(run_17: txstore.Repository) -> None:
     lines = [line.split() for line in tx("list", run_17.url).stdout.splitlines()]
     assert lines[0] == ["name", "begun", "by", "attached", "sealed", "lost", "size", "message"]
@@ -116,8 +101,6 @@ def test_looking_changes_nothing(run_17: txstore.Repository) -> None:
 
 
 # --- show
-
-
 def test_show(run_17: txstore.Repository) -> None:
     lines = tx("show", run_17.url, NAME).stdout.splitlines()
     (transaction,) = run_17.transactions()
@@ -190,14 +173,11 @@ def test_what_a_transaction_says_does_not_steer_the_terminal(repo: txstore.Repos
 
 
 # --- commit
-
-
 def test_commit(run_17: txstore.Repository) -> None:
     transaction = run_17.transactions()[0].id
     told = tx("commit", run_17.url, NAME)
     assert told.stdout == f"main@1 {transaction}: 2 keys set, 1 deleted, 100 bytes\n"
     head = run_17.head()
-    assert head is not None
     assert (head.id, head.message) == (transaction, "all of it")
     assert content(run_17) == ["a", "b"]
     assert_tidy(run_17)
@@ -207,7 +187,6 @@ def test_commit(run_17: txstore.Repository) -> None:
 def test_commit_as_json_with_a_message(run_17: txstore.Repository) -> None:
     shown = tx_json("commit", run_17.url, NAME, "-m", "better")
     head = run_17.head()
-    assert head is not None
     assert shown == asdict(head) | {"time": head.time.isoformat()}
     assert head.message == "better"
 
@@ -253,8 +232,6 @@ def test_a_conflict(run_17: txstore.Repository) -> None:
 
 
 # --- rollback
-
-
 def test_rollback(run_17: txstore.Repository) -> None:
     told = tx("rollback", run_17.url, NAME, "--yes")
     assert told.stdout == f"{NAME} was rolled back: 3 staged keys were dropped\n"

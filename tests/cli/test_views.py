@@ -1,7 +1,5 @@
 """`txstore views`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,8 +13,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
-from tests.waiting import wait_until
+from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.waiting import wait_until
 from txstore.views import Apply, Coarsen, Reduce
 from txstore.views.following import DeclaredView
 
@@ -93,7 +91,6 @@ def test_of_a_branch(declared: txstore.Repository) -> None:
     declared.branches["dev"] = declared.head()
     run("views", "run", declared.url, "--once", "--branch", "dev")
     dev = declared.head("dev")
-    assert dev is not None
     assert (dev.version, declared.head().version) == (2, 0)  # type: ignore[union-attr]
     assert run("views", "drop", declared.url, "row", "--branch", "dev").exit_code == 0
     assert sorted(declared.snapshot(branch="dev").views) == ["largest", "pyramid"]

@@ -1,7 +1,5 @@
 """Codecs that a stranger's document names are not run to show, compare, merge or load values; those of a list are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -250,9 +248,7 @@ def test_what_repositories_do_alone_runs_none(labelled: txstore.Repository, ran:
     assert not ran
 
 
-def test_what_goes_by_labels_runs_what_the_user_allows(
-    labelled: txstore.Repository, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_by_labels_runs_what_the_user_allows(labelled, ran, monkeypatch):
     monkeypatch.setenv("TXSTORE_CODECS", Spy.codec_id)
     labelled.upsert(rows(3, 9), dim="t")
     assert zarr.open_array(labelled.snapshot(), path="v", mode="r")[:].tolist() == [*range(8), 9]

@@ -1,7 +1,5 @@
 """What TxStore decodes on its own is no longer than the array's document says, whatever a stranger has compressed."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
@@ -141,9 +139,7 @@ def test_no_more_is_decoded_than_a_chunk_has(open_repo: OpenRepo, name: str, whe
 
 
 @pytest.mark.parametrize(("name", "options", "value", "why"), REFUSED_VALUES)
-def test_what_a_library_decodes_beyond_the_first_member_is_measured(
-    open_repo: OpenRepo, name: str, options: dict[str, Any], value: bytes, why: str
-) -> None:
+def test_what_a_library_decodes_beyond_the_first_member_is_measured(open_repo, name, options, value, why):
     repo = open_repo()
     with repo.transaction() as store:
         made = document("gzip", "format 2, as compressor") | {"compressor": {"id": name, **options}}
@@ -165,9 +161,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("dtype", "filters", "why"), FILTERS)
-def test_filters_make_no_more_of_a_value_than_a_chunk_has(
-    open_repo: OpenRepo, dtype: str, filters: list[dict[str, Any]], why: str
-) -> None:
+def test_filters_make_no_more_of_a_value_than_a_chunk_has(open_repo, dtype, filters, why):
     repo = open_repo()
     made = document("gzip", "format 2, as compressor") | {"dtype": dtype, "compressor": None, "filters": filters}
     with repo.transaction() as store:

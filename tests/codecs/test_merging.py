@@ -1,7 +1,5 @@
 """Chunks of every kind of array, taken apart and put together again as zarr itself would have stored them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commits that several make together on an object store: each once, whoever dies at whichever step."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -15,7 +13,10 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.commits import set_keys
+from tests.tools.faults import Killed, always
+from tests.tools.inside import branch_id, objects_of
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
@@ -42,15 +43,10 @@ ARRAY = json.dumps(
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"n": %d}}'
 
 
-class Killed(BaseException):
-    """A process that ends right here: nothing catches it."""
-
-
 @pytest.fixture
 def url(far: None) -> Iterator[str]:
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     yield url
     repo = txstore.Repository(url)
     assert repo.verify().faults == []
@@ -71,18 +67,18 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
     commits: Any = repo.engine.commits
-    commits.heads._contention.set_contended(repo.engine.branch(branch), True)
+    commits.heads._contention.set_contended(branch_id(repo, branch), True)
     return transaction
 
 
 def proposals(url: str, version: int, branch: str = "main") -> int:
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     listed = [names.parse_proposal(each.name) for each in objects.list(names.commits_directory(branch))]
     return sum(each is not None and each[0] == version for each in listed)
 
 
 def is_taken(url: str, version: int, branch: str = "main") -> bool:
-    return txstore.Repository(url).engine.storage.objects.exists(names.commit_path(branch, version))
+    return objects_of(txstore.Repository(url)).exists(names.commit_path(branch, version))
 
 
 @pytest.fixture
@@ -149,8 +145,7 @@ def test_the_next_one_goes_on_behind_a_group_commit(url, meet):
     meet(url, CREW)
     commit_together(crew(url))
     for name in ("plain", "again"):
-        with txstore.Repository(url).begin(name) as mapping:
-            mapping["b"] = name.encode()
+        set_keys(txstore.Repository(url), {"b": name.encode()}, name)
     assert messages(url)[-2:] == ["plain", "again"]
 
 
@@ -230,8 +225,6 @@ def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, monk
 
 
 # --- those who can't go together with others
-
-
 def alone(url: str) -> Any:
     """Return a transaction that has to take a version by itself, and knows that others commit, too."""
     transaction = staged(url, "alone", "b")
@@ -283,7 +276,7 @@ def test_who_takes_versions_fast_sees_that_others_are_about_to(url, version, bef
 
 def test_what_is_no_proposal_is_left_out(url, meet):
     """Anybody may put anything there who may write: it is nobody's commit, and holds up nobody."""
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     stored = file_of(url, 0)
     whole = objects.get(stored.path)
     strange = [b"junk", bytes(64), whole, whole[:-1], whole[:-70] + bytes(70), bytes(1 << 20)]
@@ -298,7 +291,7 @@ def test_what_is_no_proposal_is_left_out(url, meet):
 def test_a_proposal_with_a_field_of_a_newer_version_is_left_out(url):
     """Those who know the field would derive other bytes."""
     stored = file_of(url, 0)
-    whole = txstore.Repository(url).engine.storage.objects.get(stored.path)
+    whole = objects_of(txstore.Repository(url)).get(stored.path)
     group_commits.touched_by(whole)
     encoded = stored.header.encode() + commitfile.FIELD.pack(15, 1) + b"?"
     begin = stored.footer.header_offset
@@ -379,8 +372,7 @@ def test_all_die_when_the_group_commit_is_decided(url, meet, impatient, monkeypa
     assert not is_taken(url, 2)
     assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
-    with txstore.Repository(url).begin("next") as mapping:
-        mapping["a"] = b"1"
+    set_keys(txstore.Repository(url), {"a": b"1"}, "next")
     assert messages(url)[-1] == "next"
 
 
@@ -399,11 +391,7 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     heads._known.note("main", group_commit[0].stored)
     heads._looks.note("main", Look.now())
     heads._decided.decided(group_commit)
-
-    def dies(*_: Any) -> None:
-        raise Killed
-
-    monkeypatch.setattr(GroupCommits, "_follow", dies)
+    monkeypatch.setattr(GroupCommits, "_follow", always(Killed))
     assert [each.result() for each in commit_together([later])] == [None]
     assert all(is_taken(url, version) for version in range(CREW + 2))
     monkeypatch.undo()
@@ -418,7 +406,7 @@ def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, mee
     meet(url, CREW)
     transactions = crew(url)
     commit_together(transactions)
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     assert sorted(path for path, _ in hinted) == [names.commit_path("main", version) for version in range(1, CREW + 1)]
     for path, tail in hinted:
         assert objects.get(path).endswith(tail)
@@ -487,8 +475,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     Nothing is put behind those that they made.
     """
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
     monkeypatch.setattr(awake.engine.commits.heads._contention, "is_contended", lambda branch: False)  # it joins nobody
@@ -502,10 +489,9 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
 
     def falls_asleep(*arguments: Any) -> Any:
         for number in range(AWAKE):
-            with awake.begin(f"awake {number}") as mapping:
-                mapping["a/zarr.json"] = GROUP % number
+            set_keys(awake, {"a/zarr.json": GROUP % number}, f"awake {number}")
         for version in range(oldest_kept):
-            awake.engine.storage.objects.delete([names.commit_path("main", version)])
+            objects_of(awake).delete([names.commit_path("main", version)])
         return fitting(*arguments)
 
     def looks_later(self: GroupCommits, *arguments: Any) -> Any:
@@ -536,12 +522,10 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
 def test_a_version_that_is_free_below_others_was_freed(far, impatient):
     """Who has slept and sees that does not put anything there: what became of the proposal is not known."""
     url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).begin("first") as mapping:
-        mapping["a"] = b"0"
+    set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     transaction = staged(url, "slept")
     for number in range(3):
-        with txstore.Repository(url).begin(f"awake {number}") as mapping:
-            mapping["a/zarr.json"] = GROUP % number
+        set_keys(txstore.Repository(url), {"a/zarr.json": GROUP % number}, f"awake {number}")
     for version in range(3):
         transaction._staging.storage.objects.delete([names.commit_path("main", version)])
     with pytest.raises(txstore.CommitUnknownError):
@@ -554,8 +538,7 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
     """Whoever is told of its commit has made it before the branch was deleted."""
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
-    with repo.begin("of the branch", branch="b") as mapping:
-        mapping["b"] = b"0"
+    set_keys(repo, {"b": b"0"}, "of the branch", branch="b")
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     lock, left = threading.Lock(), [None]
 
@@ -586,8 +569,7 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
 def test_a_branch_is_renamed_beside_a_group_commit(url, meet, monkeypatch):
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
-    with repo.begin("of the branch", branch="b") as mapping:
-        mapping["b"] = b"0"
+    set_keys(repo, {"b": b"0"}, "of the branch", branch="b")
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     fitting, lock, left = group_commits.fitting, threading.Lock(), [None]
 
@@ -610,13 +592,9 @@ def test_a_branch_is_renamed_beside_a_group_commit(url, meet, monkeypatch):
 
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
     meet(url, CREW)
-
-    def refuses(*_: Any) -> None:
-        raise PermissionError("read-only")
-
     with all_die_when_it_is_decided(url, monkeypatch) as patched:
         commit_together(crew(url))
-        patched.setattr(ObjectClient, "create", refuses)
+        patched.setattr(ObjectClient, "create", always(PermissionError("read-only")))
         assert len(dict(txstore.Repository(url).mapping())) == 2
     assert len(dict(txstore.Repository(url).mapping())) == CREW + 1
 
@@ -698,9 +676,8 @@ def test_a_listing_that_is_late(url, meet, impatient, monkeypatch):
 def test_nothing_is_proposed_where_nobody_else_commits(url):
     repo = txstore.Repository(url)
     for number in range(3):
-        with repo.begin(f"{number}") as mapping:
-            mapping["a"] = b"%d" % number
-    assert all(names.parse_version(each.name) is not None for each in repo.engine.storage.objects.list("commits/main"))
+        set_keys(repo, {"a": b"%d" % number}, f"{number}")
+    assert all(names.parse_version(each.name) is not None for each in objects_of(repo).list("commits/main"))
 
 
 def test_a_vacuum_deletes_what_was_proposed_in_vain(url, meet):
@@ -718,7 +695,7 @@ def test_what_is_erased_is_in_no_group_commit(url, meet):
     commit_together([staged(url, f"writer {n}", f"secret/c/{n}", b"hidden words " * 9) for n in range(CREW)])
     repo = txstore.Repository(url)
     repo.erase("secret")
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     for each in objects.list("commits/main"):
         assert b"hidden words" not in objects.get(f"commits/main/{each.name}")
 
@@ -738,8 +715,7 @@ def test_commits_by_many_again_and_again(url):
         repo, made = txstore.Repository(url), []
         together.wait(TIMEOUT)
         for nth in range(10):
-            with repo.transaction(f"{number} {nth}") as store:
-                store[f"{number}/c/{nth}"] = b"%d" % nth
+            set_keys(repo, {f"{number}/c/{nth}": b"%d" % nth}, f"{number} {nth}")
             made.append(f"{number} {nth}")
         return made
 

@@ -1,7 +1,5 @@
 """Which commit has written each chunk: against the log, chunk by chunk."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any
@@ -38,7 +36,6 @@ def test_each_chunk_by_its_commit(repo: txstore.Repository, zarr_format: Any, sh
     assert found.tolist() == wanted.tolist()
     document = {3: "zarr.json", 2: ".zattrs"}[zarr_format]
     by = blame.documents[document]
-    assert by is not None
     assert by.message == "units"
     assert [commit.version for commit in blame.commits if commit] == sorted(
         {commit.version for commit in blame.commits if commit}, reverse=True
@@ -53,7 +50,6 @@ def test_scalars_groups_and_what_is_not_there(repo: txstore.Repository) -> None:
     with repo.transaction("first") as store:
         zarr.create_array(store, name="g/s", data=np.array(3))
     blame = repo.blame("g/s")
-    assert blame.chunks is not None
     assert (blame.chunks.shape, int(blame.chunks)) == ((), 0)
     group = repo.blame("g")
     assert group.chunks is None

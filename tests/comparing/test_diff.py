@@ -1,7 +1,5 @@
 """What differs between two commits, node by node: against comparing everything by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -12,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
+from tests.tools.commits import create_array, write_array
 from txstore.comparing.elements import joined
 from txstore.format.documents import ABSENT
 
@@ -75,12 +74,10 @@ def test_an_array_that_was_changed(repo: txstore.Repository, zarr_format: Any) -
 
 
 def test_against_the_parent_and_backwards(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(4), chunks=(2,))
+    create_array(repo, "x", data=np.arange(4), chunks=(2,))
     first = repo.head()
     assert first is not None
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x")[0] = 9
+    write_array(repo, "x", 0, 9)
     repo.tags["second"] = 1
     assert {node.path: node.change for node in repo.diff(first)} == {"": "added", "x": "added"}
     assert repo.diff("second").nodes == repo.diff(0, 1).nodes
@@ -133,9 +130,7 @@ def _array(store: txstore.TxStore, path: str, zarr_format: Any, shape: tuple[int
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("names", [("0", "c", "x", "z"), ("0",), ()])
-def test_an_array_that_becomes_a_group_and_the_reverse(
-    repo: txstore.Repository, zarr_format: Any, names: tuple[str, ...]
-) -> None:
+def test_an_array_that_becomes_a_group_and_the_reverse(repo, zarr_format, names):
     """Some members have names of chunks, and sort before and behind them."""
     with repo.transaction() as store:
         _members(store, "g/m", *names)
@@ -157,8 +152,7 @@ def test_an_array_that_becomes_a_group_and_the_reverse(
 
 
 def test_a_chunk_behind_the_end_of_an_array_that_has_shrunk(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(1, 7), chunks=(2,))
+    create_array(repo, "x", data=np.arange(1, 7), chunks=(2,))
     with repo.transaction() as store:
         zarr.open_array(store, path="x").resize((2,))
     node = repo.diff(1)["x"]
@@ -169,15 +163,12 @@ def test_a_chunk_behind_the_end_of_an_array_that_has_shrunk(repo: txstore.Reposi
 
 
 def test_two_branches(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
+    create_array(repo, "x", data=np.arange(6), chunks=(2,))
     base = repo.head()
     assert base is not None
     repo.branches["dev"] = base
-    with repo.transaction(branch="dev") as store:
-        zarr.open_array(store, path="x")[0] = 10
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x")[2] = 20
+    write_array(repo, "x", 0, 10, branch="dev")
+    write_array(repo, "x", 2, 20)
     with repo.transaction() as store:
         zarr.open_array(store, path="x")[0] = 10  # as on the other
     assert repo.diff("dev", "main")["x"].regions == [a_slice((2, 4))]
@@ -186,16 +177,14 @@ def test_two_branches(repo: txstore.Repository) -> None:
     blame = repo.blame("x", branch="dev")
     assert [str(blame[at]) for at in range(3)] == ["dev@1", "main@0", "main@0"]
     assert [str(commit) for commit in repo.log("dev", path="x")] == ["dev@1", "main@0"]
-    with repo.transaction(branch="dev") as store:
-        zarr.open_array(store, path="x")[4] = 30
+    write_array(repo, "x", 4, 30, branch="dev")
     repo.merge("dev")
     assert repo.diff("main", "dev", three_dot=True).nodes == []  # all of it was merged
     assert repo.diff("dev", "main", three_dot=True)["x"].regions == [a_slice((2, 4))]
 
 
 def test_what_is_staged(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(4), chunks=(2,))
+    create_array(repo, "x", data=np.arange(4), chunks=(2,))
     with repo.transaction() as store:
         z = zarr.open_array(store, path="x")
         z[:2] = z[:2]  # as it was
@@ -230,8 +219,7 @@ def test_as_all_values_compared(tmp_path_factory: pytest.TempPathFactory, data: 
     repo = txstore.Repository(tmp_path_factory.mktemp("diff") / "data.tx", durability="none")
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     chunks = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=shape, chunks=chunks, dtype="i1", fill_value=3)
+    create_array(repo, "x", shape=shape, chunks=chunks, dtype="i1", fill_value=3)
     for _ in range(data.draw(st.integers(1, 4))):
         with repo.transaction() as store:
             z = zarr.open_array(store, path="x")
@@ -243,7 +231,6 @@ def test_as_all_values_compared(tmp_path_factory: pytest.TempPathFactory, data: 
         if data.draw(st.booleans()):
             repo.optimize()
     head = repo.head()
-    assert head is not None
     one, other = (data.draw(st.integers(0, head.version)) for _ in range(2))
     sides = [np.asarray(zarr.open_array(repo.snapshot(version), path="x", mode="r")[:]) for version in (one, other)]
     whole = np.maximum(*(side.shape for side in sides))

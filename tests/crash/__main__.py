@@ -1,7 +1,5 @@
 """Lose the power again and again, and say how often that was survived: `python -m tests.crash --images 100000`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,13 +1,12 @@
 """What every image has to hold: all that was promised, beyond it only whole commits, and a repository that goes on."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import txstore
 from tests.crash.disk import Disk, Tree
 from tests.crash.system import SYSTEM, URL, Process, forget_all
 from tests.crash.world import MAINTENANCE, Made, World
+from tests.tools.inside import existing, open_named, stored_commit
 from txstore.format import encoding, names, records
 from txstore.format.commitfile import Header
 from txstore.format.records import Tag
@@ -188,7 +187,7 @@ def _look_at_promised(world: World, promised: list[str]) -> None:
     oldest_kept, safe = repo.engine.commits.oldest_kept.of("main"), _safe(world, promised)
     ids: list[str] = []
     for version in range(oldest_kept, safe):
-        stored = repo.engine.commits.files.read("main", version)
+        stored = stored_commit(repo, version)
         assert stored is not None, f"commit {version} is gone, and only those below {oldest_kept} were to go"
         headers = _chain(stored.hash)
         _note_maintenance(world, headers)
@@ -229,13 +228,7 @@ def _repair(world: World, promised: list[str]) -> None:
 
 
 def _check_faults(
-    repo: txstore.Repository,
-    world: World,
-    found: Found,
-    promised: list[str],
-    *,
-    lost_power: bool,
-    tidy: bool = False,
+    repo: txstore.Repository, world: World, found: Found, promised: list[str], *, lost_power: bool, tidy: bool = False
 ) -> None:
     """A loss of power may leave three kinds of faults, and no others.
 
@@ -281,7 +274,7 @@ def _resume(world: World, found: Found) -> None:
         }
         with Process():
             repo = world.open()
-            tx = repo.engine.named(name)
+            tx = open_named(repo, name)
             if part.transaction in found.ids:
                 assert tx.id != part.transaction, "it was committed, and goes on"
                 tx.rollback()
@@ -299,15 +292,15 @@ def _resume(world: World, found: Found) -> None:
 
 def finish(world: World, repo: txstore.Repository, name: str, staged: dict[str, bytes]) -> None:
     """Commit a transaction with a name. What a process was doing when it died is done again."""
-    tx = repo.engine.existing(name)
+    tx = existing(repo, name)
     try:
         world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
     except txstore.ParticipantLostError as error:
         if set(error.keys) & set(staged):
             raise AssertionError("what was left in good order is lost") from error
-        tx = repo.engine.named(name)
+        tx = open_named(repo, name)
         world.leave(tx, name, {key: world.value() for key in error.keys})
-        tx = repo.engine.existing(name)
+        tx = existing(repo, name)
         world.commit(tx, {key: bytes(tx[key]) for key in tx.changes()["set"]})
 
 

@@ -21,8 +21,6 @@ promises is taken, and no more; ext4, XFS and btrfs leave a part of what is gene
 Nothing is assumed of the order in which different files and directories come to the disk.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -99,21 +97,21 @@ class Disk:
         self.start: Tree = start or ({ROOT: {}}, {})
         self.directories = {inode: dict(entries) for inode, entries in self.start[0].items()}
         self.files: dict[int, bytes | bytearray] = dict(self.start[1])
-        self._next = max((*self.directories, *self.files)) + 1
+        self.next = max((*self.directories, *self.files)) + 1
         self.steps: list[Step] = []
         for step in steps or ():
             self.record(step)
 
     def new_inode(self) -> int:
-        self._next += 1
-        return self._next
+        self.next += 1
+        return self.next
 
     def record(self, step: Step) -> None:
         """Do what a step does."""
         self.steps.append(step)
         for change in step.changes:
             if isinstance(change, Enter):
-                self._next = max(self._next, change.inode)
+                self.next = max(self.next, change.inode)
                 self.directories[change.directory][change.name] = change.inode
             elif isinstance(change, Leave):
                 self.directories[change.directory].pop(change.name, None)
@@ -143,13 +141,13 @@ class Disk:
 
     def tree(self) -> dict[str, bytes | None]:
         """Everything by path: the contents of files, None for directories."""
-        return dict(self._walk(ROOT, ""))
+        return dict(self.walk(ROOT, ""))
 
-    def _walk(self, directory: int, path: str) -> Iterator[tuple[str, bytes | None]]:
+    def walk(self, directory: int, path: str) -> Iterator[tuple[str, bytes | None]]:
         for name, inode in sorted(self.directories[directory].items()):
             if inode in self.directories:
                 yield path + name, None
-                yield from self._walk(inode, f"{path}{name}/")
+                yield from self.walk(inode, f"{path}{name}/")
             else:
                 yield path + name, bytes(self.files[inode])
 
@@ -190,7 +188,7 @@ class PowerLoss:
     def __init__(self, start: Tree) -> None:
         self._directories = {inode: dict(entries) for inode, entries in start[0].items()}  # as they are durable
         self._files = dict(start[1])
-        self._is_directory = set(start[0])
+        self.is_directory = set(start[0])
         self.names: list[Naming] = []  # what is not durable, in the order that it happened in
         self.contents: dict[int, list[Write | Resize]] = {}
         self._versions: dict[int, list[bytes]] = {}
@@ -213,7 +211,7 @@ class PowerLoss:
             else:
                 self.names.append(change)
                 if isinstance(change, Enter) and step.call == "mkdir":
-                    self._is_directory.add(change.inode)
+                    self.is_directory.add(change.inode)
 
     def versions(self, inode: int) -> list[bytes]:
         """Return what a file held at its last sync, and after each change since."""
@@ -237,7 +235,7 @@ class PowerLoss:
             return image
         directories, files = image.tree
         for path, content in replaced.items():
-            directory, name = self._find(directories, path)
+            directory, name = self.find(directories, path)
             if directory is None or name not in directories[directory]:
                 continue
             if content is None:
@@ -247,7 +245,7 @@ class PowerLoss:
         return Image(f"everything, but {replaced}", image.tree, hash((image.identity, *replaced.values())))
 
     @staticmethod
-    def _find(directories: dict[int, dict[str, int]], path: str) -> tuple[int | None, str]:
+    def find(directories: dict[int, dict[str, int]], path: str) -> tuple[int | None, str]:
         *parents, name = path.split("/")
         directory: int | None = ROOT
         for parent in parents:
@@ -257,7 +255,7 @@ class PowerLoss:
     def versions_of(self, path: str) -> list[bytes]:
         """Return the contents that a file has had since its last sync, none if it is not there."""
         directories = self._image("everything", range(len(self.names)), {}).tree[0]
-        directory, name = self._find(directories, path)
+        directory, name = self.find(directories, path)
         inode = None if directory is None else directories[directory].get(name)
         return [] if inode is None else self.versions(inode)
 
@@ -300,15 +298,15 @@ class PowerLoss:
     def _content(self, inode: int, how: str, chance: random.Random) -> bytes:
         if how == OLD:
             return self.versions(inode)[0]
-        return self._hollow(inode) if how == HOLLOW else self._torn(inode, chance)
+        return self.hollow(inode) if how == HOLLOW else self.torn(inode, chance)
 
-    def _hollow(self, inode: int) -> bytes:
+    def hollow(self, inode: int) -> bytes:
         """The file has its new size, and nothing in it that was not synced."""
         versions = self.versions(inode)
         old, length = versions[0], len(versions[-1])
         return old[:length] + bytes(max(0, length - len(old)))
 
-    def _torn(self, inode: int, chance: random.Random) -> bytes:
+    def torn(self, inode: int, chance: random.Random) -> bytes:
         versions = self.versions(inode)
         length = len(chance.choice(versions))
         torn = bytearray()
@@ -335,7 +333,7 @@ class PowerLoss:
             found = directories[directory] = entries.get(directory, {})
             seen.append((directory, frozenset(found.items())))
             for inode in found.values():
-                if inode in self._is_directory:
+                if inode in self.is_directory:
                     left.append(inode)
                 elif inode not in files:
                     content = contents.get(inode)

@@ -1,12 +1,11 @@
 """What another process does after programs were killed: on the same disk, where much of theirs is not durable yet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.crash.checking import finish
 from tests.crash.system import Process
 from tests.crash.world import World
+from tests.tools.inside import existing, join_shared, open_named
 
 
 def commit_and_tag(world: World) -> None:
@@ -25,7 +24,7 @@ def cooperate(world: World) -> None:
         tx["followed/1"] = changes["followed/1"]
         shared = tx.participation.share()
         with Process() as worker:
-            theirs = world.open().engine.join(shared, repo.engine.commits.identity.id)
+            theirs = join_shared(world.open(), shared)
             theirs["followed/2"] = changes["followed/2"]
             theirs.participation.seal()
             theirs.participation.end()
@@ -38,7 +37,7 @@ def resume(world: World) -> None:
     with Process():
         repo = world.open()
         found = {commit.id for commit in repo.log()} if repo.exists else set()
-        tx = repo.engine.named("run")
+        tx = open_named(repo, "run")
         assert tx.id not in found, "it was committed, and goes on"
         world.leave(tx, "run", {"followed/1": world.value(300)})
         world.end(tx)
@@ -49,9 +48,9 @@ def roll_back(world: World) -> None:
     """Give a transaction with a name up, and begin another one with that name."""
     with Process():
         repo = world.open()
-        tx = repo.engine.named("run")
+        tx = open_named(repo, "run")
         tx.participation.leave()
-        tx = repo.engine.existing("run")
+        tx = existing(repo, "run")
         world.end(tx)
         tx.rollback()
         world.put(repo, {"followed/1": world.value()})

@@ -167,13 +167,7 @@ def _sample(loss: PowerLoss, chance: random.Random, most: int, share: float) -> 
 
 
 def _look_at(
-    recording: Recording,
-    number: int,
-    image: Image,
-    killed: bool,
-    chance: random.Random,
-    counts: Counts,
-    share: float,
+    recording: Recording, number: int, image: Image, killed: bool, chance: random.Random, counts: Counts, share: float
 ) -> None:
     boot = 1 if killed else chance.choice(_OTHER_BOOTS)
     how = "killed" if killed else f"power lost, boot {boot}"

@@ -1,7 +1,5 @@
 """Looks at what is left after each step of something, if it is killed or loses power there."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

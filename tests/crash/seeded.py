@@ -5,8 +5,6 @@ miss would be one that nobody needs, or one that the harness knows too little to
 listed with the reason why. Checks against damage that no crash does are in `tests/system/bad_input`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
@@ -116,14 +114,8 @@ OMITTED = [
     Omitted("rename locks/staging", "named"),
     Omitted("link packs/*/* < prepare < commit", "cooperative"),
     Omitted("link packs/*/* < prepare < optimize", "optimized"),
-    Omitted(
-        "rename commits/main/N < take version < publish < optimize",
-        "optimized",
-    ),
-    Omitted(
-        "rename commits/main/N < take version < publish < vacuum",
-        "vacuumed",
-    ),
+    Omitted("rename commits/main/N < take version < publish < optimize", "optimized"),
+    Omitted("rename commits/main/N < take version < publish < vacuum", "vacuumed"),
     Omitted("rename oldest_kept/main/N", "sleeper"),
     Omitted("rename quarantine/commits/main/N", "repaired"),
     Omitted("replace zarr.json", "repaired guard"),
@@ -297,12 +289,7 @@ EDITS = [
     ),
     Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
-    Edit(
-        "history.publisher:Publisher.publish",
-        "not self.commits.files.has(ahead)",
-        "False",
-        "killed in the queue",
-    ),
+    Edit("history.publisher:Publisher.publish", "not self.commits.files.has(ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.
     Edit("history.branches:Branches._create", "commits.durability.ensure(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
@@ -320,10 +307,7 @@ EDITS = [
         "branches vacuumed",
     ),
     Edit(
-        "history.publisher:Publisher._check_oldest_kept",
-        "self.commits.versions.give_back(stored)",
-        "pass",
-        "sleeper",
+        "history.publisher:Publisher._check_oldest_kept", "self.commits.versions.give_back(stored)", "pass", "sleeper"
     ),
     Edit(
         "maintenance.optimize:_Optimizer.contents",

@@ -55,25 +55,25 @@ class Process:
 
     def __init__(self) -> None:
         self._joined: dict[bytes, Any] = {}
-        self._participants = type(own_part._parts)()
-        self._patches: list[Any] = []
-        self._outer: Process | None = None
+        self.participants = type(own_part._parts)()
+        self.patches: list[Any] = []
+        self.outer: Process | None = None
 
     def __enter__(self) -> Process:
-        self._patches = [
+        self.patches = [
             mock.patch.object(engine_module, "_joined", self._joined),
-            mock.patch.object(own_part, "_parts", self._participants),
+            mock.patch.object(own_part, "_parts", self.participants),
             mock.patch.object(own_part, "at_exit", _ignore),
         ]
-        for patch in self._patches:
+        for patch in self.patches:
             patch.start()
-        self._outer, SYSTEM.process = SYSTEM.process, self
+        self.outer, SYSTEM.process = SYSTEM.process, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        for patch in self._patches:
+        for patch in self.patches:
             patch.stop()
-        SYSTEM.process = self._outer
+        SYSTEM.process = self.outer
 
     def die(self) -> None:
         """Let go of everything at once, as when killed."""
@@ -152,28 +152,28 @@ class System:
 
     # --- calls
 
-    def _begin(self, call: str, path: str) -> str:
+    def begin(self, call: str, path: str) -> str:
         """Let happen what a test wants to happen instead of a call, or before it; return where it comes from."""
         self.calls += 1
         if self.calls > self.most_calls:
             # Finalizers that run now must make no further call.
             _let_go_of_pins(lambda descriptor: descriptor is None or descriptor in self._open)
             raise AssertionError(f"{call} {path} is call {self.calls}: there is no end to it")
-        site = self._site(call, path) if self.wants_sites else ""
+        site = self.site(call, path) if self.wants_sites else ""
         if self.before is not None:
             self.before(call, path, site)
         return site
 
-    def _finish(self, call: str, path: str, site: str, *changes: Change) -> None:
+    def finish(self, call: str, path: str, site: str, *changes: Change) -> None:
         if changes and not site.startswith(self.omitted):
             self.disk.record(Step(call, path, site, changes))
         if self.after is not None:
             self.after(call, path, site)
 
-    def _do(self, call: str, path: str, *changes: Change) -> None:
-        self._finish(call, path, self._begin(call, path), *changes)
+    def do(self, call: str, path: str, *changes: Change) -> None:
+        self.finish(call, path, self.begin(call, path), *changes)
 
-    def _site(self, call: str, path: str) -> str:
+    def site(self, call: str, path: str) -> str:
         """Return what is called, for which kind of file, and within which steps of the product: the innermost first."""
         steps: list[str] = []
         frame: Any = sys._getframe(1)
@@ -210,7 +210,7 @@ class System:
         return inode
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        site = self._begin("open", path)
+        site = self.begin("open", path)
         directory, name = self._split(path)
         inode = directory if name == "." else self.disk.directories[directory].get(name)
         if inode is not None and flags & os.O_EXCL:
@@ -219,13 +219,13 @@ class System:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             inode = self.disk.new_inode()
-            self._finish("create", path, site, Enter(directory, name, inode))
-        self._check_kind(inode, flags, path)
+            self.finish("create", path, site, Enter(directory, name, inode))
+        self.check_kind(inode, flags, path)
         self._descriptor += 1
         self._open[self._descriptor] = _Open(inode, path, self.process)
         return self._descriptor
 
-    def _check_kind(self, inode: int, flags: int, path: str) -> None:
+    def check_kind(self, inode: int, flags: int, path: str) -> None:
         is_directory = inode in self.disk.directories
         if flags & os.O_DIRECTORY and not is_directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -241,22 +241,22 @@ class System:
         if not flags & os.O_PATH:
             return self.open(whole, flags, mode)
         if flags & os.O_NOFOLLOW:
-            self._begin("stat", whole)
+            self.begin("stat", whole)
         inode = self.find(whole)
-        self._check_kind(inode, flags, whole)
+        self.check_kind(inode, flags, whole)
         self._descriptor += 1
         self._open[self._descriptor] = _Open(inode, whole, self.process)
         return self._descriptor
 
-    def _at(self, name: str, directory: int | None) -> str:
-        return name if directory is None else posixpath.join(self._opened(directory).path, name)
+    def at(self, name: str, directory: int | None) -> str:
+        return name if directory is None else posixpath.join(self.opened(directory).path, name)
 
-    def _content(self, inode: int, path: str) -> bytes | bytearray:
+    def content(self, inode: int, path: str) -> bytes | bytearray:
         if inode in self.disk.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return self.disk.files[inode]
 
-    def _opened(self, descriptor: int) -> _Open:
+    def opened(self, descriptor: int) -> _Open:
         try:
             return self._open[descriptor]
         except KeyError:
@@ -269,40 +269,40 @@ class System:
             locks[:] = [lock for lock in locks if lock[0] is not found]
 
     def lseek(self, descriptor: int, offset: int, whence: int) -> int:
-        return len(self.disk.files[self._opened(descriptor).inode]) + offset  # only ever from the end
+        return len(self.disk.files[self.opened(descriptor).inode]) + offset  # only ever from the end
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        found = self._opened(descriptor)
+        found = self.opened(descriptor)
         return bytes(self.disk.files[found.inode][offset : offset + length])
 
     def pwrite(self, descriptor: int, content: Any, offset: int) -> int:
         return self.pwritev(descriptor, [content], offset)
 
     def pwritev(self, descriptor: int, parts: Sequence[Any], offset: int) -> int:
-        found = self._opened(descriptor)
+        found = self.opened(descriptor)
         content = b"".join(parts)[: self.writes_at_most]
-        self._do("write", found.path, Write(found.inode, offset, content))
+        self.do("write", found.path, Write(found.inode, offset, content))
         return len(content)
 
     def ftruncate(self, descriptor: int, length: int) -> None:
-        found = self._opened(descriptor)
-        self._do("truncate", found.path, Resize(found.inode, length))
+        found = self.opened(descriptor)
+        self.do("truncate", found.path, Resize(found.inode, length))
 
     def fsync(self, descriptor: int) -> None:
-        found = self._opened(descriptor)
+        found = self.opened(descriptor)
         is_directory = found.inode in self.disk.directories
         change = SyncNames(found.inode) if is_directory else Sync(found.inode)
-        self._do("sync names" if is_directory else "sync", found.path, change)
+        self.do("sync names" if is_directory else "sync", found.path, change)
 
     fdatasync = fsync
 
     def fstat(self, descriptor: int) -> Any:
-        return self._status(self._opened(descriptor).inode)
+        return self.status(self.opened(descriptor).inode)
 
     def lstat(self, path: str) -> Any:
-        return self._status(self.find(path))
+        return self.status(self.find(path))
 
-    def _status(self, inode: int) -> Any:
+    def status(self, inode: int) -> Any:
         mode = 0o40755 if inode in self.disk.directories else 0o100644
         return SimpleNamespace(
             st_mode=mode,
@@ -314,30 +314,30 @@ class System:
 
     def list_directory(self, root: str, path: str) -> list[str]:
         path = posixpath.join(root, path).rstrip("/")
-        self._begin("list", path)
+        self.begin("list", path)
         inode = self.find(path)
         if inode not in self.disk.directories:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return list(self.disk.directories[inode])
 
     def mkdir(self, path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        path = self._at(path, dir_fd)
-        site = self._begin("mkdir", path)
-        directory, name = self._free(path)
-        self._finish("mkdir", path, site, Enter(directory, name, self.disk.new_inode()))
+        path = self.at(path, dir_fd)
+        site = self.begin("mkdir", path)
+        directory, name = self.free(path)
+        self.finish("mkdir", path, site, Enter(directory, name, self.disk.new_inode()))
 
     def rmdir(self, path: str, *, dir_fd: int | None = None) -> None:
-        path = self._at(path, dir_fd)
+        path = self.at(path, dir_fd)
         if self.disk.directories[self.find(path)]:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._do("rmdir", path, Leave(*self._split(path)))
+        self.do("rmdir", path, Leave(*self._split(path)))
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
-        path = self._at(path, dir_fd)
-        site = self._begin("unlink", path)
+        path = self.at(path, dir_fd)
+        site = self.begin("unlink", path)
         if self.find(path) in self.disk.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        self._finish("unlink", path, site, Leave(*self._split(path)))
+        self.finish("unlink", path, site, Leave(*self._split(path)))
 
     def link(
         self,
@@ -348,13 +348,13 @@ class System:
         dst_dir_fd: int | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        source, target = self._at(source, src_dir_fd), self._at(target, dst_dir_fd)
-        site = self._begin("link", target)
+        source, target = self.at(source, src_dir_fd), self.at(target, dst_dir_fd)
+        site = self.begin("link", target)
         inode = self.find(source)
-        directory, name = self._free(target)
-        self._finish("link", target, site, Enter(directory, name, inode))
+        directory, name = self.free(target)
+        self.finish("link", target, site, Enter(directory, name, inode))
 
-    def _free(self, path: str) -> tuple[int, str]:
+    def free(self, path: str) -> tuple[int, str]:
         directory, name = self._split(path)
         if name == "." or name in self.disk.directories[directory]:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -367,45 +367,45 @@ class System:
             with contextlib.suppress(OSError):
                 self.unlink(source)
             return
-        site = self._begin("rename", target)
+        site = self.begin("rename", target)
         inode = self.find(source)
         old_directory, old = self._split(source)
-        directory, name = self._free(target)
+        directory, name = self.free(target)
         changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
         if old_directory != directory:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
-        self._finish("rename", target, site, *changes)
+        self.finish("rename", target, site, *changes)
 
     def replace(
         self, source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
     ) -> None:
-        source, target = self._at(source, src_dir_fd), self._at(target, dst_dir_fd)
-        site = self._begin("replace", target)
+        source, target = self.at(source, src_dir_fd), self.at(target, dst_dir_fd)
+        site = self.begin("replace", target)
         inode = self.find(source)
         (old_directory, old), (directory, name) = self._split(source), self._split(target)
         changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
         if old_directory != directory:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
-        self._finish("replace", target, site, *changes)
+        self.finish("replace", target, site, *changes)
 
     def map_file(self, root: str, path: str) -> bytes:
         path = posixpath.join(root, path)
-        self._begin("map", path)
-        return bytes(self._content(self.find(path), path))
+        self.begin("map", path)
+        return bytes(self.content(self.find(path), path))
 
     def allocate(self, descriptor: int, offset: int, length: int) -> bool:
-        found = self._opened(descriptor)
+        found = self.opened(descriptor)
         if offset + length > len(self.disk.files[found.inode]):
-            self._do("allocate", found.path, Resize(found.inode, offset + length))
+            self.do("allocate", found.path, Resize(found.inode, offset + length))
         return True
 
     def start_writeback(self, descriptor: int, offset: int, length: int) -> None:
-        self._opened(descriptor)
+        self.opened(descriptor)
 
     # --- locks
 
     def fcntl(self, descriptor: int, command: int, argument: bytes) -> bytes:
-        found = self._opened(descriptor)
+        found = self.opened(descriptor)
         kind, _, start, length, _ = struct.unpack(_FLOCK, argument)
         end = start + length if length else _TO_THE_END
         held = self._locks.setdefault(found.inode, [])

@@ -3,8 +3,6 @@
 TXSTORE_CRASH_IMAGES says how many images are looked at, about; where it is not given, a sample that takes some seconds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -17,10 +15,7 @@ from tests.crash.harness import Counts, after_kill, explore, record
 from tests.crash.system import simulated
 from tests.crash.workloads import WORKLOADS
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")]
 
 IMAGES = int(os.environ.get("TXSTORE_CRASH_IMAGES", "1000"))
 _EACH = IMAGES // 2 // len(WORKLOADS)

@@ -1,7 +1,5 @@
 """An erasure is killed, or the power lost, after every step of it: done again, it is done, and nothing else is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -15,10 +13,7 @@ from tests.crash.disk import Disk, Image, Tree
 from tests.crash.interrupted import after_every_step
 from tests.crash.system import SYSTEM, URL, Process, forget_all, simulated
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")]
 
 #: So many images are looked at.
 IMAGES = max(40, int(os.environ.get("TXSTORE_CRASH_IMAGES", "0")) // 10)

@@ -4,8 +4,6 @@ Real full disks are in `tests/system/bad_input/test_full_disk.py`, transactions 
 `tests/system/processes/test_named_deaths.py`; here it is every single call, whoever makes it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -20,12 +18,10 @@ from tests.crash.checking import look
 from tests.crash.disk import Disk
 from tests.crash.system import SYSTEM, Process, forget_all, simulated
 from tests.crash.world import World
+from tests.tools.inside import join_shared
 from txstore.transactions.transaction import Transaction
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")]
 
 #: Of the calls of each workload and kind, so many fail, one in each run; 0: all of them.
 SAMPLE = 0 if "TXSTORE_CRASH_IMAGES" in os.environ else 12
@@ -62,11 +58,11 @@ class Writer:
                 self.world.commit(tx, changes)
             except (OSError, txstore.TxStoreError) as error:
                 self.told.append(error)
-                if tx is None or not self._was_committed(tx, error, changes):
+                if tx is None or not self.was_committed(tx, error, changes):
                     continue
             return
 
-    def _was_committed(self, tx: Transaction, error: BaseException, changes: dict[str, bytes]) -> bool:
+    def was_committed(self, tx: Transaction, error: BaseException, changes: dict[str, bytes]) -> bool:
         """Find out, or try again: the transaction is as it was, unless it says that it is failed."""
         assert tx.state in ("open", "failed", "of unknown outcome"), tx.state
         if isinstance(error, txstore.CommitUnknownError):
@@ -106,7 +102,7 @@ def cooperative(world: World) -> Writer:
         shared = tx.participation.share()
         assert shared is not None
         with Process() as process:
-            theirs = world.open().engine.join(shared, writer.repo.engine.commits.identity.id)
+            theirs = join_shared(world.open(), shared)
             try:
                 theirs["b/1"] = changes["b/1"]
                 theirs.participation.seal()

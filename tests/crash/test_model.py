@@ -1,7 +1,5 @@
 """The simulated disk: what it promises, and what it may take. The product does the same on it as on a real one."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -13,6 +11,7 @@ import pytest
 import txstore
 from tests.crash.disk import ROOT, Disk, Enter, Leave, Move, PowerLoss, Resize, Step, Sync, SyncNames, Write
 from tests.crash.system import URL, Process, simulated
+from tests.tools.inside import open_named
 from txstore.format import names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")
@@ -93,7 +92,7 @@ def test_the_product_does_the_same_on_a_real_disk(tmp_path: Path) -> None:
             tx[f"b/{number}"] = bytes(number * 700)
             tx.commit()
         repo.tags["one"] = repo.head()
-        tx = repo.engine.named("run")
+        tx = open_named(repo, "run")
         tx["c"] = b"1"
         tx.participation.leave()
 

@@ -1,7 +1,5 @@
 """The harness finds every bug that is put into the product: else it would see too little, or it would be no bug."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 
@@ -14,10 +12,7 @@ from tests.crash.seeded import EDITS, OMITTED, SUPERFLUOUS, Edit, Omitted, edite
 from tests.crash.system import simulated
 from tests.crash.workloads import WORKLOADS
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="the simulated system is a Linux")]
 
 
 def is_found(bug: Omitted | Edit) -> bool:

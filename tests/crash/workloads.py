@@ -1,7 +1,5 @@
 """What is going on when the power is lost. A new workload is a function here, and a line in the table at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,6 +13,7 @@ import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process, ProgramDied
 from tests.crash.world import TORN, Made, Promise, World, some
+from tests.tools.inside import branch_id, existing, join_shared, open_named
 from txstore.format import names
 from txstore.format.regions import Region
 from txstore.maintenance import retention
@@ -73,7 +72,7 @@ def cooperative(world: World) -> None:
             workers.append(worker)
             with worker:
                 repo = world.open()
-                theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+                theirs = join_shared(repo, shared)
                 changes[f"b/{number}"] = theirs[f"b/{number}"] = world.value(size)
                 theirs.participation.seal()
                 theirs.participation.end()
@@ -120,7 +119,7 @@ def parts(world: World) -> None:
         for worker in (Process(), Process()):
             with worker:
                 there = world.open()
-                joined.append((worker, there.engine.join(shared, there.engine.commits.identity.id)))
+                joined.append((worker, join_shared(there, shared)))
                 joined[-1][1].get("a")
         write(rival, 1500 + offset, 1600)
         world.commit(rival, {"p/c/0": bytes(chunk)})
@@ -140,14 +139,14 @@ def named(world: World) -> None:
     for number in range(2):
         process = Process()
         with process:
-            tx = world.open().engine.named("run")
+            tx = open_named(world.open(), "run")
             staged = {f"b/{number}": world.value(400), f"c/{number}": world.value()}
             world.leave(tx, "run", staged)
             changes |= staged
         process.die()
     with Process():
         repo = world.open()
-        tx = repo.engine.existing("run")
+        tx = existing(repo, "run")
         world.end(tx)
         world.commit(tx, changes)
         world.put(repo, {"a": world.value()})
@@ -156,18 +155,18 @@ def named(world: World) -> None:
 def named_first(world: World) -> None:
     """A transaction with a name is the first that there is; it is left, and its name is given to another."""
     with Process():
-        tx = world.open().engine.named("run")
+        tx = open_named(world.open(), "run")
         world.leave(tx, "run", {"a": world.value(2000)})
     with Process():
-        tx = world.open().engine.existing("run")
+        tx = existing(world.open(), "run")
         world.end(tx)
         tx.rollback()
     with Process():
         repo = world.open()
-        tx = repo.engine.named("run")
+        tx = open_named(repo, "run")
         staged = {"b": world.value()}
         world.leave(tx, "run", staged)
-        again = repo.engine.existing("run")
+        again = existing(repo, "run")
         world.end(again)
         world.commit(again, staged)
 
@@ -182,7 +181,7 @@ def cooperative_scratch(world: World) -> None:
     shared = tx.participation.share()
     with Process() as worker:
         repo = world.open("none")
-        theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+        theirs = join_shared(repo, shared)
         theirs["b/1"] = changes["b/1"]
         theirs.participation.seal()
         theirs.participation.end()
@@ -311,7 +310,7 @@ def merged_scratch(world: World) -> None:
         theirs = {f"b/{number}": world.value(900)}
         with scratch.begin(branch="dev") as made:
             made.update(theirs)
-        head = scratch.engine.commits.head(scratch.engine.branch("dev"))
+        head = scratch.engine.commits.head(branch_id(scratch, "dev"))
         process = Process()
         with process:
             there = world.open()
@@ -330,7 +329,7 @@ def merged_while_pending(world: World) -> None:
     repo = world.open()
     world.branch(repo, "dev", world.put(repo, {"a": world.value(), "b/zarr.json": _GROUP}))
     theirs = {"b/0": world.value(900)}
-    dev = repo.engine.branch("dev")
+    dev = branch_id(repo, "dev")
 
     def before(call: str, path: str, site: str) -> None:
         if call == "sync names" and path.endswith(f"commits/{dev}"):
@@ -366,8 +365,8 @@ def named_on_scratch(world: World) -> None:
     with Process():
         repo = world.open()
         staged = {"b": world.value()}
-        world.leave(repo.engine.named("run"), "run", staged)
-        tx = repo.engine.existing("run")
+        world.leave(open_named(repo, "run"), "run", staged)
+        tx = existing(repo, "run")
         world.end(tx)
         world.commit(tx, staged)
 
@@ -487,7 +486,7 @@ def _several_packs(world: World) -> None:
         worker = Process()
         with worker:
             repo = world.open()
-            theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+            theirs = join_shared(repo, shared)
             theirs["b/2"] = changes["b/2"]
             theirs.participation.seal()
             theirs.participation.end()
@@ -549,14 +548,14 @@ def vacuumed_around(world: World) -> None:
             if number == 1:
                 world.tag(repo, "one", commit)
             if number == 3:
-                world.leave(world.open().engine.named("run"), "run", {"c": world.value(300)})
+                world.leave(open_named(world.open(), "run"), "run", {"c": world.value(300)})
         world.optimize(repo)
     process.die()
     process = Process()
     with process:
         repo = world.open()
         assert world.vacuum(repo, keep=1) == 3
-        tx = repo.engine.existing("run")
+        tx = existing(repo, "run")
         world.end(tx)
         world.commit(tx, {"c": world.parts[-1].staged["c"]})
     process.die()
@@ -681,7 +680,7 @@ def linked(world: World) -> None:
     shared = tx.participation.share()
     with Process() as worker:
         repo = world.open()
-        theirs = repo.engine.join(shared, repo.engine.commits.identity.id)
+        theirs = join_shared(repo, shared)
         theirs["c/1"] = changes["c/1"]
         theirs.participation.seal()
         theirs.participation.end()
@@ -856,7 +855,7 @@ def elsewhere() -> Tree:
     shared = tx.participation.share()
     with Process() as process:
         other = World().open()
-        theirs = other.engine.join(shared, repo.engine.commits.identity.id)
+        theirs = join_shared(other, shared)
         theirs["p"] = _IN_A_PACK["p"]
         theirs.participation.seal()
         theirs.participation.end()

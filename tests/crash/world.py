@@ -220,7 +220,7 @@ class World:
         ids = [each.id for each in repo.log()][::-1]
         self.branches.append(Branched(name, (self.state(ids[: ids.index(commit) + 1]),)))
         repo.branches[name] = commit
-        self._acknowledge(name)
+        self.acknowledge(name)
         if commit not in self.promised(durable_only=True):  # a branch makes its commit durable
             self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, True))
 
@@ -238,7 +238,7 @@ class World:
         held = {key: value for key, value in state.items() if value is not None}
         self.branches[at] = replace(branch, states=(*branch.states, held))
         tx.commit()
-        self._acknowledge(name)
+        self.acknowledge(name)
 
     def merging(self, repo: txstore.Repository, source: str, into: str = "main") -> Transaction:
         """Return a merge of one branch into another, to be committed."""
@@ -261,7 +261,7 @@ class World:
         del repo.branches[name]
         self.branches[at] = replace(self.branches[at], deleted=len(SYSTEM.disk.steps))
 
-    def _acknowledge(self, name: str) -> None:
+    def acknowledge(self, name: str) -> None:
         at = self._number(name)
         branch = self.branches[at]
         self.branches[at] = replace(branch, acknowledged=(*branch.acknowledged, len(SYSTEM.disk.steps)))
@@ -273,7 +273,7 @@ class World:
 
     def optimize(self, repo: txstore.Repository) -> None:
         if (made := repo.optimize()) is not None:
-            self._note(made.id, repo.engine.durability == "fsync")
+            self.note(made.id, repo.engine.durability == "fsync")
             self.optimized.append(len(SYSTEM.disk.steps))
 
     def vacuum(self, repo: txstore.Repository, **arguments: int) -> int:
@@ -290,9 +290,9 @@ class World:
     def note_maintenance(self, repo: txstore.Repository) -> None:
         for commit in [*repo.log()][::-1]:
             if commit.message in MAINTENANCE:  # a vacuum is durable in any case
-                self._note(commit.id, commit.message == "vacuum" or repo.engine.durability == "fsync")
+                self.note(commit.id, commit.message == "vacuum" or repo.engine.durability == "fsync")
 
-    def _note(self, commit: str, durable: bool) -> None:
+    def note(self, commit: str, durable: bool) -> None:
         if commit not in self.made:
             self.made[commit] = Made({}, (), durable)
             self.commits.append(Promise(len(SYSTEM.disk.steps), commit, commit, durable))
@@ -327,18 +327,18 @@ class Turns:
     _DEADLINE = 30.0  # seconds, for a thread to get its turn
 
     def __init__(self, seed: int, programs: tuple[Callable[[], object], ...]) -> None:
-        self._chance = random.Random(seed)
-        self._programs = programs
-        self._turn = threading.Condition()
-        self._present = 0
-        self._left = set(range(len(programs)))
-        self._me = threading.local()
-        self._errors: list[BaseException] = []
+        self.chance = random.Random(seed)
+        self.programs = programs
+        self.turn = threading.Condition()
+        self.present = 0
+        self.left = set(range(len(programs)))
+        self.me = threading.local()
+        self.errors: list[BaseException] = []
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(len(self._programs))]
-        SYSTEM.before, before = lambda *_: self._pass_on(self._SWITCH), SYSTEM.before
-        SYSTEM.wait = lambda: self._pass_on(1.0)
+        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(len(self.programs))]
+        SYSTEM.before, before = lambda *_: self.pass_on(self._SWITCH), SYSTEM.before
+        SYSTEM.wait = lambda: self.pass_on(1.0)
         try:
             for thread in threads:
                 thread.start()
@@ -346,32 +346,32 @@ class Turns:
                 thread.join()
         finally:
             SYSTEM.before, SYSTEM.wait = before, None
-        if self._errors:
-            raise self._errors[0]
+        if self.errors:
+            raise self.errors[0]
 
     def _run(self, number: int) -> None:
-        self._me.number = number
+        self.me.number = number
         try:
             self._await()
             with Process():
                 pass
-            self._programs[number]()
+            self.programs[number]()
         except BaseException as error:  # noqa: BLE001 - it is raised again by `run`
-            self._errors.append(error)
-        with self._turn:
-            self._left.discard(number)
-            if self._left:
-                self._present = self._chance.choice(sorted(self._left))
-            self._turn.notify_all()
+            self.errors.append(error)
+        with self.turn:
+            self.left.discard(number)
+            if self.left:
+                self.present = self.chance.choice(sorted(self.left))
+            self.turn.notify_all()
 
-    def _pass_on(self, likely: float) -> None:
-        if self._chance.random() < likely and len(self._left) > 1:
-            with self._turn:
-                self._present = self._chance.choice(sorted(self._left - {self._me.number}))
-                self._turn.notify_all()
+    def pass_on(self, likely: float) -> None:
+        if self.chance.random() < likely and len(self.left) > 1:
+            with self.turn:
+                self.present = self.chance.choice(sorted(self.left - {self.me.number}))
+                self.turn.notify_all()
             self._await()
 
     def _await(self) -> None:
-        with self._turn:
-            if not self._turn.wait_for(lambda: self._present == self._me.number, self._DEADLINE):
+        with self.turn:
+            if not self.turn.wait_for(lambda: self.present == self.me.number, self._DEADLINE):
                 raise TimeoutError("the other programs do not come to an end")

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.store import TxStore
 
 PARTS = 8

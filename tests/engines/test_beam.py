@@ -15,7 +15,7 @@ import pytest
 
 import txstore
 from tests.engines import jobs
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 pytest.importorskip("apache_beam")
 

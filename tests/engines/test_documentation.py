@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import blocks
 from tests.engines.conftest import ROOT
+from tests.tools import blocks
 
 
 def test_the_examples_run(tmp_path: Path) -> None:

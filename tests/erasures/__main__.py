@@ -1,11 +1,9 @@
 """Makes histories, as `make erasures` does, and fails if anything but what was erased is missing, or that is not."""
 
-from __future__ import annotations
-
 import sys
 
-from tests.crew import main
 from tests.erasures.histories import histories
+from tests.tools.crew import main
 
 if __name__ == "__main__":
     sys.exit(main(histories, __doc__, 2000))

@@ -8,8 +8,6 @@ values; the others are unlike any other bytes.
     python -m tests.erasures --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import multiprocessing
@@ -30,10 +28,11 @@ import numpy.typing as npt
 import zarr
 
 import txstore
-from tests.crew import LATE, FailedError, WrongError, repeat
 from tests.maintenance.erased_rows import array_of, files_of
-from tests.maintenance.upkeep import below
-from tests.transactions.faults import watch
+from tests.tools.crew import LATE, FailedError, WrongError, repeat
+from tests.tools.faults import Killed, watch
+from tests.tools.inside import objects_of
+from tests.tools.upkeep import below
 from txstore.format.documents import describe
 from txstore.format.keys import is_document, node_of_document
 
@@ -115,8 +114,6 @@ def _node_of_key(key: str) -> str:
 
 
 # --- other processes
-
-
 def serve(connection: Any) -> None:
     gc.freeze()
     while (told := connection.recv()) is not None:
@@ -132,26 +129,26 @@ class Others:
     """Two processes that erase. One that was killed is replaced."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*LATE, "tests.erasures.histories", "txstore.labels.erasing"])
-        self._members = [self._member() for _ in range(2)]
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload([*LATE, "tests.erasures.histories", "txstore.labels.erasing"])
+        self.members = [self.member() for _ in range(2)]
 
-    def _member(self) -> tuple[Any, Any]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs,), daemon=True)
+    def member(self) -> tuple[Any, Any]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=serve, args=(theirs,), daemon=True)
         process.start()
         return process, ours
 
     def begin(self, number: int, url: str, task: Task) -> None:
-        self._members[number][1].send((url, task))
+        self.members[number][1].send((url, task))
 
     def end(self, number: int, kill_after: float | None) -> str:
-        process, connection = self._members[number]
+        process, connection = self.members[number]
         if kill_after is not None and not connection.poll(kill_after):
             process.kill()
             process.join()
             connection.close()
-            self._members[number] = self._member()
+            self.members[number] = self.member()
             return "killed"
         answer: Any = connection.recv()
         if isinstance(answer, FailedError):
@@ -159,13 +156,9 @@ class Others:
         return str(answer)
 
     def close(self) -> None:
-        for process, connection in self._members:
+        for process, connection in self.members:
             connection.send(None)
             process.join()
-
-
-class KilledError(BaseException):
-    """What a thread meets in the place of a kill."""
 
 
 def in_thread(url: str, options: dict[str, Any], task: Task, dies_at: int | None) -> str:
@@ -177,21 +170,19 @@ def in_thread(url: str, options: dict[str, Any], task: Task, dies_at: int | None
         def die(*_: Any) -> None:
             watched.calls.clear()
             if next(left, None) is None:
-                raise KilledError
+                raise Killed
 
         for name in ("replace", "replace_blanked", "rename_noreplace", "delete", "create"):
             watched.before[name] = die
     try:
         return erase(repo, task)
-    except KilledError:
+    except Killed:
         return "killed"
     finally:
         del repo
 
 
 # --- the history
-
-
 @dataclass
 class History:
     repo: txstore.Repository
@@ -220,12 +211,12 @@ class History:
             array_of(store, "plain", np.arange(5), ["x"], (5,))
 
     def _make(self, store: Any, path: str) -> None:
-        data = self._data(path, range(self.labels))
+        data = self.data(path, range(self.labels))
         shards = {"shards": (4, 2), "chunks": (2, 2)} if self.drawn.random() < 0.2 else {"chunks": (3, 2)}
         compressors = self.drawn.choice([None, None, "auto"]) if path in FEW else None
         array_of(store, path, data, ["p", "x"], compressors=compressors, fill_value=FILLS[path], **shards)
 
-    def _data(self, path: str, labels: Any) -> Values:
+    def data(self, path: str, labels: Any) -> Values:
         if path in FEW:
             return np.array([[self.drawn.randrange(2) for _ in range(2)] for _ in labels], "u1").reshape(-1, 2)
         found = np.frombuffer(self.drawn.randbytes(16 * len(labels)), np.uint64).reshape(-1, 2)
@@ -235,7 +226,7 @@ class History:
 
     # --- what others do to the repository
 
-    def _path(self, store: Any) -> str | None:
+    def path(self, store: Any) -> str | None:
         there = list[str]()
         for path in (*FEW, *UNIQUE):
             with contextlib.suppress(txstore.ErasedError):  # the branch begins with a commit that had it
@@ -247,12 +238,12 @@ class History:
 
     def write(self) -> None:
         with self.repo.transaction("write", branch=self._branch()) as store:
-            path = self._path(store)
+            path = self.path(store)
             if path is not None:
                 array = zarr.open_array(store, path=path)
                 if length := array.shape[0]:
                     label = self.drawn.randrange(length)
-                    array[label] = self._data(path, [label])[0]
+                    array[label] = self.data(path, [label])[0]
 
     def append(self) -> None:
         """On `main` alone: a label is at one place in all commits."""
@@ -263,7 +254,7 @@ class History:
                 if f"{path}/zarr.json" in store:
                     array = zarr.open_array(store, path=path)
                     array.resize((labels.start, 2))
-                    array.append(self._data(path, labels))
+                    array.append(self.data(path, labels))
         self.labels = labels.stop
 
     def make(self) -> None:
@@ -298,7 +289,7 @@ class History:
 
     def rechunk(self) -> None:
         with self.repo.transaction() as store:
-            path = self._path(store)
+            path = self.path(store)
         del store
         if path is not None:
             self.repo.rechunk(path, chunks=(self.drawn.choice([2, 3, 4, 8]), self.drawn.choice([1, 2])), workers=1)
@@ -315,16 +306,16 @@ class History:
 
     def back_up(self) -> None:
         try:
-            self.repo.backup(self._copy, erase=self.copied)
+            self.repo.backup(self.copy, erase=self.copied)
         except txstore.BackupError as error:
             if "a vacuum has passed it" not in str(error):
                 raise
-            shutil.rmtree(self._copy)
-            self.repo.backup(self._copy)
+            shutil.rmtree(self.copy)
+            self.repo.backup(self.copy)
         self.copied = True
 
     @property
-    def _copy(self) -> Path:
+    def copy(self) -> Path:
         return self.directory / "copy.tx"
 
     def check_out(self) -> None:
@@ -340,34 +331,34 @@ class History:
 
     # --- erasures
 
-    def _task(self) -> Task:
+    def task(self) -> Task:
         if self.drawn.random() < 0.15:
             return Task((self.drawn.choice([*FEW, *UNIQUE, "g"]),), None)
         rows = tuple(sorted(self.drawn.sample(range(self.labels), self.drawn.choice([1, 1, 2]))))
         return Task(self.drawn.choice([("",), ("u",), ("g",), ("few",), ("g/u", "few"), ("u", "few")]), rows)
 
     def erase(self) -> None:
-        tasks = [self._task() for _ in range(self.drawn.choice([1, 1, 2, 2, 3]))]
+        tasks = [self.task() for _ in range(self.drawn.choice([1, 1, 2, 2, 3]))]
         if self.unfinished and self.drawn.random() < 0.4:
             tasks[0] = self.unfinished[0]
         before = {key: {*pieces} for key, pieces in self.written.items()}
-        answers = self._run(tasks)
+        answers = self.run(tasks)
         for task, answer in zip(tasks, answers, strict=True):
             self.counts[answer] += 1
             if answer == "killed":
                 self.unfinished.append(task)
             elif answer in ("erased", "nothing left"):
-                self._note(task, before, answer)
+                self.note(task, before, answer)
         self.check(tasks, {task: answer for task, answer in zip(tasks, answers, strict=True) if answer != "killed"})
 
-    def _note(self, task: Task, before: dict[tuple[str, int], set[bytes]], answer: str) -> None:
+    def note(self, task: Task, before: dict[tuple[str, int], set[bytes]], answer: str) -> None:
         for (path, label), pieces in before.items():
             if task.covers(path) and (task.rows is None or label in task.rows):
                 self.secrets |= pieces
                 self.recorded |= pieces if answer == "erased" else set()
         self.unfinished = [each for each in self.unfinished if each != task]
 
-    def _run(self, tasks: list[Task]) -> list[str]:
+    def run(self, tasks: list[Task]) -> list[str]:
         url, answers = self.repo.url, dict[int, Any]()
         kills = self.drawn.random() < 0.4
         threads, waits = list[threading.Thread](), list[tuple[int, int, float | None]]()
@@ -376,7 +367,6 @@ class History:
             dies = kills and at == 0
             if free and self.drawn.random() < 0.6:
                 number = free.pop()
-                assert self.others is not None
                 self.others.begin(number, url, task)
                 waits.append(
                     (at, number, self.drawn.choice([0.1, 0.3, 0.6, 1.0]) * self.drawn.random() if dies else None)
@@ -387,7 +377,6 @@ class History:
                 threads.append(threading.Thread(target=partial(_answer, answers, at, call)))
                 threads[-1].start()
         for at, number, kill_after in waits:
-            assert self.others is not None
             answers[at] = self.others.end(number, kill_after)
         for thread in threads:
             thread.join()
@@ -419,10 +408,10 @@ class History:
             if place in now or not any(
                 each.rows is None and each.covers(place[2]) for each in [*tasks, *self.unfinished]
             ):
-                self._compare(place, was, now.get(place), tasks, ended)
+                self.compare(place, was, now.get(place), tasks, ended)
         self.known = now
 
-    def _compare(
+    def compare(
         self, place: Place, was: Values | None, now: Values | None, tasks: list[Task], ended: dict[Task, str]
     ) -> None:
         path = place[2]
@@ -431,7 +420,7 @@ class History:
         if was is None or (now is None and whole):
             return
         if now is None or now.shape != was.shape:
-            if place[1] < 0 or self._is_expired(place):
+            if place[1] < 0 or self.is_expired(place):
                 return
             raise WrongError(f"{place}: {was.tolist()} is {None if now is None else now.tolist()} after {tasks}")
         if any(each in ended and ended[each] == "erased" for each in whole):
@@ -443,18 +432,18 @@ class History:
             if (must and not is_filled) or not (is_as_before or (of_row and is_filled)):
                 raise WrongError(f"{place}, row {label}: {old} became {new}: {tasks}, {ended}, {self.unfinished}")
 
-    def _is_expired(self, place: Place) -> bool:
+    def is_expired(self, place: Place) -> bool:
         branch, version, _ = place
         return branch not in self.repo.branches or all(each.version != version for each in self.repo.log(branch))
 
     def leaks(self) -> list[str]:
         if self.others is None:
-            objects = self.repo.engine.storage.objects  # type: ignore[attr-defined]
+            objects = objects_of(self.repo)
             found: Iterator[tuple[str, bytes]] = ((path, bytes(objects.get(path))) for path, _ in list(below(objects)))
         else:
             found = files_of(self.repo.url)
         leaks = [path for path, content in found if any(piece in content for piece in self.secrets)]
-        copied = files_of(self._copy) if self.copied else ()
+        copied = files_of(self.copy) if self.copied else ()
         return leaks + [path for path, content in copied if any(piece in content for piece in self.recorded)]
 
     def end(self) -> Counter[str]:
@@ -465,13 +454,13 @@ class History:
             gc.collect()
             self.counts[f"again: {answer}"] += 1
             if answer in ("erased", "nothing left"):
-                self._note(task, before, answer)
+                self.note(task, before, answer)
             elif answer == "no node" and len(task.paths) > 1:  # one of them was erased as a whole since
                 self.unfinished += [Task((path,), task.rows) for path in task.paths]
             self.check([task], {task: answer})
         if self.copied:
             self.back_up()
-            copy = txstore.Repository(self._copy)
+            copy = txstore.Repository(self.copy)
             theirs, ours = elements(copy), self.read()
             gc.collect()
             for place in ours.keys() & theirs.keys():

@@ -1,7 +1,5 @@
 """Erasures at once, one after the other, and killed, beside all that copies values. `make erasures` makes more."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,11 +1,9 @@
 """Makes histories, as `make feeds` does, and fails if a change was lost or done twice."""
 
-from __future__ import annotations
-
 import sys
 
-from tests.crew import main
 from tests.feeds.histories import histories
+from tests.tools.crew import main
 
 if __name__ == "__main__":
     sys.exit(main(histories, __doc__, 2000))

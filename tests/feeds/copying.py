@@ -1,7 +1,5 @@
 """A job that keeps a copy of `src` at `copy`, by nothing but what its feed tells."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

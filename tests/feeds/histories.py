@@ -7,8 +7,6 @@ source where it ends: so each change was done once.
     python -m tests.feeds --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -25,8 +23,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import LATE, WrongError, repeat
 from tests.feeds.copying import apply, content, copy_regions, copy_structure
+from tests.tools.crew import LATE, WrongError, repeat
 from txstore.errors import TxStoreError
 from txstore.feeds import Feed
 
@@ -41,8 +39,6 @@ DTYPES = ("i4", "f8", "u1")
 
 
 # --- writers
-
-
 def begin(repo: txstore.Repository) -> Feed:
     with repo.transaction("begin") as store:
         zarr.create_group(store, path="src/g")
@@ -142,7 +138,6 @@ def _write(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
                 change(store, drawn, repo)
     elif way == "merge":
         head = repo.head()
-        assert head is not None
         repo.branches[name] = repo.commit(drawn.randrange(max(2, head.version - 3), head.version + 1))
         for _ in range(drawn.randrange(1, 3)):
             with repo.transaction(branch=name) as store:
@@ -152,7 +147,6 @@ def _write(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
             del repo.branches[name]
     elif way == "revert":
         head = repo.head()
-        assert head is not None
         commit = repo.commit(drawn.randrange(2, head.version + 1))
         if "src" in {node.path.partition("/")[0] for node in repo.diff(commit)}:
             repo.revert(commit, resolve={"": drawn.choice(["ours", "theirs"])})
@@ -161,8 +155,6 @@ def _write(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
 
 
 # --- consumers
-
-
 def consume(path: Path, seed: str, way: str, attempt: int) -> None:
     """Do what is pending until the writers have ended and nothing is."""
     drawn = random.Random(f"{seed}/{attempt}")
@@ -238,8 +230,6 @@ def take_elsewhere(other: txstore.Repository, feed: Feed, step: Callable[[], Non
 
 
 # --- what must be true
-
-
 def check_elsewhere(repo: txstore.Repository, other: txstore.Repository) -> Counter[str]:
     """Go through all commits of the copy: each must be one change, the last one the newest."""
     commits = [*reversed(list(other.log()))] if other.exists else []
@@ -297,8 +287,6 @@ def check(repo: txstore.Repository, way: str) -> Counter[str]:
 
 
 # --- running
-
-
 def _run(task: Callable[..., None], path: Path, *arguments: Any) -> None:
     try:
         task(path, *arguments)

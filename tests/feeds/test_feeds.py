@@ -1,7 +1,5 @@
 """What a feed tells, and where it stands when something else happens to the history. Processes: test_workers.py."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,8 +48,6 @@ def told(feed: Feed, **options: bool) -> list[tuple[int, list[tuple[str, str, li
 
 
 # --- what is told
-
-
 @pytest.mark.parametrize("combine", [False, True])
 def test_a_copy_of_what_becomes_an_array_and_a_group_again(filled: txstore.Repository, combine: bool) -> None:
     def members(store: txstore.TxStore) -> None:
@@ -134,9 +130,7 @@ def test_moves_into_the_paths_and_out_of_them(filled: txstore.Repository) -> Non
         (lambda array: array.attrs.update(n=1), []),
     ],
 )
-def test_regions_lie_in_the_shape(
-    filled: txstore.Repository, change: Callable[[zarr.Array], None], regions: list[tuple[int, int]]
-) -> None:
+def test_regions_lie_in_the_shape(filled, change, regions):
     feed = filled.feeds.create("f", paths="src")
     with filled.transaction() as store:
         change(zarr.open_array(store, path="src/x"))
@@ -241,7 +235,6 @@ def test_a_beginning_on_another_branch(filled: txstore.Repository) -> None:
     for branch in ("main", "dev"):
         write(filled, 0, branch=branch)
     head = filled.head("dev")
-    assert head is not None
     for since in (head, head.id, "dev", f"dev@{head.version}"):
         with pytest.raises(txstore.CommitNotFoundError, match="'main' holds another commit"):
             feed.reset(since)
@@ -262,8 +255,6 @@ def test_of_what_rows_were_erased(filled: txstore.Repository) -> None:
 
 
 # --- moving
-
-
 def test_output_and_move_in_one_commit(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
     write(filled, 0)
@@ -384,8 +375,6 @@ def test_reset(filled: txstore.Repository) -> None:
 
 
 # --- a change of several commits that a job was given
-
-
 def copy_elsewhere(change: FeedChange, other: txstore.Repository) -> None:
     """Do a change in another repository, unless a killed job has done so."""
     done = [commit.properties.get("token") for commit in other.log()] if other.exists else []
@@ -395,9 +384,7 @@ def copy_elsewhere(change: FeedChange, other: txstore.Repository) -> None:
 
 
 @pytest.mark.parametrize("way", [{"combine": True}, {}])
-def test_a_killed_job_gets_a_change_again_though_its_source_has_gone_back(
-    filled: txstore.Repository, open_repo: Callable[..., txstore.Repository], way: dict[str, bool]
-) -> None:
+def test_a_killed_job_gets_a_change_again_though_its_source_has_gone_back(filled, open_repo, way):
     """Else the copy elsewhere keeps for good what the source had only for a while."""
     other = open_repo("other.tx")
     feed = filled.feeds.create("f", paths="src", since=-1)
@@ -611,8 +598,6 @@ def test_a_merge_brings_no_cursor(filled: txstore.Repository) -> None:
 
 
 # --- vacuum
-
-
 def test_a_vacuum_keeps_what_a_feed_has_not_seen(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
     for at in range(6):
@@ -665,8 +650,6 @@ def test_a_feed_kept_on_another_branch_and_what_lies_before_the_fork(filled: txs
 
 
 # --- the copy
-
-
 def test_a_copy_equals_the_source_at_every_commit(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("copy", paths="src", since=-1)
     steps: list[Callable[[txstore.TxStore], object]] = [

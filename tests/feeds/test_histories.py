@@ -1,7 +1,5 @@
 """Some histories of processes that are killed, against the copy that a feed keeps. `make feeds` makes more."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Several workers share one change: who gets what, who is told, and what happens when one dies. More: histories.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import commit, create_array, write_array
 from txstore.feeds import Share
 from txstore.feeds.regions import ChangedChunks, divided
 from txstore.format.grids import Grid
@@ -22,14 +21,12 @@ def filled(repo: txstore.Repository) -> txstore.Repository:
         zarr.create_array(store, name="src", data=np.zeros((40, 4)), chunks=(4, 2))
         zarr.create_array(store, name="out", data=np.zeros(40), chunks=(1,))
     repo.feeds.create("f", paths="src")
-    with repo.transaction() as store:
-        zarr.open_array(store, path="src")[:] = 1
+    write_array(repo, "src", ..., 1)
     return repo
 
 
 def do(repo: txstore.Repository, share: Share) -> None:
-    with repo.transaction() as store:
-        stage(store, share)
+    commit(repo, lambda store: stage(store, share))
 
 
 def stage(store: txstore.TxStore, share: Share) -> None:
@@ -136,8 +133,7 @@ def test_what_concerns_whole_nodes_comes_first(filled: txstore.Repository) -> No
     one, other = filled.feeds["f"].claim(2), filled.feeds["f"].claim(7)
     first = next(one)
     assert (first.regions, [node.path for node in first.nodes]) == ([], ["src"])
-    with filled.transaction() as store:
-        first.done(store)
+    commit(filled, first.done)
     shares = [next(one), next(other)]
     assert sorted(share.number for share in shares) == [1, 2]  # the second one joins, with the first one's number
     assert all(share.nodes == [] for share in shares)
@@ -148,12 +144,10 @@ def test_what_concerns_whole_nodes_comes_first(filled: txstore.Repository) -> No
 
 
 def test_who_would_divide_it_otherwise_begins_anew(filled: txstore.Repository) -> None:
-    with filled.transaction() as store:
-        zarr.create_array(store, name="src2", data=np.ones(8), chunks=(1,))
+    create_array(filled, "src2", data=np.ones(8), chunks=(1,))
     feed = filled.feeds.create("g", paths=["src", "src2"], since=-1)
     share = next(feed.claim(3))
-    with filled.transaction() as store:
-        share.done(store)
+    commit(filled, share.done)
     del share
     filled.erase("src2")
     (first, *rest) = iterated(filled, feed.claim(3))
@@ -172,7 +166,6 @@ time.sleep(600)
 
 def test_the_share_of_a_worker_that_dies_goes_to_another_one(filled: txstore.Repository) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, filled.url], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         process.kill()
     assert [share.number for share in iterated(filled, filled.feeds["f"].claim(1))] == [1]
@@ -181,8 +174,7 @@ def test_the_share_of_a_worker_that_dies_goes_to_another_one(filled: txstore.Rep
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 7, 16, 256])
 @pytest.mark.parametrize(
-    "boxes",
-    [[((0, 1),)], [((0, 100),)], [((0, 2), (0, 3), (1, 4))], [((0, 1), (0, 50)), ((3, 9), (2, 4))], [()]],
+    "boxes", [[((0, 1),)], [((0, 100),)], [((0, 2), (0, 3), (1, 4))], [((0, 1), (0, 50)), ((3, 9), (2, 4))], [()]]
 )
 def test_each_chunk_is_in_one_share(shares: int, boxes: list[tuple[tuple[int, int], ...]]) -> None:
     dimensions = len(boxes[0])

@@ -1,7 +1,5 @@
 """The C of headers: it answers what Python would have, and leaves to Python whatever it does not answer."""
 
-from __future__ import annotations
-
 import gc
 import struct
 import sys

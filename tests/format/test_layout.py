@@ -89,9 +89,7 @@ headers = st.builds(
         reach=reach,
     ),
     headers_with(
-        branch=text,
-        properties=st.dictionaries(text, json_values, max_size=4),
-        runs=run_lists(st.none() | pack_names),
+        branch=text, properties=st.dictionaries(text, json_values, max_size=4), runs=run_lists(st.none() | pack_names)
     ),
     st.builds(Declarations, *[st.dictionaries(branches, json_values, max_size=2)] * 3),
     st.none() | branches,
@@ -133,8 +131,6 @@ each_record = pytest.mark.parametrize("record", RECORDS)
 
 
 # --- what is encoded is decoded
-
-
 @pytest.mark.long
 @each_record
 @given(data=st.data())
@@ -288,8 +284,6 @@ def test_the_guard_says_how_to_open_it():
 
 
 # --- hostile bytes
-
-
 def attempt(decode, data: bytes) -> None:
     with contextlib.suppress(MalformedError):
         decode(data)
@@ -479,7 +473,6 @@ def test_newer_versions_are_told_from_damage():
 
 
 # --- the worked example of the document
-
 DOCUMENT = Path(__file__).parents[2] / "docs/understand/format.md"
 ROW = re.compile(r"\| (\d+) \| `([0-9a-f ]+)` \| (.+) \|")
 

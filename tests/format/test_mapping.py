@@ -1,7 +1,5 @@
 """Listing the names right below a path, by pages of keys."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Regions are told apart as sets of elements are."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -3,8 +3,6 @@
 Keeps what it finds. `--seed S --only N` tries one repository again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -158,7 +158,6 @@ class Forged:
     def move(self, path: str, version: int) -> str:
         """Put a commit in another version, with the seq that goes with it; return its path."""
         pack = self.packs.pop(path)
-        assert pack.fixed is not None
         pack.fixed[VERSION], pack.fixed[SEQ] = version, version + 1
         moved = names.commit_path("main", version)
         self.packs[moved] = pack
@@ -211,7 +210,7 @@ class Forged:
         for path, pack in self.packs.items():
             if pack.fixed is None and pack.sections and pack.frames:
                 [section], frame = pack.sections, pack.frames[0]
-                frame.value = section if isinstance(section, bytes) else self._encode_run(section, offsets)
+                frame.value = section if isinstance(section, bytes) else self.encode_run(section, offsets)
                 offsets[path] = _lay_out(pack)
                 count = len(section.entries) if isinstance(section, Run) else 0
                 placed[path, 0] = RunName(None, 0, offsets[path][0][0], len(frame.value), count, 0)
@@ -244,19 +243,19 @@ class Forged:
             return bytes(content), b""
         sections = []
         for number, section in enumerate(pack.sections):
-            encoded = section if isinstance(section, bytes) else self._encode_run(section, offsets)
+            encoded = section if isinstance(section, bytes) else self.encode_run(section, offsets)
             sections.append(Section(commitfile.SECTION_RUN, len(content), len(encoded)))
             count = len(section.entries) if isinstance(section, Run) else 0
             placed[path, number] = RunName(None, 0, len(content), len(encoded), count, 0)
             content += encoded + bytes(-len(encoded) % 8)
-        runs = [self._encode_listed(path, listed, placed) for listed in pack.runs]
-        header = self._encode_header(pack, sections + pack.more_sections, runs)
+        runs = [self.encode_listed(path, listed, placed) for listed in pack.runs]
+        header = self.encode_header(pack, sections + pack.more_sections, runs)
         footer = commitfile.Footer(
             len(header), len(content), len(content) + len(header) + 64, pack.id, crc32c(header)
         ).encode()
         return bytes(content) + header + footer, header
 
-    def _encode_listed(self, path: str, listed: Listed, placed: dict[tuple[str, int], RunName]) -> bytes:
+    def encode_listed(self, path: str, listed: Listed, placed: dict[tuple[str, int], RunName]) -> bytes:
         name = listed.name
         if listed.of is not None and (there := placed.get(listed.of)) is not None:
             pack = self.packs[listed.of[0]]
@@ -266,7 +265,7 @@ class Forged:
         return _encode_run_name(name._replace(**listed.says))
 
     @staticmethod
-    def _encode_header(pack: Pack, sections: list[Section], runs: list[bytes]) -> bytes:
+    def encode_header(pack: Pack, sections: list[Section], runs: list[bytes]) -> bytes:
         assert pack.fixed is not None
         fixed = [
             each & (0xFFFF if i in (1, 2) else U64) if isinstance(each, int) else each
@@ -280,7 +279,7 @@ class Forged:
         typed = b"".join(commitfile.FIELD.pack(kind, len(content)) + content for kind, content in sorted(fields))
         return commitfile.HEADER.pack(*fixed) + typed
 
-    def _encode_run(self, run: Run, offsets: dict[str, tuple[list[int], int]]) -> bytes:
+    def encode_run(self, run: Run, offsets: dict[str, tuple[list[int], int]]) -> bytes:
         entries = []
         for entry in run.entries:
             if entry.of is not None and entry.of[0] in self.packs and entry.of[1] < len(self.packs[entry.of[0]].frames):
@@ -297,8 +296,6 @@ def _is_staged(name: str) -> bool:
 
 
 # --- taking apart
-
-
 def _take_apart(content: bytes, is_commit: bool) -> Pack:
     pack_id, repository, number = packfile.decode_head(content[: packfile.HEAD_SIZE])
     pack = Pack(pack_id, repository, number, packfile.first_frame(content[: packfile.HEAD_SIZE]))
@@ -355,8 +352,6 @@ def _take_run_apart(section: bytes) -> Run:
 
 
 # --- putting together
-
-
 def _lay_out(pack: Pack) -> tuple[list[int], int]:
     """Where the values of the frames begin, and where the last frame ends."""
     offsets, position = [], packfile.HEAD_SIZE
@@ -430,8 +425,6 @@ def encode_run(run: Run, entries: list[tuple[Entry, int, int, int]]) -> bytes:
 
 
 # --- small files
-
-
 def forge_json(members: dict[str, Any]) -> bytes:
     """Write a document with its checksum, as `format.json` and records have it."""
     members = {name: value for name, value in members.items() if name != "checksum"}

@@ -1,7 +1,5 @@
 """Decoding what random changes have made of valid bytes, and looking at what comes of it."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is made of good repositories at random: one to four of their operations are turned into lies, well summed."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -44,8 +42,6 @@ def number(random: Random) -> int:
 
 
 # --- keys, values and documents
-
-
 def key(random: Random) -> bytes:
     return random.choice(_KEYS)(random)
 
@@ -154,8 +150,6 @@ def foreign_record(random: Random) -> bytes:
 
 
 # --- lies in one pack
-
-
 def _a_number_of_the_header(_: Forged, pack: Pack, random: Random) -> None:
     if pack.fixed is not None:
         pack.fixed[
@@ -357,15 +351,12 @@ def _in_a_pack(forged: Forged, random: Random) -> None:
 
 
 # --- lies of files
-
-
 def _a_version(forged: Forged, random: Random) -> None:
     """Move a commit, as a rule the head, far away."""
     path = forged.commits[-1] if random.random() < 0.7 else random.choice(forged.commits)
     version = random.choice((400_000_000, 10**15, (1 << 62) - 2, 10**10 - 1, 10**18, random.randrange(20)))
     if names.commit_path("main", version) not in forged.packs:
         pack = forged.packs[forged.move(path, version)]
-        assert pack.fixed is not None
         if random.random() < 0.5:
             pack.is_child = False
             pack.fixed[forging.PARENT_ID] = pack.fixed[forging.PARENT_HASH] = bytes(16)
@@ -386,7 +377,6 @@ def _no_head_cache(forged: Forged, random: Random) -> None:
 
 def _a_head_cache(forged: Forged, random: Random) -> None:
     pack = forged.packs[random.choice(forged.commits)]
-    assert pack.fixed is not None
     version = number(random) if random.random() < 0.5 else pack.fixed[forging.VERSION] % (1 << 64)
     fields = (
         b"TXSTHEAD",
@@ -404,7 +394,6 @@ def _a_head_cache(forged: Forged, random: Random) -> None:
 def _tags(forged: Forged, random: Random) -> None:
     for i in range(random.choice((1, 2, 60))):
         pack = forged.packs[random.choice(forged.commits)]
-        assert pack.fixed is not None
         version = number(random) if random.random() < 0.5 else pack.fixed[forging.VERSION] % (1 << 64)
         branch = random.choice((b"main", b"main", b"..", b"side", b"", b"\xff"))
         forged.others[f"tags/{random.choice(('v1', f't{i}'))}"] = with_checksum(

@@ -1,7 +1,5 @@
 """What is done to valid bytes, at random, before they are decoded again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from random import Random

@@ -5,8 +5,6 @@ operations are tried, from reading to repairing; of the others, a commit is read
 do, or what a document of an array says is thought through.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -28,9 +26,10 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.compaction_outputs import listed, outputs_of
 from tests.fuzz import hostile
 from tests.fuzz.forging import Files, Forged
+from tests.tools.compaction_outputs import listed, outputs_of
+from tests.tools.faults import always
 from txstore.cli import main
 from txstore.constraints import EqualLength, Fixed, OnlyGrows
 from txstore.errors import TxStoreError
@@ -68,8 +67,6 @@ class Finding(NamedTuple):
 
 
 # --- good repositories
-
-
 def build(directory: Path) -> list[Forged]:
     """Make the repositories that lies are told about."""
     made = []
@@ -145,7 +142,6 @@ def _write_foreign(path: Path, directory: Path) -> None:
 
 
 # --- what is done to a repository in a directory
-
 Operation = Callable[[Path, Random], object]
 
 
@@ -323,8 +319,6 @@ def _is_of_zarr(error: Exception) -> bool:
 
 
 # --- what is done in memory
-
-
 class MemoryStorage:
     """As much of a storage as reading takes."""
 
@@ -434,45 +428,43 @@ class _View(txstore.format.mapping.Hierarchy):
 
 
 # --- inputs
-
-
 class Inputs:
     """Makes inputs, and tries them. `directory` is scratch, and should be in memory."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.seed = seed
-        self._directory = directory
-        self._good = build(directory)
-        self._files = [each.files() for each in self._good]
-        self._places = [(number, path) for number, each in enumerate(self._good) for path in each.commits]
+        self.directory = directory
+        self.good = build(directory)
+        self._files = [each.files() for each in self.good]
+        self.places = [(number, path) for number, each in enumerate(self.good) for path in each.commits]
 
     def try_one(self, number: int, only: str | None = None) -> Iterator[Finding]:
         random = Random(f"{self.seed} {number}")
         if number % WHOLE_EVERY == 0:
-            yield from self._try_whole(number, random, only)
+            yield from self.try_whole(number, random, only)
         elif random.random() < 0.2:
-            yield from self._measured(number, "document", lambda: _read_a_document(random))
+            yield from self.measured(number, "document", lambda: _read_a_document(random))
         else:
-            which, path = random.choice(self._places)
-            forged = self._good[which].with_own(path)
+            which, path = random.choice(self.places)
+            forged = self.good[which].with_own(path)
             hostile.lie_in(forged, path, random)
             files = {**self._files[which], path: forged.file(path)}
-            yield from self._measured(number, "commit", lambda: _read_a_commit(files, path))
+            yield from self.measured(number, "commit", lambda: _read_a_commit(files, path))
 
-    def _try_whole(self, number: int, random: Random, only: str | None) -> Iterator[Finding]:
-        forged = random.choice(self._good).copy()
+    def try_whole(self, number: int, random: Random, only: str | None) -> Iterator[Finding]:
+        forged = random.choice(self.good).copy()
         hostile.lie(forged, random)
         chosen = ["read", *random.sample(list(OPERATIONS)[1:], 2)]
         for name in chosen:
             if only is not None and only != name:
                 continue
-            path = self._directory / "input" / "data.tx"
+            path = self.directory / "input" / "data.tx"
             shutil.rmtree(path.parent, ignore_errors=True)
             forged.write(path)
-            yield from self._measured(number, name, lambda name=name, path=path: OPERATIONS[name](path, random))
-        shutil.rmtree(self._directory / "input", ignore_errors=True)
+            yield from self.measured(number, name, lambda name=name, path=path: OPERATIONS[name](path, random))
+        shutil.rmtree(self.directory / "input", ignore_errors=True)
 
-    def _measured(self, number: int, name: str, operation: Callable[[], object]) -> Iterator[Finding]:
+    def measured(self, number: int, name: str, operation: Callable[[], object]) -> Iterator[Finding]:
         before = resource.getrusage(resource.RUSAGE_SELF)
         what = None
         try:
@@ -497,10 +489,7 @@ def _shown(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TooSlowError
-
-    signal.signal(signal.SIGPROF, stop)
+    signal.signal(signal.SIGPROF, always(TooSlowError))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     signal.setitimer(signal.ITIMER_REAL, _STUCK)  # its signal kills: nothing of ours handles it
     try:

@@ -5,8 +5,6 @@ between the C and the Python fallback, and a value decoded from bytes whose chec
 the value of the bytes before they were mutated.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -84,7 +82,6 @@ def _reseal_json(data: bytes) -> bytes:
 
 
 # --- headers
-
 _RUNS = (
     RunName(None, 8, 4096, 512, 7, 8),
     RunName(PackName(OTHER_ID, "main", 6), 0, 64, 1 << 20, 1 << 20, 7),
@@ -137,8 +134,6 @@ def _header_in_python(data: bytes) -> Header:
 
 
 # --- frames
-
-
 def _frame(kind: int, seen: packfile.Seen, key: bytes, value: bytes, region: bytes = b"") -> bytes:
     frame = packfile.encode_frame(kind, seen, 5, key, len(value), crc32c(value), region)
     follows = isinstance(seen, Predecessor)
@@ -160,7 +155,6 @@ def _reseal_frame(data: bytes) -> bytes:
 
 
 # --- runs
-
 _RUN_ALLOWED = (ValueError,)
 _PACK = PackName(OTHER_ID, "main", 6).encode()
 
@@ -228,8 +222,6 @@ def _exercise_fallback(data: bytes) -> Any:
 
 
 # --- names
-
-
 def _names(data: bytes) -> Any:
     name = data.decode(errors="surrogateescape")
     return [

@@ -1,8 +1,6 @@
 """Every decoder on hostile bytes: a value, or an error of its own; never a crash, a hang, or another value. And whole
 repositories that lie, with right checksums: an answer or one of our errors, in time and in memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor

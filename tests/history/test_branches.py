@@ -1,7 +1,5 @@
 """Branches: names for ids, begun behind a commit; what is committed to one, no other sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -15,8 +13,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, put, tree
-from tests.transactions.faults import watch
+from tests.tools.faults import always, watch
+from tests.tools.inside import options_of
+from tests.tools.upkeep import content, put, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
 from txstore.fsspec_filesystem import TxStoreFileSystem
 from txstore.loaders import Samples
@@ -46,8 +45,6 @@ def branch_id(repo: txstore.Repository, name: str = "dev") -> str:
 
 
 # --- what a branch is
-
-
 def test_a_repository_has_one_branch(repo):
     with pytest.raises(txstore.RepositoryNotFoundError):
         repo.branches  # noqa: B018
@@ -179,8 +176,6 @@ def test_a_transaction_with_a_name(open_repo, durability):
 
 
 # --- all that takes branch= takes it
-
-
 def test_stores_and_what_goes_on_from_them(forked):
     with txstore.TxStore(forked.url, branch="dev") as store:
         store["x"] = b"1"
@@ -274,8 +269,6 @@ def test_ways_in_and_out(forked, tmp_path):
 
 
 # --- names
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "-x", "ü", "x" * 101, "a b", "con", "NUL.txt", "x.", "0" * 32])
 def test_a_name_that_a_file_system_or_an_object_store_can_not_take(forked, name):
     before = tree(forked)
@@ -346,11 +339,7 @@ def test_who_has_a_renamed_branch_goes_on(forked):
 
 def test_a_rename_that_was_interrupted_is_done_again(forked):
     calls = watch(forked)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    calls.before["delete"] = interrupted
+    calls.before["delete"] = always(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         forked.branches.rename("dev", "later")
     calls.before.clear()
@@ -375,7 +364,7 @@ def test_of_two_processes_that_create_a_name_one_wins(forked):
         "    assert 'exists' in str(error), error\n"
         "    print('lost')\n"
     )
-    options = json.dumps(dict(forked.engine.access.storage_options))
+    options = json.dumps(options_of(forked))
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code, forked.url, str(version), options],
@@ -411,8 +400,6 @@ def test_a_name_that_another_creates_meanwhile(forked):
 
 
 # --- deleting
-
-
 def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
     commit(forked, {"y": b"1"}, "dev")
     store = forked.transaction(branch="dev")
@@ -466,8 +453,6 @@ def test_what_is_no_record_is_passed_over(forked):
 
 
 # --- what it costs
-
-
 def test_one_branch_costs_nothing(repo):
     """Nothing is asked of names of branches, wherever a commit is made, found or read."""
     put(repo, {"a": b"1"})

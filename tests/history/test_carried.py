@@ -1,13 +1,12 @@
 """A log far away: commits tell of those before them, so it takes few requests. Each is checked by a hash."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
+from tests.tools.inside import objects_of, stored_commit
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
 from txstore.format.encoding import MalformedError
@@ -83,7 +82,7 @@ def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypa
         commit(repo, f"{number}")
     assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
     for version in range(COMMITS):
-        stored = repo.engine.commits.files.read("main", version)
+        stored = stored_commit(repo, version)
         assert stored is not None
     kept._shared.limit, limit = 0, kept._shared.limit
     try:
@@ -94,7 +93,7 @@ def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypa
 
 def test_long_messages_are_carried_as_far_as_there_is_room() -> None:
     url = made(20, message=" and so on" * 200)
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     sizes = [each.size for each in objects.list(names.commits_directory("main"))]
     assert max(sizes) < 2 * carried.MOST
     assert len(messages(opened(url))) == 20
@@ -132,9 +131,9 @@ def test_what_is_damaged_is_not_believed(requests: Requests, at: int) -> None:
     url = made()
     repo = txstore.Repository(url)
     version = 3 * carried.GROUP - 1
-    stored = repo.engine.commits.files.read("main", version)
+    stored = stored_commit(repo, version)
     section = carries(stored)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     content = bytearray(objects.get(stored.path))
     content[section.offset + at % section.length] ^= 1
     objects.put(stored.path, [bytes(content)])
@@ -152,9 +151,9 @@ def test_what_another_history_carries_is_not_believed() -> None:
     """Its checksums are right, and it is well-formed: the hashes are those of other commits."""
     url, other = made(), made()
     version = 2 * carried.GROUP - 1
-    stored = txstore.Repository(url).engine.commits.files.read("main", version)
-    theirs = txstore.Repository(other).engine.commits.files.read("main", version)
-    objects, others = (txstore.Repository(each).engine.storage.objects for each in (url, other))
+    stored = stored_commit(txstore.Repository(url), version)
+    theirs = stored_commit(txstore.Repository(other), version)
+    objects, others = (objects_of(txstore.Repository(each)) for each in (url, other))
     ours, foreign = carries(stored), carries(theirs)
     assert ours.length == foreign.length
     content = bytearray(objects.get(stored.path))
@@ -166,15 +165,13 @@ def test_what_another_history_carries_is_not_believed() -> None:
 
 
 def carries(stored: Stored | None) -> commitfile.Section:
-    assert stored is not None
     return next(each for each in stored.header.sections if each.kind == commitfile.SECTION_CARRIED)
 
 
 def test_local_commits_carry_nothing(repo: txstore.Repository) -> None:
     for number in range(3):
         commit(repo, f"{number}")
-    stored = repo.engine.commits.files.read("main", 2)
-    assert stored is not None
+    stored = stored_commit(repo, 2)
     assert [each.kind for each in stored.header.sections] == [commitfile.SECTION_RUN] * len(stored.header.sections)
 
 

@@ -1,7 +1,5 @@
 """Which keys differ between two commits: against dicts, whatever was deleted, merged, optimized or given up between."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
+from tests.tools.commits import set_keys
 from txstore.history.changes import changed, ref_of
 from txstore.history.snapshot import Snapshot
 from txstore.segments import runs
@@ -75,7 +74,6 @@ def test_as_two_dicts_differ(tmp_path_factory: pytest.TempPathFactory, seed: int
             if source.random() < 0.15:
                 repo.vacuum(keep=source.randrange(1, 4))
                 made = repo.head()
-                assert made is not None
                 contents[made.version] = dict(content)
         kept = dict(_kept(repo, contents))
         for _ in range(8):
@@ -110,8 +108,7 @@ def test_only_what_has_changed_is_looked_at(repo: txstore.Repository, looked_at:
         for i in range(5000):
             store[f"a/c/{i}"] = b"value"
     for i in range(40):
-        with repo.begin() as store:
-            store[f"a/c/{i * 100}"] = b"other %d" % i
+        set_keys(repo, {f"a/c/{i * 100}": b"other %d" % i})
     repo.optimize()
     assert [change.key for change in changed(repo.mapping(0), repo.mapping())] == sorted(
         f"a/c/{i * 100}" for i in range(40)
@@ -120,12 +117,9 @@ def test_only_what_has_changed_is_looked_at(repo: txstore.Repository, looked_at:
 
 
 def test_a_value_that_maintenance_moves_has_not_changed(repo: txstore.Repository) -> None:
-    with repo.begin() as store:
-        store["a"] = b"1"
-    with repo.begin() as store:
-        store["b"] = b"2"
-    with repo.begin() as store:
-        store["a"] = b"3"
+    set_keys(repo, {"a": b"1"})
+    set_keys(repo, {"b": b"2"})
+    set_keys(repo, {"a": b"3"})
     with repo.begin() as store:
         store["a"] = b"1"  # as it was, in another place
     before, after = repo.mapping(0), repo.mapping()
@@ -142,8 +136,7 @@ def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Reposito
     repo.tags["first"] = 0
     with repo.begin() as store:
         del store["a"]
-    with repo.begin() as store:
-        store["c"] = b"1"
+    set_keys(repo, {"c": b"1"})
     repo.vacuum(keep=1)
     repo.optimize()
     assert [change.key for change in changed(repo.mapping(tag="first"), repo.mapping())] == ["a", "c"]
@@ -151,8 +144,7 @@ def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Reposito
 
 def test_before_the_first_commit(repo: txstore.Repository) -> None:
     nothing = repo.engine.newest()
-    with repo.begin() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     assert [(key, was) for key, was, _ in changed(nothing, repo.mapping())] == [("a", None)]
     assert [(key, now) for key, _, now in changed(repo.mapping(), nothing)] == [("a", None)]
 
@@ -165,12 +157,9 @@ def test_neither_is_an_ancestor(open_repo: Callable[..., txstore.Repository], tm
     shutil.copytree(tmp_path / "one.tx", tmp_path / "other.tx")
     other = open_repo("other.tx")
     base = one.mapping()
-    with one.begin() as store:
-        store["a"] = b"2"
+    set_keys(one, {"a": b"2"})
     with one.begin() as store:
         del store["b"]
-    with other.begin() as store:
-        store["c"] = b"3"
-        store["d"] = b"3"
+    set_keys(other, {"c": b"3", "d": b"3"})
     found = {change.key for change in changed(one.mapping(), other.mapping(), base=base)}
     assert found == {"a", "b", "c", "d"}

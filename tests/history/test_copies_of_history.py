@@ -1,21 +1,19 @@
 """Copies that are not whole: no commit is lost in silence."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
 import txstore
+from tests.tools.commits import set_keys
 from txstore.errors import CorruptionError
 
 
 def test_the_first_commit_is_missing(repo: txstore.Repository, tmp_path: Path) -> None:
     """It was durable: the others vouch for it. Where it lies would otherwise look like an empty repository."""
     for number in range(3):
-        with repo.begin() as transaction:
-            transaction[f"{number}"] = b"1"
+        set_keys(repo, {f"{number}": b"1"})
     copy = shutil.copytree(repo.url, tmp_path / "copy.tx")
     (copy / "commits/main/0000000000").unlink()
     with pytest.raises(CorruptionError, match="there is version 2, and a commit below it is missing"):
@@ -31,8 +29,7 @@ def test_the_first_commit_is_missing(repo: txstore.Repository, tmp_path: Path) -
 def test_a_commit_in_the_middle_is_missing(repo: txstore.Repository, tmp_path: Path, is_copy: bool) -> None:
     """Those above are no orphans, which a writer could move aside: they vouch for it."""
     for number in range(4):
-        with repo.begin() as transaction:
-            transaction[f"{number}"] = b"1"
+        set_keys(repo, {f"{number}": b"1"})
     path = shutil.copytree(repo.url, tmp_path / "other.tx")
     if not is_copy:
         (path / "heads/main").unlink()
@@ -47,8 +44,7 @@ def test_a_commit_in_the_middle_is_missing(repo: txstore.Repository, tmp_path: P
     report = txstore.Repository(path).verify(repair=True)
     assert [fault.path for fault in report.faults] == ["commits/main/0000000002"]
     assert sorted(txstore.Repository(path).mapping()) == ["0", "1"]
-    with txstore.Repository(path).begin() as transaction:
-        transaction["late"] = b"1"
+    set_keys(txstore.Repository(path), {"late": b"1"})
     assert txstore.Repository(path).verify().ok
     (record,) = [each for each in txstore.Repository(path).log(operations=True) if each.operation == "repair"]
     assert "version 2 was durable and is lost" in str(record.result["lost"])
@@ -57,12 +53,10 @@ def test_a_commit_in_the_middle_is_missing(repo: txstore.Repository, tmp_path: P
 
 def test_the_first_commit_of_a_branch_is_missing(repo: txstore.Repository, tmp_path: Path) -> None:
     """Where it lies would otherwise look like a branch without commits of its own."""
-    with repo.begin() as transaction:
-        transaction["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     repo.branches["dev"] = repo.head()
     for number in range(3):
-        with repo.begin(branch="dev") as transaction:
-            transaction[f"{number}"] = b"1"
+        set_keys(repo, {f"{number}": b"1"}, branch="dev")
     copy = shutil.copytree(repo.url, tmp_path / "copy.tx")
     (directory,) = [each for each in (copy / "commits").iterdir() if each.name != "main"]
     (directory / "0000000001").unlink()
@@ -74,8 +68,7 @@ def test_the_first_commit_of_a_branch_is_missing(repo: txstore.Repository, tmp_p
 def test_the_first_commit_was_lost_with_the_power(repo: txstore.Repository, tmp_path: Path) -> None:
     """It was not synced, so the repository is as empty as one whose commits were all lost."""
     for number in range(2):
-        with txstore.Repository(repo.url, durability="none").begin() as transaction:
-            transaction[f"{number}"] = b"1"
+        set_keys(txstore.Repository(repo.url, durability="none"), {f"{number}": b"1"})
     directory = Path(repo.url)
     (directory / "commits/main/0000000000").unlink()
     (directory / "heads/main").unlink()

@@ -1,7 +1,5 @@
 """Documents on an object store lie beside one another: who opens a group does not ask for each of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid
@@ -12,7 +10,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
 from txstore.segments import object_writer, ranged_packs
 from txstore.storage import kept
 from txstore.storage.objects.client import ObjectClient
@@ -161,7 +159,6 @@ def test_the_first_document_of_a_pack_brings_less_along(requests: Requests, monk
 def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: str) -> None:
     store = txstore.Repository(many_commits).snapshot()
     found = store.mapping.lookup("a007/zarr.json")
-    assert found is not None
     path = store.mapping.runs.pack_name(found.run, found.pack).path
     store._engine.storage.objects.delete([path])
 

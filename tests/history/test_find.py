@@ -1,7 +1,5 @@
 """Commits by what people call them: names, places, and so many before; and what is said where there is none."""
 
-from __future__ import annotations
-
 import pytest
 
 import txstore

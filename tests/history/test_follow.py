@@ -1,7 +1,5 @@
 """Following a branch: what is yielded, where it begins, what wakes it, and what it leaves behind."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib
@@ -21,8 +19,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import in_child
-from tests.transactions.faults import watch as watched
+from tests.tools.disk import in_child
+from tests.tools.faults import watch as watched
 from txstore import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.history import follow as following
 
@@ -104,8 +102,6 @@ def cannot_watch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 # --- where it begins
-
-
 def test_from_the_head_when_it_is_called(repo):
     following = repo.follow(timeout=0)
     put(repo, "3", "4")
@@ -155,8 +151,6 @@ def test_arguments_that_make_no_sense(repo):
 
 
 # --- a repository that is not there
-
-
 def test_a_repository_that_does_not_exist_yet_is_waited_for(open_repo, way):
     reader = open_repo()
     commits = reader.follow(timeout=DEADLINE)
@@ -185,31 +179,29 @@ def test_something_else_in_its_place(tmp_path):
 
 
 # --- being woken
-
-
 class later:
     """Do something in a thread while the block waits; what it raises is raised at the end of the block."""
 
     def __init__(self, act: Callable[[], object], delay: float = 0.05) -> None:
-        self._act = act
-        self._delay = delay
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.act = act
+        self.delay = delay
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
-            time.sleep(self._delay)
-            self._act()
+            time.sleep(self.delay)
+            self.act()
         except BaseException as error:  # noqa: BLE001 - the test is told
-            self._error = error
+            self.error = error
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(DEADLINE)
-        if self._error is not None:
-            raise self._error
+        self.thread.join(DEADLINE)
+        if self.error is not None:
+            raise self.error
 
 
 def test_woken_by_a_commit(repo, open_repo, way):
@@ -261,7 +253,7 @@ class Clock:
     def __init__(self, events: dict[float, Callable[[], object]]) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
-        self._events = events
+        self.events = events
 
     def monotonic(self) -> float:
         return self.now
@@ -269,9 +261,9 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.pauses.append(round(seconds, 6))
         self.now += seconds
-        for when in sorted(self._events):
+        for when in sorted(self.events):
             if when <= self.now:
-                self._events.pop(when)()
+                self.events.pop(when)()
 
 
 def test_the_timeout_is_of_each_wait(repo, monkeypatch):
@@ -360,8 +352,6 @@ def test_what_woke_it_once_does_not_wake_it_again(repo, way):
 
 
 # --- what is no commit
-
-
 def test_an_orphan_is_never_yielded(open_repo, tmp_path):
     repo = open_repo(durability="none")
     put(repo, "0", "1", "lost", "orphan")
@@ -414,8 +404,6 @@ def test_a_commit_below_the_oldest_kept_that_is_still_there(repo):
 
 
 # --- a repository that goes away
-
-
 def test_a_deleted_repository(tmp_path):
     repo = txstore.Repository(tmp_path / "deleted.tx", durability="none")
     put(repo, "0", "1")
@@ -453,8 +441,6 @@ def test_a_repository_that_was_replaced_by_its_backup(tmp_path, more):
 
 
 # --- what it holds
-
-
 @linux_only
 @pytest.mark.parametrize("end", ["close", "drop", "timeout", "error"])
 def test_it_leaves_no_descriptor(repo, end):
@@ -541,8 +527,6 @@ def test_a_forked_child_opens_a_watch_of_its_own(repo, way):
 
 
 # --- the watch itself
-
-
 @pytest.fixture
 def native():
     try:

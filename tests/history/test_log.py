@@ -1,7 +1,5 @@
 """The log of a path, how it prints, bisecting, and all that a commit may be named by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -11,7 +9,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.forged_headers import forge_header
+from tests.tools.forged_headers import forge_header
 from txstore.errors import CorruptionError
 from txstore.format.commitfile import GroupCommit
 from txstore.history import log as history_log
@@ -93,7 +91,6 @@ def test_a_commit_is_shown_in_a_line(several: txstore.Repository) -> None:
     with several.transaction("<b>\nmore") as store:
         store["k"] = b"1"
     commit = several.head()
-    assert commit is not None
     assert repr(commit) == f"<Commit main@11 {commit.id[:12]} {commit.time.astimezone():%Y-%m-%d %H:%M %Z} '<b>'>"
     assert "&lt;b&gt;" in commit._repr_html_()
 

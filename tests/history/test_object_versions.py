@@ -1,7 +1,5 @@
 """Taking a version on an object store: what a commit asks for, alone and when others have been faster."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid
@@ -10,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.far_away import Requests
-from tests.waiting import TIMEOUT
+from tests.tools.far_away import Requests
+from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import listings, object_head_caches, object_versions
 from txstore.history import publisher as versions_of_history
@@ -52,9 +50,7 @@ def test_who_is_alone_proposals_its_file_without_another_look(url: str, requests
     assert not [path for path in requests if path == names.commits_directory("main")]
 
 
-def test_who_has_seen_the_head_long_ago_looks_again(
-    url: str, requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_seen_the_head_long_ago_looks_again(url, requests, monkeypatch):
     repo = txstore.Repository(url)
     commit(repo, "a", b"0")
     transaction = repo.begin()
@@ -134,9 +130,7 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
     assert repo.verify().ok
 
 
-def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(url, monkeypatch):
     """It has seen the head so long ago that a vacuum may have freed the version since."""
     repo, transaction = passed_by_a_vacuum(url)
     monkeypatch.setattr(listings, "TRUSTED", -1.0)

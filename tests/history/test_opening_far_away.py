@@ -1,7 +1,5 @@
 """Opening a repository on an object store: what does not wait for another answer is asked for beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -16,7 +14,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.request_threads import in_background
@@ -82,7 +80,6 @@ def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(txstore.zarr_interface, "in_thread", in_no_thread)
     found = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
-    assert found is not None
     assert found.to_bytes() == store["x/zarr.json"]
     assert list(first) == [0, 1, 2, 3]
 
@@ -92,13 +89,11 @@ def test_what_is_at_hand_and_damaged_is_read_anew(url: str) -> None:
     stored = store["x/zarr.json"]
     runs = store.mapping.runs
     found = runs.lookup(b"x/zarr.json")
-    assert found is not None
     pack = runs.open_pack(found.run, found.pack)
     pack.reader.forget()
     pack.reader._cache.keep(pack.reader._id, found.offset, bytes(found.length))
     assert store.mapping.at_hand("x/zarr.json") is None
     read = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
-    assert read is not None
     assert read.to_bytes() == stored
 
 

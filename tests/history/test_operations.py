@@ -1,7 +1,5 @@
 """The log of operations: who did what beside commits, when, and with what result."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import logging
@@ -20,7 +18,9 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.maintenance.upkeep import put
+from tests.tools.faults import always
+from tests.tools.inside import options_of
+from tests.tools.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
 from txstore.format.records import OperationRecord
@@ -35,10 +35,6 @@ Open = Callable[..., txstore.Repository]
 def told(repo: txstore.Repository) -> list[str]:
     """Return what was recorded, oldest first."""
     return [each.operation for each in reversed(repo.log(operations=True))]
-
-
-def options_of(repo: txstore.Repository) -> dict[str, Any]:
-    return dict(repo.engine.access.storage_options)
 
 
 def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
@@ -73,7 +69,6 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     assert by_name["vacuum"].arguments == {"branch": "main", "keep": 1}
     assert by_name["vacuum"].result == report.as_dict()
     assert by_name["erase"].arguments == {"paths": 1}  # how many: the record would outlive them
-    assert erased.commit is not None
     assert by_name["erase"].result == {
         "values": erased.values, "bytes": erased.bytes, "files": erased.files, "commit": erased.commit.id,
     }  # fmt: skip
@@ -104,11 +99,7 @@ def test_what_was_refused_is_not_recorded(repo: txstore.Repository) -> None:
 
 def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     put(repo, {"a": b"0"})
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the disk has gone", "secret/c/0")
-
-    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", fail)
+    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", always(OSError(errno.EIO, "the disk has gone", "secret/c/0")))
     with pytest.raises(OSError, match="gone"):
         repo.vacuum()
     [failed] = repo.log(operations=True)
@@ -180,15 +171,9 @@ def test_what_an_older_record_says_goes_with_the_next_erasure(repo: txstore.Repo
         assert (about.arguments, about.error) == ({"paths": 1, "dimensions": 1}, "TxStoreError")
 
 
-def test_a_record_that_fails_is_no_reason_to_fail(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_fails_is_no_reason_to_fail(repo, monkeypatch, caplog):
     put(repo, {"a": b"0"})
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("no room")
-
-    monkeypatch.setattr(operations, "write_over", fail)
+    monkeypatch.setattr(operations, "write_over", always(OSError("no room")))
     with caplog.at_level(logging.WARNING, "txstore"):
         repo.tags["v1"] = 0
         assert repo.vacuum(keep=1).expired == 0

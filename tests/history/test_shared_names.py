@@ -1,15 +1,12 @@
 """A tag and a branch never have one name, since `at=` takes both."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
 from txstore.cli.main import app
 from txstore.history.durability import SyncedFiles
@@ -55,9 +52,7 @@ def branch(url: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(tag, branch), (branch, tag)])
-def test_of_two_at_the_same_time_at_most_one_stays(
-    made: Repository, monkeypatch: pytest.MonkeyPatch, first: Callable[[str], None], second: Callable[[str], None]
-) -> None:
+def test_of_two_at_the_same_time_at_most_one_stays(made, monkeypatch, first, second):
     """The second one begins and ends between the first one's look and its write."""
     method = "make" if first is tag else "ensure"
     original = getattr(SyncedFiles, method)

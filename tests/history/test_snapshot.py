@@ -1,7 +1,5 @@
 """What snapshots of successive commits share: runs are opened once, and no run is taken for another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -79,7 +77,6 @@ def test_a_run_is_only_known_by_its_whole_name(repo: txstore.Repository, field: 
     head = repo.mapping()
     own, *_ = head.runs.names
     packs = Packs(repo.engine.storage)
-    assert own.pack is not None
     value = own.pack._replace(id=bytes(16)) if field == "pack" else getattr(own, field) + (1 if field == "seq" else -1)
     with pytest.raises(txstore.CorruptionError):
         Runs([own._replace(**{field: value})], None, packs, head.runs.opened())
@@ -92,9 +89,7 @@ def test_a_snapshot_without_a_commit_has_no_runs(repo: txstore.Repository) -> No
     assert len(empty.runs_since(0)) == len(empty.runs) == 0
 
 
-def test_what_was_opened_of_a_commit_on_its_way_is_known_to_who_has_followed_it(
-    open_repo: OpenRepo, opened: list[PackName | None]
-) -> None:
+def test_what_was_opened_of_a_commit_on_its_way_is_known_to_who_has_followed_it(open_repo, opened):
     writer, reader = open_repo(durability="none"), open_repo()
     put(writer, *map(str, range(10)))
     commits, snapshots = reader.engine.commits, reader.engine.snapshots

@@ -1,7 +1,5 @@
 """Room that is made by deleting the head cache and the guard: what is written again is true, and comes back."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -10,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import txstore
+from tests.tools.commits import set_keys
+from tests.tools.faults import always
 from txstore.format import names
 from txstore.history.commits import Commits
 from txstore.history.durability import SyncedFiles
@@ -19,8 +19,7 @@ from txstore.history.full_disk import Spare
 def overwrite(path: Path, times: int, durability: str = "fsync") -> None:
     repo = txstore.Repository(path, durability=durability)
     for number in range(times):
-        with repo.begin(f"{number}") as mapping:
-            mapping["a"] = bytes([number]) * (1 << 20)
+        set_keys(repo, {"a": bytes([number]) * (1 << 20)}, f"{number}")
 
 
 def opened(path: Path) -> Commits:
@@ -107,10 +106,7 @@ def test_a_sync_that_fails_is_told(path, monkeypatch):
 
 
 def fail(number: int):
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, "failed")
-
-    return fail
+    return always(OSError(number, "failed"))
 
 
 @pytest.mark.parametrize("what", ["commit", "vacuum"])
@@ -131,18 +127,15 @@ def test_a_process_that_could_not_write_the_guard_tries_again(path, monkeypatch)
     overwrite(path, 2)
     repo = txstore.Repository(path)
     commits = repo.engine.commits
-    with repo.begin() as mapping:
-        mapping["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     spare = Spare(commits, "main")
     spare.delete_guard()
     with monkeypatch.context() as patched:
         patched.setattr(commits.storage, "write_once", fail(errno.ENOSPC))
         spare.restore()
-        with repo.begin() as mapping:
-            mapping["a"] = b"2"
+        set_keys(repo, {"a": b"2"})
     assert not os.path.exists(path / names.GUARD)
-    with repo.begin() as mapping:
-        mapping["a"] = b"3"
+    set_keys(repo, {"a": b"3"})
     assert repo.verify().faults == []
 
 
@@ -150,10 +143,8 @@ def test_a_process_that_could_not_write_the_guard_tries_again(path, monkeypatch)
 def test_the_guard_comes_back_where_nothing_else_creates_it(options):
     url = f"memory://spare/{len(options)}.tx"
     repo = txstore.Repository(url, **options)
-    with repo.begin() as mapping:
-        mapping["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     Spare(repo.engine.commits, "main").delete_guard()
     again = txstore.Repository(url, **options)
-    with again.begin() as mapping:
-        mapping["a"] = b"2"
+    set_keys(again, {"a": b"2"})
     assert again.verify().faults == []

@@ -1,7 +1,5 @@
 """The parameters of `txstore:` URLs."""
 
-from __future__ import annotations
-
 import pytest
 
 import txstore

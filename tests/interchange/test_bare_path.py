@@ -16,7 +16,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 import txstore
-from tests.system.bad_input.disk import run_python, tree
+from tests.tools.disk import run_python, tree
 
 xr = pytest.importorskip("xarray")
 

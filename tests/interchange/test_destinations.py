@@ -15,10 +15,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import run
 from tests.interchange.copies import check_copy
 from tests.interchange.test_export import files
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
+from tests.tools.command_line import run
 from txstore.interchange.destinations import LocalDestination, ObjectDestination, open_destination
 from txstore.interchange.export import MARKER
 from txstore.interchange.published_state import STATE

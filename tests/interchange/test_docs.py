@@ -12,9 +12,9 @@ import pytest
 import zarr
 
 import txstore
-from tests import blocks
 from tests.interchange.foreign import positions, write_weather, write_workers
 from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5
+from tests.tools import blocks
 
 pytestmark = pytest.mark.long
 

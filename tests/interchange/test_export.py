@@ -13,8 +13,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
 from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
+from tests.tools.command_line import assert_refused, run, run_json
 from txstore.format.consolidated import plain_document
 from txstore.interchange import export
 from txstore.interchange.destinations import LocalDestination

@@ -16,10 +16,10 @@ import zarr
 from fsspec.implementations.local import LocalFileSystem
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
 from tests.interchange.test_export import files
-from tests.system.bad_input.disk import run_python
 from tests.system.remote import servers
+from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.disk import run_python
 from txstore.format.consolidated import plain_document
 from txstore.interchange.places import Place, places, stamp
 

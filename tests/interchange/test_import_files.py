@@ -14,9 +14,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.cli.test_cli import run
 from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
-from tests.system.bad_input.disk import run_python
+from tests.tools.command_line import run
+from tests.tools.disk import run_python
 from txstore.interchange import arrays, hdf5_arrays
 from txstore.interchange.arrays import chunk_shape, same
 from txstore.interchange.netcdf_arrays import NetcdfArrays

@@ -18,10 +18,10 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 
 import txstore
-from tests.cli.test_cli import assert_refused, run, run_json
 from tests.interchange.test_export import cases, files, write_case
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.system.remote.servers import Server
+from tests.tools.command_line import assert_refused, run, run_json
 from txstore.interchange import reference_parquet, references
 from txstore.interchange.reference_parquet import INLINE_BELOW, Reference, entries
 

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
 from txstore.xarray_backend import TxStoreBackendEntrypoint as Engine
 
 xr = pytest.importorskip("xarray")

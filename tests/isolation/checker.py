@@ -15,8 +15,6 @@ Commit seqs are used only for the order of blind writes, and in `snapshot_faults
 what a replay of the commits says.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -59,8 +57,6 @@ def check(history: list[Txn], isolation: str) -> list[Anomaly]:
 
 
 # --- what was read
-
-
 def _external_reads(history: list[Txn]) -> tuple[list[Read], list[Anomaly]]:
     """Return the reads that are not of what the transaction itself wrote, and what is wrong with those that are."""
     members = {key for txn in history for op in txn.ops for key in written(op) if key[0] == "s"}
@@ -128,8 +124,6 @@ def _misread_values(history: list[Txn], external: list[Read]) -> list[Anomaly]:
 
 
 # --- in which order what was written came
-
-
 def _version_orders(committed: list[Txn], external: list[Read]) -> Iterator[tuple[str, list[Anomaly], list[Version]]]:
     read = defaultdict(list)
     for each in external:
@@ -190,7 +184,6 @@ def _seq_versions(key: str, writers: list[Txn]) -> list[Version]:
 
 
 # --- who depends on whom
-
 Edges = dict[str, dict[int, set[int]]]
 
 
@@ -294,8 +287,6 @@ def _described(cycle: list[int], edges: Edges) -> str:
 
 
 # --- what commits and bases say
-
-
 def _process_faults(history: list[Txn]) -> Iterator[Anomaly]:
     """Yield transactions that began at an older commit than their process knew of."""
     known: dict[int, int] = {}

@@ -15,7 +15,7 @@ import zarr
 
 import txstore
 from tests.isolation.histories import LAST, SETUP, Op, Txn
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
 from txstore.format.regions import Region
 from txstore.transactions import conflicts
 
@@ -54,22 +54,22 @@ class Client:
         self.chance = chance
         self.ops: list[Op] = []
         self._next = first
-        self._objects = objects  # so many lists and registers
+        self.objects = objects  # so many lists and registers
 
     def do(self, what: str) -> None:
         match what:
             case "read list":
-                self.read_list(self.chance.choice(LISTS[: self._objects]))
+                self.read_list(self.chance.choice(LISTS[: self.objects]))
             case "append":
-                self.append(self.chance.choice(LISTS[: self._objects]))
+                self.append(self.chance.choice(LISTS[: self.objects]))
             case "read register":
-                self.read_register(self.chance.choice(REGISTERS[: self._objects]))
+                self.read_register(self.chance.choice(REGISTERS[: self.objects]))
             case "write":
-                self.write(self.chance.choice(REGISTERS[: self._objects]))
+                self.write(self.chance.choice(REGISTERS[: self.objects]))
             case "read element":
-                self.read_element(self.chance.choice(range(self._objects)))
+                self.read_element(self.chance.choice(range(self.objects)))
             case "write element":
-                self.write_element(self.chance.choice(range(self._objects)))
+                self.write_element(self.chance.choice(range(self.objects)))
             case "names" | "keys":
                 self.names(self.chance.choice(DIRECTORIES), how=what)
             case "make":

@@ -8,8 +8,6 @@ Three kinds of objects, named by the first letter of their key:
   a directory at once; whether there are any tells of all of them only if there are none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -58,7 +56,6 @@ def optimize(repo: Repository) -> list[Txn]:
 def merge(repo: Repository, ago: int) -> list[Txn]:
     """Merge a branch that begins some commits ago, and has changed what nobody looks at; return what this is."""
     head = repo.head()
-    assert head is not None
     name = f"aside{head.seq}"
     repo.branches[name] = max(0, head.version - ago)
     with repo.begin(branch=name) as transaction:

@@ -1,7 +1,5 @@
 """Transactions of one process, interleaved step by step as a source of chance says; and which of them must conflict."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,19 +36,19 @@ class Interleaving:
         self.ops = ops
         self.history = [set_up(repo, removable=FEW)]
         self.surprises: list[str] = []
-        self._open: dict[int, _Open] = {}
-        self._begun = 0
+        self.open: dict[int, _Open] = {}
+        self.begun = 0
 
     def step(self) -> None:
         if self.chance.choice(range(OPTIMIZED)) == OPTIMIZED - 1:
             self.history += optimize(self.repo)
             return
         version = self.chance.choice(range(VERSIONS))
-        if version not in self._open:
-            self._begun += 1
+        if version not in self.open:
+            self.begun += 1
             transaction = self.repo.begin(isolation=self.isolation)
-            client = Client(transaction, self.chance, 100 * self._begun, FEW)
-            self._open[version] = _Open(transaction, client, self._begun)
+            client = Client(transaction, self.chance, 100 * self.begun, FEW)
+            self.open[version] = _Open(transaction, client, self.begun)
             return
         what = self.chance.choice((*self.ops, "commit", "commit", "rollback"))
         if what == "commit":
@@ -58,11 +56,11 @@ class Interleaving:
         elif what == "rollback":
             self.roll_back(version)
         else:
-            self._open[version].client.do(what)
+            self.open[version].client.do(what)
 
     def commit(self, version: int) -> None:
         txn = self._end(version)
-        transaction = self._open.pop(version).transaction
+        transaction = self.open.pop(version).transaction
         expected = must_conflict(txn, self.history, self.isolation)
         try:
             made = transaction.commit()
@@ -79,15 +77,15 @@ class Interleaving:
 
     def roll_back(self, version: int) -> None:
         txn = self._end(version)
-        self._open.pop(version).transaction.rollback()
+        self.open.pop(version).transaction.rollback()
         self.history.append(txn._replace(aborted=True))
 
     def _end(self, version: int) -> Txn:
-        ended = self._open[version]
+        ended = self.open[version]
         return Txn(ended.number, version, tuple(ended.client.ops), ended.transaction.base.seq)
 
     def end(self) -> list[Txn]:
-        for version in list(self._open):
+        for version in list(self.open):
             self.commit(version)
         return [*self.history, read_all(self.repo)]
 

@@ -1,7 +1,5 @@
 """The checker on histories made by hand: each anomaly is found, under its name, and what is allowed is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.isolation.checker import check
@@ -47,10 +45,7 @@ SKEW = [
     txn(1, read(X, ()), read(Y, ()), append(X, 1), base=0, commit=1),
     txn(2, read(X, ()), read(Y, ()), append(Y, 2), base=0, commit=2),
 ]
-SET_SKEW = [
-    txn(1, listed(A), make("s/b/1"), base=0, commit=1),
-    txn(2, listed("s/b"), make("s/a/2"), base=0, commit=2),
-]
+SET_SKEW = [txn(1, listed(A), make("s/b/1"), base=0, commit=1), txn(2, listed("s/b"), make("s/a/2"), base=0, commit=2)]
 MADE = txn(0, make("s/a/old"), commit=1, process=SETUP)
 
 

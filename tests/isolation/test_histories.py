@@ -3,13 +3,10 @@
 TXSTORE_HISTORIES says how many transactions each history has; there is one for each workload and isolation level.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,7 +17,7 @@ from tests import reliability
 from tests.isolation.checker import check
 from tests.isolation.clients import WORKLOADS, read_all, run, set_up
 from tests.isolation.histories import Txn, merge, optimize
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.workers import QUICK, TIMEOUT
 
 pytestmark = pytest.mark.long
 
@@ -145,9 +142,7 @@ def test_histories(repo: txstore.Repository, workload: str, isolation: str, caps
     [("snapshot", "lists", "set", "lost update"), ("serializable", "lists", "read", "G2")],
 )
 @pytest.mark.timeout(4 * TIMEOUT + 4 * TRANSACTIONS)
-def test_a_rule_that_does_not_hold(
-    open_repo: Callable[..., txstore.Repository], isolation: str, workload: str, without: str, expected: str
-) -> None:
+def test_a_rule_that_does_not_hold(open_repo, isolation, workload, without, expected):
     """The processes leave out one clause: it takes them few transactions to leave an anomaly behind."""
     found: set[str] = set()
     for attempt in range(10):  # the first will do, unless the processes happen to run one after the other

@@ -1,7 +1,5 @@
 """Every interleaving of a few transactions that Hypothesis finds: no anomaly, and no conflict without a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -19,10 +17,10 @@ class Drawn:
     """Chance that consists of given numbers; afterwards, always the first choice is made."""
 
     def __init__(self, numbers: list[int]) -> None:
-        self._numbers = iter(numbers)
+        self.numbers = iter(numbers)
 
     def choice(self, among: Sequence[T]) -> T:
-        return among[next(self._numbers, 0) % len(among)]
+        return among[next(self.numbers, 0) % len(among)]
 
 
 @pytest.mark.long

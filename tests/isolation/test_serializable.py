@@ -1,7 +1,5 @@
 """What a serializable transaction reads, by every face of the store and in every process; what conflicts with it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle
@@ -16,10 +14,10 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.system.processes.members import Member, get, join_in_this_process, members, remove, seal
-from tests.system.processes.members import put as put_key
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import append, array, both, commit, create, delete, group, put, values
+from tests.tools.arrays import append, array, both, commit, create, delete, group, put, values
+from tests.tools.members import Member, get, join_in_this_process, members, remove, seal
+from tests.tools.members import put as put_key
+from tests.tools.steps import forked, status_of
 from txstore import ConflictError, TransactionStateError
 from txstore.store import TxStore
 from txstore.transactions.participants.shared import SharedTransaction
@@ -58,8 +56,6 @@ def conflicts(store: Any) -> Sequence[str]:
 
 
 # --- zarr's face
-
-
 async def everything(names: AsyncIterator[str]) -> list[str]:
     return [name async for name in names]
 
@@ -206,8 +202,6 @@ def test_many_threads_read(repo: txstore.Repository) -> None:
 
 
 # --- arrays
-
-
 def skew(repo: txstore.Repository, isolation: str) -> list[int]:
     """Two that each append to one of two arrays of one length, if the other has not grown; return the lengths."""
     commit(repo, PAIR)
@@ -296,8 +290,6 @@ def test_latest_has_the_same_isolation(repo: txstore.Repository) -> None:
 
 
 # --- several processes
-
-
 def test_what_a_sent_store_reads_counts(repo: txstore.Repository) -> None:
     store = repo.transaction(isolation="serializable")
     store["mine"] = b"1"

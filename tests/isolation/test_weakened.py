@@ -3,8 +3,6 @@
 So none of the clauses is there for nothing, and none of the tests is blind.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import txstore
 from tests.isolation.checker import check
 from tests.isolation.interleavings import interleave
 from tests.isolation.weaknesses import (
@@ -35,17 +32,7 @@ from tests.isolation.weaknesses import (
     two,
     two_mappings,
 )
-from tests.transactions.arrays import (
-    add_part,
-    append,
-    attributes,
-    create,
-    delete,
-    edit_document,
-    part,
-    put,
-    resize,
-)
+from tests.tools.arrays import add_part, append, attributes, create, delete, edit_document, part, put, resize
 from txstore.codecs.chunk_merging import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
@@ -78,8 +65,6 @@ class Weakening(NamedTuple):
 
 
 # --- the tables of the rules: every entry has to be missed
-
-
 CLAUSES: dict[str, Scenario] = {
     "set": histories("snapshot", "append", "read list"),
     "deleted": histories("snapshot", "remove", "names"),
@@ -126,8 +111,6 @@ def replace(where: Any, name: str, by: Any) -> Weaken:
 
 
 # --- what the clauses are made of
-
-
 def blind_to(kind: int) -> Weaken:
     """Overlook what was changed by entries of one kind."""
 
@@ -284,8 +267,6 @@ RULES = [
 
 
 # --- what array objects may rely on
-
-
 STALE = [
     Weakening("no document is stale", compared(lambda *_: DocumentChange.NONE, stale_arrays),
               stale(create(), other_type, use=lambda z: z[:])),
@@ -303,8 +284,6 @@ STALE = [
 
 
 # --- what serializable transactions note
-
-
 def change(key: str, value: bytes | None = b"2") -> Callable[[Any], None]:
     return lambda mapping: mapping.__delitem__(key) if value is None else mapping.__setitem__(key, value)
 
@@ -341,9 +320,7 @@ READS = [
 @pytest.mark.parametrize(
     "weakening", [pytest.param(each, id=each.name) for each in [*tables(), *RULES, *STALE, *READS]]
 )
-def test_a_weakened_rule_is_noticed(
-    weakening: Weakening, open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weakened_rule_is_noticed(weakening, open_repo, monkeypatch):
     weakening.scenario(open_repo("sound.tx", durability="none"))
     with monkeypatch.context() as patch:
         weakening.weaken(patch)

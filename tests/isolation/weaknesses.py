@@ -1,7 +1,5 @@
 """What must not go through, each as a function that raises `Unnoticed` if it does."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +9,9 @@ import zarr
 import txstore
 from tests.isolation.checker import check
 from tests.isolation.interleavings import interleave
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.arrays import Step, append, array, both, commit, create, part
-from tests.transactions.parts import write_part
+from tests.tools.arrays import Step, append, array, both, commit, create, part
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import write_part
 from txstore import ConflictError, StaleArrayError
 from txstore.transactions.transaction import Transaction
 

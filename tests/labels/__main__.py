@@ -1,11 +1,9 @@
 """Makes histories, as `make labels` does, and fails if a commit is not what the model says."""
 
-from __future__ import annotations
-
 import sys
 
-from tests.crew import main
 from tests.labels.histories import histories
+from tests.tools.crew import main
 
 if __name__ == "__main__":
     sys.exit(main(histories, __doc__, 5000))

@@ -1,7 +1,5 @@
 """Datasets with labels, and what a store should hold after upserts of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import xarray as xr

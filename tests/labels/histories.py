@@ -6,8 +6,6 @@ after the other, and has to be equal to what each commit holds. Workers are kill
     python -m tests.labels --histories 5000 --seed 1
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -23,7 +21,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, repeat
+from tests.tools.crew import Crew, WrongError, repeat
 
 OPERATIONS = 4
 LABELS = range(0, 60, 2)
@@ -51,8 +49,6 @@ def begin(repo: txstore.Repository, drawn: random.Random) -> Rows:
 
 
 # --- what workers do
-
-
 @dataclass
 class Report:
     """What a worker says of its operations, by their names."""
@@ -224,8 +220,6 @@ def work(path: str, seed: str) -> Report:
 
 
 # --- the model
-
-
 def apply(rows: Rows, told: Mapping[str, Any]) -> tuple[Rows, tuple[int, int]]:
     """Return the rows after a commit, and how many labels it changed and added."""
     before = dict(rows)
@@ -314,8 +308,6 @@ def check(repo: txstore.Repository, rows: Rows, reports: list[Report]) -> Counte
 
 
 # --- running
-
-
 def history(crew: Crew, directory: Path, seed: int) -> Counter[str]:
     """Make one history and check it. Raise `WrongError`."""
     drawn = random.Random(seed)

@@ -1,7 +1,5 @@
 """Arrays that views derive, beside those that are written by label: nobody has to give their values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

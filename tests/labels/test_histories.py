@@ -1,7 +1,5 @@
 """Four processes write one table by label and by position; a model explains each commit. `make labels` makes more."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

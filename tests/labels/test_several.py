@@ -1,7 +1,5 @@
 """Upserts beside other commits: what is laid on top of what, and which labels conflict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

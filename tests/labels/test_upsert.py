@@ -1,7 +1,5 @@
 """Upserts by one process: which rows are changed, which are added, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -118,9 +116,7 @@ def test_kinds_of_labels(repo: txstore.Repository, kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_labels_that_can_not_be_found_again(
-    repo: txstore.Repository, labels: list[float], error: str, is_first: bool
-) -> None:
+def test_labels_that_can_not_be_found_again(repo, labels, error, is_first):
     if not is_first:
         repo.upsert(numbered([1]))
     elif labels == [1.5]:

@@ -1,7 +1,5 @@
 """Rows before the first one, rows that are dropped at the beginning, and elements that move along axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,8 @@ import zarr
 
 import txstore
 from tests.labels.datasets import hours, numbered, stored
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
+from tests.tools.commits import commit, create_array
 from txstore.format.row_moves import ATTRIBUTE
 from txstore.labels import moving
 
@@ -57,8 +56,7 @@ def test_shift(repo: txstore.Repository, layout: str, offsets: dict[int, int], f
     data = np.arange(13 * 9).reshape(13, 9) + 100
     with repo.transaction() as store:
         array = zarr.create_array(store, name="g/x", data=data, attributes={"a": 1}, **LAYOUTS[layout])
-    with repo.transaction() as store:
-        store.shift("g/x", offsets, fill=fill)
+    commit(repo, lambda store: store.shift("g/x", offsets, fill=fill))
     found = zarr.open_array(repo.snapshot(), path="g/x", mode="r")
     expected = shifted(data, offsets, int(array.fill_value) if fill is None else fill)
     np.testing.assert_array_equal(found[:], expected)
@@ -82,13 +80,10 @@ def test_an_irregular_grid(repo: txstore.Repository) -> None:
 
 
 def test_only_edges_of_whole_chunks_are_written_again(repo: txstore.Repository, rewritten: list[int]) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(4 * 100, dtype="i8"), chunks=(4,))
-    with repo.transaction() as store:
-        store.shift("x", {0: -8})
+    create_array(repo, "x", data=np.arange(4 * 100, dtype="i8"), chunks=(4,))
+    commit(repo, lambda store: store.shift("x", {0: -8}))
     assert rewritten == []
-    with repo.transaction() as store:
-        store.shift("x", {0: -2})
+    commit(repo, lambda store: store.shift("x", {0: -2}))
     assert sum(rewritten) == 8 * (400 - 2)
 
 
@@ -97,12 +92,10 @@ def test_prepend(repo: txstore.Repository, rewritten: list[int]) -> None:
         hours("2024-01-02", 48).to_zarr(store, consolidated=False,
                                         encoding={name: {"chunks": (24, 3)[:n]} for name, n in
                                                   {"t": 2, "w": 1, "time": 1}.items()})  # fmt: skip
-    with repo.transaction() as store:
-        txstore.prepend(hours("2024-01-01", 24), store, dim="time")
+    commit(repo, lambda store: txstore.prepend(hours("2024-01-01", 24), store, dim="time"))
     assert rewritten == []
     assert stored(repo).equals(hours("2024-01-01", 72))
-    with repo.transaction() as store:
-        txstore.prepend(hours("2023-12-31T20:00", 4), store, dim="time")
+    commit(repo, lambda store: txstore.prepend(hours("2023-12-31T20:00", 4), store, dim="time"))
     assert sum(rewritten)
     assert stored(repo).equals(hours("2023-12-31T20:00", 76))
 
@@ -147,14 +140,12 @@ def test_who_began_before_is_told(repo: txstore.Repository) -> None:
     repo.upsert(numbered(range(8)))
     with pytest.raises(txstore.ConflictError), repo.transaction() as other:
         zarr.open_array(other, path="v")[3] = 1
-        with repo.transaction() as store:
-            txstore.prepend(numbered([-1]), store, dim="time")
+        commit(repo, lambda store: txstore.prepend(numbered([-1]), store, dim="time"))
     assert stored(repo).v.values.tolist() == [10.0 * label for label in range(-1, 8)]
 
 
 def test_axes(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(6).reshape(2, 3), chunks=(1, 1))
+    create_array(repo, "x", data=np.arange(6).reshape(2, 3), chunks=(1, 1))
     with repo.transaction() as store:
         with pytest.raises(ValueError, match="2 dimensions, and no axis 2"):
             store.shift("x", {2: 1})
@@ -228,8 +219,6 @@ def test_groups_that_inherit_the_labels(repo: txstore.Repository, is_own: bool) 
 
 
 def test_a_shift_along_no_axis(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="number", data=np.array(5))
-    with repo.transaction() as store:
-        store.shift("number", {})
+    create_array(repo, "number", data=np.array(5))
+    commit(repo, lambda store: store.shift("number", {}))
     assert zarr.open_array(repo.snapshot(), path="number", mode="r")[()] == 5

@@ -1,7 +1,5 @@
 """What the tests of all loaders read."""
 
-from __future__ import annotations
-
 import pytest
 
 import txstore

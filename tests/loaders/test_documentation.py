@@ -1,7 +1,5 @@
 """The examples of docs/how-to/training.md run, top to bottom; those that need a framework where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.workers import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,7 +1,5 @@
 """What samples are of: one commit, and arrays that fit together."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
@@ -15,7 +13,7 @@ import zarr
 
 import txstore
 from tests.loaders.training_data import numbers_of, write
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.loaders import Field, Samples, SampleStream
 from txstore.loaders.reading import CachedSamples
 

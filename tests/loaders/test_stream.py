@@ -1,7 +1,5 @@
 """The order of samples, shards, resuming, reading ahead: without any framework."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -17,8 +15,8 @@ from hypothesis import strategies as st
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
 from tests.system.processes.test_descriptors import AT_MOST, held
-from tests.system.processes.workers import SPAWN, Worker, ended
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import SPAWN, Worker, ended
 from txstore.loaders import Samples, SampleStream, reading
 from txstore.loaders.order import Order
 

@@ -1,7 +1,5 @@
 """TensorFlow: a `tf.data` pipeline with parts that are interleaved in parallel."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of

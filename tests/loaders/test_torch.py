@@ -1,7 +1,5 @@
 """PyTorch: loaders with workers, ranks, epochs, and what is resumed."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io
@@ -14,7 +12,7 @@ import zarr
 
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
-from tests.system.processes.workers import Worker, ended
+from tests.tools.workers import Worker, ended
 from txstore.loaders import Samples
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """A thousand arrays in ten thousand packs, under a low limit of open files, while another process keeps committing."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -18,7 +16,7 @@ import txstore
 from tests.loaders.training_data import committing
 from tests.system.processes import test_descriptors
 from tests.system.processes.test_descriptors import AT_MOST, LIMIT, PACKS, held
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
 from txstore.loaders import Samples, SampleStream
 
 pytestmark = [*test_descriptors.pytestmark, pytest.mark.long]

@@ -1,7 +1,5 @@
 """Repositories with samples, and processes that go on committing to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, Worker, ended
+from tests.tools.workers import SPAWN, Worker, ended
 
 #: Samples.
 COUNT = 203

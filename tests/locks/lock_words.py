@@ -1,7 +1,5 @@
 """What the file of a lock table tells of those who wait (`lock_words.h` draws the word of a slot)."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The chunk-key locks, every kind of them by the same tests, with real processes; and how a kind is chosen."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -20,9 +18,9 @@ import pytest
 
 import txstore.locks.chunk_locks
 from tests.locks.lock_words import has_slot, is_wanted_badly, words_of
-from tests.system.processes.lock_clients import open_table
-from tests.system.processes.workers import QUICK
-from tests.waiting import wait_until
+from tests.tools.lock_clients import open_table
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, run_threads
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.holders import Holders, find_holders
@@ -220,8 +218,6 @@ def peer(start, kind) -> Peer:
 
 
 # --- exclusion
-
-
 def test_it_is_the_kind_that_was_asked_for(locks, kind):
     assert locks.kind == kind
 
@@ -284,11 +280,7 @@ def test_threads_take_turns(locks):
             owner.release(["t/c/1", "t/c/0"])
             rounds.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
+    run_threads(*[work] * 4)
     assert len(rounds) == 200
 
 
@@ -363,8 +355,6 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
-
-
 def test_many_keys_are_all_or_nothing(locks, peer):
     keys = [f"a/c/{row}/{column}" for row in range(20) for column in range(20)]
     peer.ask("acquire", "a/c/7/7")
@@ -464,8 +454,6 @@ def test_no_keys_at_all(locks):
 
 
 # --- ends
-
-
 def test_the_locks_of_a_killed_process_are_free(locks, start, kind):
     keys = [f"a/c/{row}/{column}" for row in range(30) for column in range(100)]
     mine, victim = locks.owner(), start(kind)
@@ -555,8 +543,6 @@ def test_an_owner_that_nobody_has_any_more_holds_nothing(locks, peer):
 
 
 # --- fork
-
-
 def test_a_fork_inherits_no_locks(locks, peer):
     peer.ask("acquire", "a")
     seen = peer.ask("fork", "a")
@@ -603,8 +589,6 @@ def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind
 
 
 # --- parking
-
-
 def test_a_parked_lock_is_for_siblings(locks, start, kind):
     sibling, stranger = start(kind), start(kind)
     mine = locks.owner()
@@ -625,8 +609,6 @@ def test_a_parked_lock_is_for_siblings(locks, start, kind):
 
 
 # --- the file
-
-
 def test_a_copied_repository_has_locks_of_its_own(locks, start, kind, directory, tmp_path):
     mine = locks.owner()
     mine.acquire("a")
@@ -916,8 +898,6 @@ def test_two_users_exclude_each_other(shared, kind):
 
 
 # --- between the kinds
-
-
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 @pytest.mark.parametrize("present", ["ranges", "files"])
 def test_what_the_living_use_is_adopted(start, directory, present):
@@ -1046,8 +1026,6 @@ def test_file_systems_are_known_by_where_they_are_mounted(tmp_path):
 
 
 # --- turns within one process, where Python keeps them
-
-
 @pytest.fixture(params=[kind for kind in KINDS if kind != "table"])
 def fallback(request, directory) -> Iterator[ChunkLocks]:
     locks = ChunkLocks(str(directory), "data.tx", kind=request.param)
@@ -1060,12 +1038,12 @@ class Waiting:
 
     def __init__(self, owner: Any, keys: Any, timeout: float = SOON) -> None:
         self.done = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(owner, keys, timeout))
+        self.thread = threading.Thread(target=self.run, args=(owner, keys, timeout))
         before = len(owner._turns._waiting)
-        self._thread.start()
+        self.thread.start()
         wait_until(lambda: len(owner._turns._waiting) > before or self.done.is_set())
 
-    def _run(self, owner: Any, keys: Any, timeout: float) -> None:
+    def run(self, owner: Any, keys: Any, timeout: float) -> None:
         with contextlib.suppress(LockTimeoutError):
             owner.acquire(keys, timeout)
         self.done.set()

@@ -14,41 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.locks.lock_words import has_slot, is_waited_for, word_offset, words_of
-from tests.system.processes.lock_clients import (
-    TimedOut,
-    descriptors_of,
-    is_free,
-    native,
-    open_table,
-    pids_of,
-    run_threads,
-)
-from tests.waiting import wait_until
+from tests.tools.lock_clients import TimedOut, descriptors_of, is_free, open_table, pids_of
+from tests.tools.waiting import wait_until
+from tests.tools.workers import run_threads
 from txstore.locks.lock_file import SEED
 from txstore.locks.slot_hash import SlotHash
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 
 
-@pytest.fixture
-def path(tmp_path):
-    native()
-    return tmp_path / "chunks"
-
-
-@pytest.fixture
-def table(path):
-    return open_table(path)
-
-
-@pytest.fixture
-def owners(table):
-    return table.owner(), table.owner()
-
-
-# ---- The hash ------------------------------------------------------------------------------------------------------
-
-
+# --- The hash
 MASK = (1 << 64) - 1
 MULTIPLIERS = [
     *(0x9E3779B97F4A7C15, 0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909),
@@ -130,20 +105,7 @@ def test_the_chunks_of_an_array_seldom_share_a_slot(path, table, shape):
     assert np.count_nonzero(words_of(path)) >= 0.999 * total
 
 
-# ---- Owners --------------------------------------------------------------------------------------------------------
-
-
-def test_owners_exclude_each_other(owners):
-    one, other = owners
-    assert one.acquire("a") == ()
-    assert (one.holds("a"), other.holds("a")) == (True, False)
-    with pytest.raises(TimedOut) as caught:
-        other.acquire("a", 0)
-    assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
-    assert other.acquire("b", 0) == ()
-    one.release("a")
-    assert other.acquire("a", 0) == ()
-    assert not one.holds("a")
+# --- Owners
 
 
 def test_identities(table, owners):
@@ -151,19 +113,6 @@ def test_identities(table, owners):
     assert len(words) == 4
     assert {word >> 19 for word in words} == {table.member}
     assert all(owner.parked == owner.identity | 1 != owner.identity for owner in owners)
-
-
-def test_what_is_held_is_granted_and_counted(table, owners):
-    one, _ = owners
-    one.acquire("a")
-    one.acquire(["a", "b"])
-    one.acquire("a", timeout=0)
-    one.release(["b", "a"])
-    one.release("a")
-    assert one.holds("a")
-    assert not is_free(table, "a")
-    one.release("a")
-    assert is_free(table, "a")
 
 
 def test_what_a_call_names_twice_counts_once(table, owners):
@@ -318,18 +267,6 @@ def test_arguments(owners):
     assert not one.holds("a")
 
 
-def test_releasing_what_is_not_held(table, owners):
-    one, other = owners
-    one.acquire(["a", "c"])
-    other.acquire("b")
-    with pytest.raises(ValueError, match=r"does not hold \['b'\]"):
-        one.release(["a", "b", "c"])
-    assert is_free(table, ["a", "c"])
-    assert not is_free(table, "b")
-    with pytest.raises(ValueError, match="does not hold"):
-        one.park("a")
-
-
 def test_keys_of_a_subclass_of_str_and_beyond_ascii(table, owners):
     class Key(str):
         pass
@@ -375,9 +312,7 @@ def test_a_process_has_262143_owners(table):
     assert table.owner().identity == wanted
 
 
-# ---- Threads -------------------------------------------------------------------------------------------------------
-
-
+# --- Threads
 def test_threads_with_owners_of_their_own(table):
     counts = dict.fromkeys("abcd", 0)
 
@@ -494,14 +429,11 @@ def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
             shared.acquire("a", 0.05)
         given_up.set()
 
-    def long():
-        shared.acquire("a", 60)
-
     def give():
         assert given_up.wait(60)
         other.release("a")
 
-    run_threads(short, long, give)
+    run_threads(short, lambda: shared.acquire("a", 60), give)
     assert not is_free(table, "a")
     shared.release("a")
     assert is_free(table, "a")
@@ -513,16 +445,13 @@ def test_a_list_may_change_while_its_thread_waits(path, owners):
     other.acquire(keys[-1])
     given_keys = list(keys)
 
-    def wait():
-        one.acquire(given_keys, 30)
-
     def change():
         wait_until(lambda: is_waited_for(path, keys[-1]))
         given_keys.clear()
         gc.collect()
         other.release(keys[-1])
 
-    run_threads(wait, change)
+    run_threads(lambda: one.acquire(given_keys, 30), change)
     assert all(one.holds(key) for key in keys)
 
 
@@ -576,9 +505,7 @@ def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
     wait_until(close_under_a_thread)
 
 
-# ---- Parking -------------------------------------------------------------------------------------------------------
-
-
+# --- Parking
 def test_parked_is_for_the_transaction_only(table):
     one, sibling, foreign = table.owner(), table.owner(), table.owner()
     one.acquire(["a", "b"])
@@ -680,9 +607,7 @@ def test_only_what_is_parked_may_be_named(table, owners):
     assert other.acquire("b", 0, [one.parked] * 100) == ()
 
 
-# ---- Members -------------------------------------------------------------------------------------------------------
-
-
+# --- Members
 def test_members(path, table):
     other = open_table(path)
     assert (table.member, descriptors_of(path)) == (0, [])

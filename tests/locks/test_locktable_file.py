@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import shutil
 import stat
 import struct
 import sys
@@ -13,8 +12,8 @@ import time
 import pytest
 
 from tests.locks.lock_words import word_offset
-from tests.system.bad_input.disk import NOBODY, in_child
-from tests.system.processes.lock_clients import (
+from tests.tools.disk import in_child
+from tests.tools.lock_clients import (
     INIT,
     Forked,
     Lost,
@@ -23,9 +22,9 @@ from tests.system.processes.lock_clients import (
     is_free,
     native,
     open_table,
-    run_threads,
     take_byte,
 )
+from tests.tools.workers import run_threads
 from txstore.locks.lock_file import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
@@ -34,25 +33,7 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 MEMBERS_OFFSET, WORDS_OFFSET = 4096, 135_168
 
 
-@pytest.fixture
-def path(tmp_path):
-    native()
-    return tmp_path / "chunks"
-
-
-@pytest.fixture
-def table(path):
-    return open_table(path)
-
-
-@pytest.fixture
-def owners(table):
-    return table.owner(), table.owner()
-
-
-# ---- Descriptors and the end of a table ----------------------------------------------------------------------------
-
-
+# --- Descriptors and the end of a table
 def test_one_descriptor_at_most(path):
     table = open_table(path)
     assert descriptors_of(path) == []
@@ -153,46 +134,7 @@ def test_exceptions_are_made_by_the_caller(path):
             native().LockTable(str(path), **named)
 
 
-# ---- Fork ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_child_inherits_no_locks(path, table, owners):
-    one, _ = owners
-    one.acquire(["a", "p"])
-    one.park("p")
-
-    def child():
-        refused = []
-        for use in (
-            lambda: one.acquire("b", 0),
-            lambda: one.release("a"),
-            lambda: one.park("a"),
-            one.fence,
-        ):
-            with pytest.raises(Forked):
-                use()
-            refused.append(True)
-        held = one.holds("a")
-        one.close(sweep=True)
-        descriptors = descriptors_of(path)
-        before = table.member
-        own = table.owner()
-        with pytest.raises(TimedOut) as caught:
-            own.acquire(["a", "p"], 0)
-        own.acquire("b")
-        own.fence()
-        return len(refused), held, descriptors, before, table.member, caught.value.keys
-
-    member = table.member
-    refused, held, descriptors, before, theirs, keys = in_child(child)
-    assert (refused, held, descriptors, before) == (4, False, [], 0)
-    assert theirs not in (0, member)
-    assert sorted(keys) == ["a", "p"]
-    assert one.holds("a")
-    one.fence()
-    assert not is_free(table, "a")
-    assert one.acquire("p", 0) == ()
-    assert table.owner().acquire("b", 0) == ("b",)  # the child never gave it back
+# --- Fork
 
 
 def test_a_forked_child_collects_inherited_owners(table):
@@ -213,14 +155,11 @@ def test_fork_while_threads_wait_and_join(path, table, owners):
     one.acquire("a")
     stop = threading.Event()
 
-    def wait():
-        other.acquire("a", 60)
-
     def join():
         while not stop.is_set():
             open_table(path).owner().close()
 
-    threads = [threading.Thread(target=wait), threading.Thread(target=join)]
+    threads = [threading.Thread(target=lambda: other.acquire("a", 60)), threading.Thread(target=join)]
     for thread in threads:
         thread.start()
     try:
@@ -244,9 +183,7 @@ def test_fork_while_threads_wait_and_join(path, table, owners):
     assert other.holds("a")
 
 
-# ---- The file ------------------------------------------------------------------------------------------------------
-
-
+# --- The file
 def header_of(path):
     with open(path, "rb") as file:
         fields = struct.unpack("<8sIIIIQQQQ40s", file.read(96))
@@ -323,39 +260,26 @@ def test_impossible_numbers_of_slots(path, slots):
     assert not path.exists()
 
 
-def damage_magic(path):
-    write_at(path, 0, b"nonsense")
-
-
-def damage_version(path):
-    write_at(path, 8, struct.pack("<I", 7))
-
-
-def damage_kind(path):
-    write_at(path, 12, struct.pack("<I", 2))
-
-
-def damage_slots(path):
-    write_at(path, 16, struct.pack("<I", 1 << 25))
-
-
-def damage_device(path):
-    write_at(path, 40, struct.pack("<Q", 12345))
-
-
-def damage_boot(path):
-    write_at(path, 56, b"01234567-")
+#: Where in the header, and what stands there then.
+DAMAGE = {
+    "magic": (0, b"nonsense"),
+    "version": (8, struct.pack("<I", 7)),
+    "kind": (12, struct.pack("<I", 2)),
+    "slots": (16, struct.pack("<I", 1 << 25)),
+    "device": (40, struct.pack("<Q", 12345)),
+    "boot": (56, b"01234567-"),
+}
 
 
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [
-        (damage_magic, OSError, "no lock file any more"),
-        (damage_version, OSError, "in version 7, this one knows version 2"),
-        (damage_kind, BlockingIOError, "as kind 2"),
-        (damage_slots, OSError, "cut off"),
-        (damage_device, OSError, "an overlay shares memory, not locks"),
-        (damage_boot, OSError, "another machine"),
+        ("magic", OSError, "no lock file any more"),
+        ("version", OSError, "in version 7, this one knows version 2"),
+        ("kind", BlockingIOError, "as kind 2"),
+        ("slots", OSError, "cut off"),
+        ("device", OSError, "an overlay shares memory, not locks"),
+        ("boot", OSError, "another machine"),
     ],
 )
 def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, error, words):
@@ -363,7 +287,7 @@ def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, err
     unjoined = open_table(path)
     owner = table.owner()
     owner.acquire("a")
-    damage(path)
+    write_at(path, *DAMAGE[damage])
     for use in (lambda: open_table(path), unjoined.owner):
         with pytest.raises(error, match=words) as caught:
             use()
@@ -382,7 +306,7 @@ def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, err
 
 def test_a_table_joins_what_was_damaged_and_left(path):
     unjoined = open_table(path)
-    damage_kind(path)
+    write_at(path, *DAMAGE["kind"])
     assert unjoined.owner().acquire("a", 0) == ()
     assert header_of(path)["kind"] == 1
 
@@ -400,46 +324,10 @@ def test_a_file_that_was_cut_off(path, length):
 
 def test_a_table_that_was_reset_with_other_slots_is_stale(path):
     unjoined = open_table(path)
-    damage_version(path)
+    write_at(path, *DAMAGE["version"])
     open_table(path, slots=4096)
     with pytest.raises(OSError, match="open the repository again"):
         unjoined.owner()
-
-
-def test_a_copy_gets_a_file_of_its_own(path, tmp_path):
-    table = open_table(path)
-    owner = table.owner()
-    owner.acquire("a")
-    copied = tmp_path / "copy"
-    shutil.copy(path, copied)
-    inode = os.stat(copied).st_ino
-    with open(copied, "rb"):  # keeps the number from being given anew
-        copy = open_table(copied)
-    assert copy.owner().acquire("a", 0) == ()
-    assert os.stat(copied).st_ino != inode
-    assert header_of(copied)["inode"] == os.stat(copied).st_ino
-    assert not is_free(table, "a")
-    owner.fence()
-
-
-@pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_file_removed_or_replaced(path, table, owners, how):
-    one, other = owners
-    unjoined = open_table(path)
-    other.fence()  # holds nothing, loses nothing
-    one.acquire(["a", "b"])
-    one.fence()
-    path.rename(path.with_name("old"))
-    if how == "replaced":
-        assert open_table(path).owner().acquire("a", 0) == ()
-    with pytest.raises(Lost) as caught:
-        one.fence()
-    assert sorted(caught.value.keys) == ["a", "b"]
-    other.fence()
-    one.release(["a", "b"])
-    for use in (table.owner, unjoined.owner):
-        with pytest.raises(OSError, match="removed or replaced since it was opened"):
-            use()
 
 
 def test_words_that_are_lost(path, table, owners):
@@ -561,19 +449,3 @@ def test_paths(tmp_path):
         open_table(f"{tmp_path}/a\0b")
     table = native().LockTable(tmp_path / "ä", timed_out=TimedOut, lost=Lost, forked=Forked)
     assert table.owner().acquire("a") == ()
-
-
-def test_nothing_is_written_without_permission(path):
-    if os.getuid() != 0:
-        pytest.skip("needs root")
-    open_table(path, mode=0o600)
-    os.chmod(path.parent, 0o755)
-
-    def child():
-        try:
-            open_table(path)
-        except PermissionError as error:
-            return error.filename
-        return "it was opened"
-
-    assert in_child(child, user=NOBODY) == str(path)

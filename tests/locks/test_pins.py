@@ -1,7 +1,5 @@
 """Pins: the lowest seq that a process reads, seen by others, for as long as it reads and not a moment longer."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -10,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.lock_clients import descriptors_of
-from tests.system.processes.steps import forked, status_of
+from tests.tools.lock_clients import descriptors_of
+from tests.tools.steps import forked, status_of
 from txstore._native import local
 from txstore.locks.pins import Pins
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import zarr
 
 import txstore
-from tests.compaction_outputs import listed
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.parts import write_part
+from tests.tools.compaction_outputs import listed
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import write_part
 
 Contents = list[dict[str, bytes]]
 

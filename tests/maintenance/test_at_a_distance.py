@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_background_cleanup
+from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.storage import kept
 from txstore.storage.kept import FileReader

@@ -13,8 +13,8 @@ import pytest
 
 import txstore
 from tests.maintenance import small
-from tests.system.bad_input.disk import tree
-from tests.transactions.faults import watch
+from tests.tools.disk import tree
+from tests.tools.faults import watch
 from txstore.format import names
 from txstore.history.opening import open_storage
 from txstore.maintenance.backup import back_up

@@ -13,11 +13,11 @@ import pytest
 
 import txstore
 from tests.history.test_branches import branch_id, commit, on
-from tests.maintenance.upkeep import tree
-from tests.system.processes.members import join_in_this_process
-from tests.system.processes.steps import forked as child_of
-from tests.system.processes.steps import status_of
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
+from tests.tools.members import join_in_this_process
+from tests.tools.steps import forked as child_of
+from tests.tools.steps import status_of
+from tests.tools.upkeep import tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.history.branch_names import OldestKept
 from txstore.history.publisher import Publisher

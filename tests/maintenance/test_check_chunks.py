@@ -11,7 +11,7 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 import txstore
-from tests.cli.test_cli import run
+from tests.tools.command_line import run
 
 WITH_CHECKSUM: dict[str, Any] = {"compressors": [BloscCodec(cname="lz4"), Crc32cCodec()]}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.cli.test_cli import run
+from tests.tools.command_line import run
 from tests.vectors.make import REPOSITORIES
 from txstore.format import names, packfile
 from txstore.format.commitfile import FOOTER_SIZE, Footer

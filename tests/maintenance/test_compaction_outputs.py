@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.compaction_outputs import listed, outputs_of
 from tests.fuzz.forging import Forged
-from tests.maintenance.upkeep import content, put, tree
+from tests.tools.compaction_outputs import listed, outputs_of
+from tests.tools.upkeep import content, put, tree
 from tests.vectors.make import REPOSITORIES
 from txstore.errors import ErasedError
 from txstore.format import names, packfile

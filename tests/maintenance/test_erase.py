@@ -20,7 +20,7 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.maintenance.upkeep import below, put
+from tests.tools.upkeep import below, put
 from txstore.cli.main import app
 from txstore.format.records import ErasureRecord
 from txstore.maintenance import erase as erasing

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing

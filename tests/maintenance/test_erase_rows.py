@@ -765,7 +765,7 @@ def test_objects_and_caches(tmp_path: Path) -> None:
     before = contents(repo)
     objects = repo.engine.storage.objects  # type: ignore[attr-defined]
     repo.erase("", {"patient": 20})
-    from tests.maintenance.upkeep import below
+    from tests.tools.upkeep import below
 
     for path, _ in below(objects):
         content = bytes(objects.get(path))

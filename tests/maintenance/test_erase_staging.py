@@ -21,10 +21,10 @@ import zarr
 
 import txstore
 from tests.maintenance.erased_rows import array_of, files_of
-from tests.maintenance.upkeep import below
-from tests.system.processes.workers import QUICK, Worker, ended
+from tests.tools.upkeep import below
+from tests.tools.waiting import wait_for_background_cleanup, wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from tests.transactions.test_dead_uploads import kill
-from tests.waiting import wait_for_background_cleanup, wait_until
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import optimize as optimizing
 from txstore.storage import leases

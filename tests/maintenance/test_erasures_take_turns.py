@@ -16,8 +16,8 @@ import zarr
 
 import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, leaks
-from tests.system.processes.workers import QUICK, Worker, ended
-from tests.transactions.faults import Hook, watch
+from tests.tools.faults import Hook, watch
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 
 LABELS = np.arange(10, 18)

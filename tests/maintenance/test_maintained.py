@@ -10,7 +10,7 @@ import pytest
 
 import txstore
 from tests.maintenance.test_backup import put
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
 from txstore.commit import MAIN
 from txstore.format import names
 from txstore.history.opening import open_commits, open_storage

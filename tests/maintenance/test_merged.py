@@ -13,7 +13,7 @@ import zarr
 
 import txstore
 from tests.history.test_branches import on
-from tests.maintenance.upkeep import tree
+from tests.tools.upkeep import tree
 from txstore.errors import CorruptionError
 
 

@@ -10,8 +10,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, seqs, staged, tree
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
+from tests.tools.inside import staged
+from tests.tools.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, seqs, tree
 from txstore.history import operations
 from txstore.maintenance import optimize
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import run_python, tree
+from tests.tools.disk import run_python, tree
 from txstore.maintenance.protect import protect
 
 OVERWRITE = {

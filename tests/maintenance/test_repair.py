@@ -14,7 +14,7 @@ import pytest
 import txstore
 from tests.maintenance import small
 from tests.maintenance.test_backup import Dying, Killed, contents_of, put
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
 from txstore.commit import MAIN
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.history.opening import open_commits, open_storage

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, staged, tree
+from tests.tools.inside import staged
+from tests.tools.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, tree
 from txstore.maintenance import retention
 from txstore.maintenance.retention import STEP
 from txstore.storage.local import LocalStorage

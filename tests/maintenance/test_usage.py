@@ -9,8 +9,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import put, rewrite, tree
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.upkeep import put, rewrite, tree
 
 
 def packed(repo: txstore.Repository) -> int:

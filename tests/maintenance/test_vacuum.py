@@ -15,8 +15,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, put, rewrite, staged, tree
-from tests.transactions.faults import Hook, once, watch
+from tests.tools.faults import Hook, once, watch
+from tests.tools.inside import staged
+from tests.tools.upkeep import content, put, rewrite, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
 from txstore.storage.local import LocalStorage

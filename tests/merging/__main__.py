@@ -5,8 +5,6 @@ history branches are deleted, and vacuums give up commits. Git itself is asked o
 For every fifth seed, there is a history in which rows move, beside a model that goes by label.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

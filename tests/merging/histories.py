@@ -4,8 +4,6 @@ What git has in a file of its own is an element of a chunk, the element of an ar
 value that is none of Zarr's. What zarr would store is written without zarr, which would take most of the time.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -86,33 +84,33 @@ class Player:
     def __init__(self, seed: int, directory: Path, *, gives_up: bool, counts: Counter[str]) -> None:
         """With `gives_up`, branches are deleted, and vacuums give up what they may."""
         self._random = random.Random(seed)
-        self._gives_up = gives_up
-        self._counts = counts
-        self._repo = txstore.Repository(directory / "data.tx", durability="none")
+        self.gives_up = gives_up
+        self.counts = counts
+        self.repo = txstore.Repository(directory / "data.tx", durability="none")
         self.history = History()
         self.asked: list[tuple[Asked, Merge]] = []
-        self._commits: dict[Node, txstore.Commit] = {}
+        self.commits: dict[Node, txstore.Commit] = {}
         self._values = VALUES[seed // 2 % len(VALUES)]
         values = {place: self._random.choice(self._values) for place in PLACES}
         self._commit("main", values)
-        self._heads = {"main": self.history.nodes[0]}
+        self.heads = {"main": self.history.nodes[0]}
         for number in range(1, self._random.randint(2, 5)):
-            self._fork(f"b{number}", self._heads["main"])
+            self.fork(f"b{number}", self.heads["main"])
 
     def play(self) -> None:
         for _ in range(STEPS):
             step = self._random.choices(
-                [self._write, self._merge, self._revert, self._pick, self._replace, self._vacuum],
-                [30, 50, 4, 4, 3, 5 if self._gives_up else 0],
+                [self.write, self._merge, self._revert, self.pick, self.replace, self._vacuum],
+                [30, 50, 4, 4, 3, 5 if self.gives_up else 0],
             )[0]
-            step(self._random.choice([*self._heads]))
-        for branch, node in self._heads.items():
-            self._check(branch, node)
+            step(self._random.choice([*self.heads]))
+        for branch, node in self.heads.items():
+            self.check(branch, node)
 
     # --- steps
 
     def _commit(self, branch: str, values: Mapping[str, Any]) -> None:
-        with self._repo.begin(branch=branch) as transaction:
+        with self.repo.begin(branch=branch) as transaction:
             there = dict(transaction)
             wanted = stored(values)
             for key in there.keys() - wanted.keys():
@@ -121,22 +119,22 @@ class Player:
                 if there.get(key) != value:
                     transaction[key] = value
             transaction.commit()
-        parents = [self._heads[branch]] if self.history.nodes else []
-        self._note(branch, self.history.commit(values, *parents))
+        parents = [self.heads[branch]] if self.history.nodes else []
+        self.note(branch, self.history.commit(values, *parents))
 
-    def _note(self, branch: str, node: Node) -> None:
-        head = self._repo.head(branch)
+    def note(self, branch: str, node: Node) -> None:
+        head = self.repo.head(branch)
         assert head is not None
-        self._commits[node] = head
+        self.commits[node] = head
         if self.history.nodes[0] is not node:
-            self._heads[branch] = node
+            self.heads[branch] = node
 
-    def _check(self, branch: str, node: Node) -> None:
-        assert found(self._repo.mapping(branch=branch)) == node.values, branch
+    def check(self, branch: str, node: Node) -> None:
+        assert found(self.repo.mapping(branch=branch)) == node.values, branch
 
-    def _write(self, branch: str) -> None:
-        values = dict(self._heads[branch].values)
-        own = PLACES[[*self._heads].index(branch) :: 5]  # mostly what no other branch writes
+    def write(self, branch: str) -> None:
+        values = dict(self.heads[branch].values)
+        own = PLACES[[*self.heads].index(branch) :: 5]  # mostly what no other branch writes
         for place in self._random.sample(own if self._random.random() < 0.8 else PLACES, self._random.randint(1, 2)):
             value = values[place]
             while value == values[place]:
@@ -144,84 +142,84 @@ class Player:
             values[place] = value
         self._commit(branch, values)
 
-    def _fork(self, branch: str, node: Node) -> bool:
+    def fork(self, branch: str, node: Node) -> bool:
         """Begin a branch; false if the commit is not there any more."""
         try:
-            self._repo.branches[branch] = self._commits[node]
+            self.repo.branches[branch] = self.commits[node]
         except (txstore.SnapshotExpiredError, txstore.CommitNotFoundError):
-            assert self._gives_up
+            assert self.gives_up
             return False
-        self._heads[branch] = node
+        self.heads[branch] = node
         return True
 
-    def _replace(self, branch: str) -> None:
+    def replace(self, branch: str) -> None:
         """Delete a branch, and begin it anew elsewhere."""
-        if branch == "main" or not self._gives_up:
+        if branch == "main" or not self.gives_up:
             return
-        del self._repo.branches[branch], self._heads[branch]
-        if not self._fork(branch, self._random.choice(self.history.nodes)):
-            self._fork(branch, self._heads["main"])
+        del self.repo.branches[branch], self.heads[branch]
+        if not self.fork(branch, self._random.choice(self.history.nodes)):
+            self.fork(branch, self.heads["main"])
 
     def _vacuum(self, branch: str) -> None:
-        self._repo.vacuum(keep=self._random.randint(1, 6), branch=branch)
+        self.repo.vacuum(keep=self._random.randint(1, 6), branch=branch)
 
     def _merge(self, into: str) -> None:
-        ours = self._heads[into]
+        ours = self.heads[into]
         news = [node for node in self.history.nodes[-RECENT:] if node not in ours.ancestors]
         if not news:
             return
         node = self._random.choice(news)
-        source = next((branch for branch, head in self._heads.items() if head is node), "then")
-        if source == "then" and not self._fork("then", node):
+        source = next((branch for branch, head in self.heads.items() if head is node), "then")
+        if source == "then" and not self.fork("then", node):
             return
-        self._heads.pop("then", None)
+        self.heads.pop("then", None)
         expected = recursive.merge(ours, node)
         self.asked.append((Asked(ours, node), expected))
-        self._counts["merges"] += 1
-        self._counts["of several bases"] += len(recursive.best_common_ancestors(ours, node)) > 1
+        self.counts["merges"] += 1
+        self.counts["of several bases"] += len(recursive.best_common_ancestors(ours, node)) > 1
         answer = self._random.choice([None, "ours", "theirs"])
-        if self._agrees(expected, lambda resolve: self._repo.merge(source, into, resolve=resolve), answer):
-            self._note(into, self.history.commit(_answered(expected, node, answer), ours, node))
-            self._check(into, self._heads[into])
+        if self.agrees(expected, lambda resolve: self.repo.merge(source, into, resolve=resolve), answer):
+            self.note(into, self.history.commit(_answered(expected, node, answer), ours, node))
+            self.check(into, self.heads[into])
         if source == "then":
-            del self._repo.branches["then"]
+            del self.repo.branches["then"]
 
-    def _pick(self, branch: str, *, reverts: bool = False) -> None:
-        node, ours = self._random.choice(self.history.nodes[1:] or self.history.nodes), self._heads[branch]
+    def pick(self, branch: str, *, reverts: bool = False) -> None:
+        node, ours = self._random.choice(self.history.nodes[1:] or self.history.nodes), self.heads[branch]
         if not node.parents:
             return
         base, theirs = (node, node.parents[0]) if reverts else (node.parents[0], node)
         expected = recursive.three_way(base.values, ours.values, theirs.values)
         self.asked.append((Asked(ours, theirs, base), expected))
-        self._counts["reverts" if reverts else "picks"] += 1
-        change = self._repo.revert if reverts else self._repo.cherry_pick
+        self.counts["reverts" if reverts else "picks"] += 1
+        change = self.repo.revert if reverts else self.repo.cherry_pick
         try:
-            agrees = self._agrees(expected, lambda resolve: change(self._commits[node], branch, resolve=resolve), None)
+            agrees = self.agrees(expected, lambda resolve: change(self.commits[node], branch, resolve=resolve), None)
         except (txstore.SnapshotExpiredError, txstore.CommitNotFoundError):
-            assert self._gives_up
+            assert self.gives_up
             return
         if agrees and expected.values != ours.values:
-            self._note(branch, self.history.commit(expected.values, ours))
-            self._check(branch, self._heads[branch])
+            self.note(branch, self.history.commit(expected.values, ours))
+            self.check(branch, self.heads[branch])
 
     def _revert(self, branch: str) -> None:
-        self._pick(branch, reverts=True)
+        self.pick(branch, reverts=True)
 
-    def _agrees(self, expected: Merge, change: Any, answer: str | None) -> bool:
+    def agrees(self, expected: Merge, change: Any, answer: str | None) -> bool:
         """Merge; tell whether it was done. Conflicts are those of git, but where a vacuum has given up what tells."""
         try:
             change(None)
         except txstore.MergeConflictError as error:
             places = in_conflict(error)
             if places != expected.conflicts:
-                if not (error.is_cut and self._gives_up and places > expected.conflicts):
+                if not (error.is_cut and self.gives_up and places > expected.conflicts):
                     raise AssertionError((places, expected)) from error
-                self._counts["with more conflicts, of what a vacuum has given up"] += 1
+                self.counts["with more conflicts, of what a vacuum has given up"] += 1
                 return False
-            self._counts["conflicts"] += 1
+            self.counts["conflicts"] += 1
         except txstore.NoCommonAncestorError:
-            assert self._gives_up
-            self._counts["refused, of what a vacuum has given up"] += 1
+            assert self.gives_up
+            self.counts["refused, of what a vacuum has given up"] += 1
             return False
         else:
             assert not expected.conflicts, expected

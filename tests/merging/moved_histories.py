@@ -5,8 +5,6 @@ without a conflict is what the model makes. Half of the histories have the value
 written to a wrong row often has the value there that the base had at this position.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -49,166 +47,166 @@ class Player:
     """One history. `counts` says what it was made of; an `AssertionError` what no merge by label makes."""
 
     def __init__(self, seed: int, directory: Path, counts: Counter[str]) -> None:
-        self._random = random.Random(seed)
-        self._is_unique = bool(seed % 2)
-        self._written = 1
-        self._counts = counts
-        self._repo = txstore.Repository(directory / "data.tx", durability="none")
-        self._labels = iter(LABELS)
-        self._history = History()
-        self._commits: dict[Node, txstore.Commit] = {}
-        self._heads: dict[str, Node] = {}
-        rows, chunks = self._rows(self._random.randint(3, 6)), self._random.randint(2, 4)
+        self.random = random.Random(seed)
+        self.is_unique = bool(seed % 2)
+        self.written = 1
+        self.counts = counts
+        self.repo = txstore.Repository(directory / "data.tx", durability="none")
+        self.labels = iter(LABELS)
+        self.history = History()
+        self.commits: dict[Node, txstore.Commit] = {}
+        self.heads: dict[str, Node] = {}
+        rows, chunks = self.rows(self.random.randint(3, 6)), self.random.randint(2, 4)
         encoding = {name: {"chunks": (chunks,)} for name in (*NAMES, "time")}
-        with self._repo.transaction() as store:
+        with self.repo.transaction() as store:
             rows.to_zarr(store, mode="w", consolidated=False, encoding=encoding)
-        self._note("main", found(self._repo.snapshot()))
-        for number in range(1, self._random.randint(2, 3)):
-            self._fork(f"b{number}", self._heads["main"])
+        self.note("main", found(self.repo.snapshot()))
+        for number in range(1, self.random.randint(2, 3)):
+            self.fork(f"b{number}", self.heads["main"])
 
     def play(self) -> None:
         for _ in range(STEPS):
-            steps = [self._write, self._prepend, self._append, self._roll, self._shift, self._put, self._merge]
-            step = self._random.choices([*steps, self._revert, self._pick], [9, 3, 2, 3, 2, 2, 10, 2, 4])[0]
-            step(self._random.choice([*self._heads]))
+            steps = [self.write, self._prepend, self.append, self._roll, self._shift, self._put, self._merge]
+            step = self.random.choices([*steps, self._revert, self.pick], [9, 3, 2, 3, 2, 2, 10, 2, 4])[0]
+            step(self.random.choice([*self.heads]))
 
     # --- one side
 
-    def _value(self) -> int:
-        self._written += 1
-        return self._written if self._is_unique else self._random.randrange(2)
+    def value(self) -> int:
+        self.written += 1
+        return self.written if self.is_unique else self.random.randrange(2)
 
-    def _rows(self, count: int) -> xr.Dataset:
-        labels = [label for label, _ in zip(self._labels, range(count), strict=False)]
-        arrays = {name: ("time", np.array([self._value() for _ in labels], "i4")) for name in NAMES}
+    def rows(self, count: int) -> xr.Dataset:
+        labels = [label for label, _ in zip(self.labels, range(count), strict=False)]
+        arrays = {name: ("time", np.array([self.value() for _ in labels], "i4")) for name in NAMES}
         return xr.Dataset(arrays, {"time": np.array(labels, "i8")})
 
     def _commit(self, branch: str, what: str, change: Change, expected: Mapping[str, Any] | None = None) -> None:
-        before = self._repo.head(branch)
-        with self._repo.transaction(branch=branch) as store:
+        before = self.repo.head(branch)
+        with self.repo.transaction(branch=branch) as store:
             change(store)
-        values = found(self._repo.snapshot(branch=branch))
+        values = found(self.repo.snapshot(branch=branch))
         assert expected is None or values == expected, what
-        if self._repo.head(branch) != before:
-            self._counts[what] += 1
-            self._note(branch, values, self._heads[branch])
+        if self.repo.head(branch) != before:
+            self.counts[what] += 1
+            self.note(branch, values, self.heads[branch])
 
-    def _note(self, branch: str, values: Mapping[str, Any], *parents: Node) -> None:
-        head = self._repo.head(branch)
+    def note(self, branch: str, values: Mapping[str, Any], *parents: Node) -> None:
+        head = self.repo.head(branch)
         assert head is not None
-        self._heads[branch] = node = self._history.commit(values, *parents)
-        self._commits[node] = head
+        self.heads[branch] = node = self.history.commit(values, *parents)
+        self.commits[node] = head
 
-    def _fork(self, branch: str, node: Node) -> None:
-        self._repo.branches[branch] = self._commits[node]
-        self._heads[branch] = node
+    def fork(self, branch: str, node: Node) -> None:
+        self.repo.branches[branch] = self.commits[node]
+        self.heads[branch] = node
 
-    def _length(self, branch: str) -> int:
-        return len(self._heads[branch].values[ROWS])  # type: ignore[arg-type]
+    def length(self, branch: str) -> int:
+        return len(self.heads[branch].values[ROWS])  # type: ignore[arg-type]
 
-    def _write(self, branch: str) -> None:
-        values, length = dict(self._heads[branch].values), self._length(branch)
+    def write(self, branch: str) -> None:
+        values, length = dict(self.heads[branch].values), self.length(branch)
         if length:
-            name, at, value = self._random.choice(NAMES), self._random.randrange(length), self._value()
+            name, at, value = self.random.choice(NAMES), self.random.randrange(length), self.value()
             values[_place(name, values[ROWS][at])] = value  # type: ignore[index]
             write = lambda store: zarr.open_array(store, path=name).__setitem__(at, value)  # noqa: E731
             self._commit(branch, "writes", write, values)
 
     def _prepend(self, branch: str) -> None:
-        rows = self._rows(self._random.randint(1, 3))
+        rows = self.rows(self.random.randint(1, 3))
         self._commit(branch, "prepends", lambda store: txstore.prepend(rows, store, dim="time"))
 
-    def _append(self, branch: str) -> None:
-        rows = self._rows(self._random.randint(1, 2))
+    def append(self, branch: str) -> None:
+        rows = self.rows(self.random.randint(1, 2))
         self._commit(branch, "appends", lambda store: txstore.upsert(rows, store, dim="time"))
 
     def _roll(self, branch: str) -> None:
-        keep = max(1, self._length(branch) - self._random.randint(1, 3))
+        keep = max(1, self.length(branch) - self.random.randint(1, 3))
         self._commit(branch, "rolls", lambda store: txstore.roll(store, "time", keep=keep))
 
     def _shift(self, branch: str) -> None:
-        rows, offset = self._rows(1), self._random.choice([1, -1])
+        rows, offset = self.rows(1), self.random.choice([1, -1])
 
         def shift(store: txstore.TxStore) -> None:
             for name in (*NAMES, "time"):
                 store.shift(name, {0: offset}, fill=rows[name].item())
 
-        if rows.sizes["time"] and self._length(branch):
+        if rows.sizes["time"] and self.length(branch):
             self._commit(branch, "shifts", shift)
 
     def _put(self, branch: str) -> None:
         """Write all attributes anew, as programs do that know of none."""
-        attributes = {"n": self._random.randrange(3)}
+        attributes = {"n": self.random.randrange(3)}
 
         def put(store: txstore.TxStore) -> None:
             for name in (*NAMES, "time"):
                 zarr.open_array(store, path=name).attrs.put(attributes)
 
-        self._commit(branch, "attributes", put, self._heads[branch].values)
+        self._commit(branch, "attributes", put, self.heads[branch].values)
 
     # --- both sides
 
     def _merge(self, into: str) -> None:
-        ours = self._heads[into]
-        news = [node for node in self._history.nodes[-RECENT:] if node not in ours.ancestors]
+        ours = self.heads[into]
+        news = [node for node in self.history.nodes[-RECENT:] if node not in ours.ancestors]
         if not news:
             return
-        node = self._random.choice(news)
-        self._repo.branches["then"] = self._commits[node]
+        node = self.random.choice(news)
+        self.repo.branches["then"] = self.commits[node]
         bases = recursive.best_common_ancestors(ours, node)
-        self._counts["merges of several bases" if len(bases) > 1 else "merges"] += 1
+        self.counts["merges of several bases" if len(bases) > 1 else "merges"] += 1
         since = {*bases, *((ours.ancestors | node.ancestors) - bases[0].ancestors)}
         is_plain = len(bases) == 1 and len({each.values[ROWS] for each in since}) == 1
-        merge = lambda resolve: self._repo.merge("then", into, resolve=resolve)  # noqa: E731
-        self._agree(into, recursive.merge(ours, node), merge, node, (node,), is_plain=is_plain)
-        del self._repo.branches["then"]
+        merge = lambda resolve: self.repo.merge("then", into, resolve=resolve)  # noqa: E731
+        self.agree(into, recursive.merge(ours, node), merge, node, (node,), is_plain=is_plain)
+        del self.repo.branches["then"]
 
-    def _pick(self, branch: str, *, reverts: bool = False) -> None:
-        node, ours = self._random.choice(self._history.nodes), self._heads[branch]
+    def pick(self, branch: str, *, reverts: bool = False) -> None:
+        node, ours = self.random.choice(self.history.nodes), self.heads[branch]
         if not node.parents:
             return
         base, theirs = (node, node.parents[0]) if reverts else (node.parents[0], node)
-        self._counts["reverts" if reverts else "picks"] += 1
-        method = self._repo.revert if reverts else self._repo.cherry_pick
-        change = lambda resolve: method(self._commits[node], branch, resolve=resolve)  # noqa: E731
-        self._agree(branch, recursive.three_way(base.values, ours.values, theirs.values), change, theirs)
+        self.counts["reverts" if reverts else "picks"] += 1
+        method = self.repo.revert if reverts else self.repo.cherry_pick
+        change = lambda resolve: method(self.commits[node], branch, resolve=resolve)  # noqa: E731
+        self.agree(branch, recursive.three_way(base.values, ours.values, theirs.values), change, theirs)
 
     def _revert(self, branch: str) -> None:
-        self._pick(branch, reverts=True)
+        self.pick(branch, reverts=True)
 
-    def _agree(
+    def agree(
         self, branch: str, expected: Merge, change: Any, theirs: Node, parents: tuple[Node, ...] = (), *,
         is_plain: bool = False,
     ) -> None:  # fmt: skip
         """Make a change; compare what comes of it. `is_plain`: no rows have moved."""
-        ours, before, conflicts = self._heads[branch], self._repo.head(branch), []
+        ours, before, conflicts = self.heads[branch], self.repo.head(branch), []
         try:
             change(None)
         except txstore.MergeConflictError as error:
             conflicts = [*error.conflicts]
         if conflicts:
-            self._counts["conflicts"] += 1
+            self.counts["conflicts"] += 1
             is_of_attributes = all(each.fields == ("attributes.n",) for each in conflicts)
             assert not is_plain or expected.conflicts or is_of_attributes, conflicts
-            answer = self._random.choice([None, "ours", "theirs"])
+            answer = self.random.choice([None, "ours", "theirs"])
             if answer is None:
                 return
             change({"": answer})
-        values = found(self._repo.snapshot(branch=branch))
+        values = found(self.repo.snapshot(branch=branch))
         if conflicts:
             assert values[ROWS] in [each.values[ROWS] for each in (ours, theirs)]
             wrong = [
                 place
                 for place, value in values.items()
-                if self._is_unique and value not in {each.values[place] for each in self._history.nodes}
+                if self.is_unique and value not in {each.values[place] for each in self.history.nodes}
             ]
             assert not wrong, wrong
         else:
-            self._counts["without conflicts" if is_plain else "without conflicts, rows had moved"] += 1
+            self.counts["without conflicts" if is_plain else "without conflicts, rows had moved"] += 1
             assert values == expected.values
             assert not expected.conflicts, expected.conflicts
-        if self._repo.head(branch) != before:
-            self._note(branch, values, ours, *parents)
+        if self.repo.head(branch) != before:
+            self.note(branch, values, ours, *parents)
 
 
 def play(seed: int, counts: Counter[str]) -> None:

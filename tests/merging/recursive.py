@@ -83,8 +83,6 @@ def three_way(base: Values, ours: Values, theirs: Values, depth: int = 0) -> Mer
 
 
 # --- git itself
-
-
 class Asked(NamedTuple):
     """Two commits to be merged; with a base, as if that were the parent of both: a commit picked, or reverted."""
 
@@ -97,7 +95,7 @@ class Git:
     """The same history in a git repository, of which the same is asked."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._run("init", "-q", "--bare", ".")
 
     def answers(self, history: History, asked: Sequence[Asked]) -> list[Merge]:
@@ -134,7 +132,7 @@ class Git:
             for place, value in node.values.items():
                 text = f"{value}\n"
                 lines += [f"M 644 inline {place}", f"data {len(text)}", text]
-        marks = self._directory / "marks"
+        marks = self.directory / "marks"
         self._run("fast-import", "--quiet", "--force", f"--export-marks={marks}", stdin="\n".join(lines) + "\n")
         found = dict(line.split() for line in marks.read_text().splitlines())
         return [found[f":{number + 1}"] for number in range(count)]
@@ -164,5 +162,5 @@ class Git:
 
     def _run(self, *arguments: str, stdin: str = "") -> str:
         return subprocess.run(
-            ["git", "-C", str(self._directory), *arguments], input=stdin, capture_output=True, text=True, check=True
+            ["git", "-C", str(self.directory), *arguments], input=stdin, capture_output=True, text=True, check=True
         ).stdout

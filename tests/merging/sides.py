@@ -1,7 +1,5 @@
 """Two sides that have changed a base, as the merge sees them, and what comes of it."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping

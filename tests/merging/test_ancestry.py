@@ -1,7 +1,5 @@
 """What two branches have in common, when vacuums have given up the commits between, and branches were deleted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,9 +24,7 @@ def undone(repo: txstore.Repository, branch: str = "main") -> None:
 
 @pytest.mark.parametrize("vacuumed", ["main", "dev", "both"])
 @pytest.mark.parametrize("into", ["main", "dev"])
-def test_what_was_merged_is_known_when_the_merge_was_given_up(
-    repo: txstore.Repository, into: str, vacuumed: str
-) -> None:
+def test_what_was_merged_is_known_when_the_merge_was_given_up(repo, into, vacuumed):
     other = "dev" if into == "main" else "main"
     commit(repo, put(0, 10), branch=other)
     repo.merge(other, into)

@@ -1,7 +1,5 @@
 """What is wrong with what merges are given, and what comes between: a clear error, and nothing lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any
@@ -11,10 +9,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.killed import killed_after
 from tests.merging.test_repository import commit, values
 from tests.merging.test_three_way import attributes, delete, put
-from tests.waiting import TIMEOUT
+from tests.tools.inside import staged
+from tests.tools.killed import killed_after
+from tests.tools.waiting import TIMEOUT
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_answers_that_are_none(repo: txstore.Repository, answer: Any, error: typ
     with pytest.raises(error, match=match):
         repo.merge("dev", resolve={"x": answer})
     assert repo.head() == head
-    assert list(repo.engine.storage.list(".staging")) == []
+    assert list(staged(repo)) == []
     repo.merge("dev", resolve={"x": lambda conflict: conflict.ours() + conflict.theirs()})
     assert values(repo)[:2] == [21, 1]
 
@@ -171,9 +170,7 @@ def test_killed_while_it_follows_moves(repo: txstore.Repository, commits: int) -
         ({1: "ours"}, TypeError),
     ],
 )
-def test_answers_are_looked_at_where_nothing_is_to_be_merged(
-    repo: txstore.Repository, resolve: Any, error: type[Exception], dry_run: bool
-) -> None:
+def test_answers_are_looked_at_where_nothing_is_to_be_merged(repo, resolve, error, dry_run):
     head = commit(repo, put(0, 10))
     for change in (
         lambda: repo.merge("dev", resolve=resolve, dry_run=dry_run),

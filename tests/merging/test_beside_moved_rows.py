@@ -1,7 +1,5 @@
 """Rows move along a dimension: what others make along it, or cut off there, is of rows as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +8,7 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.transactions.arrays import Step
+from tests.tools.arrays import Step
 
 ERRORS = (txstore.ConflictError, txstore.MergeConflictError)
 

@@ -1,7 +1,5 @@
 """Two commits with several best common ancestors: the base of the merge is the merge of these."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -314,8 +312,6 @@ def test_dry_run_and_diff(repo: txstore.Repository) -> None:
 
 
 # --- what a vacuum has given up
-
-
 def fixed(repo: txstore.Repository, *, optimized: bool = True) -> txstore.Commit:
     """Merge a fix into `main` and into `dev`, which has begun behind a later commit; return the merge into `main`.
 

@@ -3,8 +3,6 @@
 `make merges` tries thousands.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Chunks of many kinds that both sides have changed: put together many at a time, as one by one."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

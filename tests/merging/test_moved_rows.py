@@ -1,7 +1,5 @@
 """Rows that one side moves while the other one writes: a merge goes by position, so that is a conflict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -141,8 +139,6 @@ def test_attributes_of_one_side_and_moves_of_the_other(repo: txstore.Repository)
 
 
 # --- how far rows have moved is not which rows they are
-
-
 @pytest.mark.parametrize("writer_merges", [False, True])
 @pytest.mark.parametrize("moves", [[roll(2), prepend(7, 8, value=0)], [shift(-2), shift(2)]])
 def test_moves_that_add_up_to_none(repo: txstore.Repository, moves: list[Change], writer_merges: bool) -> None:
@@ -229,8 +225,6 @@ def test_a_revert_of_a_move(repo: txstore.Repository) -> None:
 
 
 # --- no write drops what says that rows have moved
-
-
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
@@ -242,9 +236,7 @@ def test_a_revert_of_a_move(repo: txstore.Repository) -> None:
         lambda array, before: array.attrs.update({ATTRIBUTE: None}),
     ],
 )
-def test_attributes_that_are_written_anew(
-    repo: txstore.Repository, zarr_format: Any, at_once: bool, drop: Callable[[Any, Any], None]
-) -> None:
+def test_attributes_that_are_written_anew(repo, zarr_format, at_once, drop):
     create(repo, np.zeros(4), chunks=(2,), zarr_format=zarr_format)
     before = dict(zarr.open_array(repo.snapshot(), path="x", mode="r").attrs)
     repo.branches["dev"] = "main"
@@ -292,8 +284,6 @@ def test_an_array_that_is_made_anew_has_not_moved(repo: txstore.Repository) -> N
 
 
 # --- arrays that share a dimension
-
-
 def appended_and_moved(repo: txstore.Repository) -> None:
     repo.upsert(numbered([5, 6]))
     repo.branches["dev"] = "main"
@@ -334,8 +324,6 @@ def test_an_array_that_was_made_beside_a_move_goes_with_it(repo: txstore.Reposit
 
 
 # --- array objects, and errors
-
-
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_array_objects_of_before_are_stale(repo: txstore.Repository, zarr_format: Any) -> None:
     create(repo, np.zeros(SHAPE), chunks=(4, 3), zarr_format=zarr_format)
@@ -361,8 +349,6 @@ def test_without_merging_a_conflict_says_why(repo: txstore.Repository, zarr_form
 
 
 # --- the attribute: docs/understand/format.md, "Rows that move"
-
-
 def test_the_attribute_names_the_commit(repo: txstore.Repository) -> None:
     create(repo, np.zeros(SHAPE), chunks=(4, 3))
     commit = run(repo, "main", lambda store: store.shift("x", {1: 3}))

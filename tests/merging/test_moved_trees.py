@@ -1,7 +1,5 @@
 """Random trees of nodes, moved and changed on both sides, against a model in which a node is what it is, not where."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

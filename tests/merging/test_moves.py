@@ -1,7 +1,5 @@
 """What one side has moved and the other has changed: the changes follow."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -268,8 +266,6 @@ def test_a_move_where_nothing_was_changed(merge: Merge) -> None:
 
 
 # --- in repositories
-
-
 @pytest.fixture
 def repo(tmp_path: Any) -> txstore.Repository:
     repo = txstore.Repository(tmp_path / "data.tx", durability="none")
@@ -319,8 +315,6 @@ def test_no_value_is_copied(repo: txstore.Repository) -> None:
     assert str(plan) == "1 moved"
     repo.merge("dev")
     was, is_now = ref_of(repo.mapping(at=0), "g/y/c/0"), ref_of(repo.mapping(), "h/g/y/c/0")
-    assert was is not None
-    assert is_now is not None
     assert (was.pack, was.offset) == (is_now.pack, is_now.offset)
 
 
@@ -358,9 +352,7 @@ NAMES = ("g", "k", "h/g", "h/k")
     own=st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 7), st.integers(1, 99)), max_size=4),
     is_ours=st.booleans(),
 )
-def test_a_merge_with_a_move_is_the_merge_without_and_the_move(
-    tmp_path_factory: Any, to: str, child: str, writes: Any, own: Any, is_ours: bool
-) -> None:
+def test_a_merge_with_a_move_is_the_merge_without_and_the_move(tmp_path_factory, to, child, writes, own, is_ours):
     def changes(prefix: str, made: Any) -> Step:
         return all_of(*(put(at, value, f"{prefix}/{name}") for name, at, value in made))
 

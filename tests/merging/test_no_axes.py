@@ -1,7 +1,5 @@
 """Arrays without axes: one element, in one chunk. They are merged, picked, reverted and shown as any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -140,7 +138,6 @@ def test_diff_and_blame(repo: txstore.Repository) -> None:
     assert [(part.before.item(), part.after.item()) for part in diff.values("n")] == [(1, 2)]
     assert "n" in str(diff)
     blame = repo.blame("n")
-    assert blame.chunks is not None
     assert (blame.chunks.shape, blame[()]) == ((), made)
     assert [(commit, chunks) for commit, chunks, _ in blame.rows()] == [(made, 1), (repo.commit(0), 0)]
     assert blame.as_dict()["chunks"] == 0

@@ -1,7 +1,5 @@
 """Commits with `on_conflict="merge"`: what others have committed since is put together with what is staged."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

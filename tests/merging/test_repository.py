@@ -1,7 +1,5 @@
 """repo.merge, cherry_pick and revert: what is merged, and what becomes of history."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,6 +8,7 @@ import zarr
 
 import txstore
 from tests.merging.test_three_way import BASE, Step, all_of, append, attributes, create, delete, put
+from tests.tools.inside import staged
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_conflict_changes_nothing(repo: txstore.Repository) -> None:
     (conflict,) = error.value.conflicts
     assert (conflict.base(), conflict.ours(), conflict.theirs()) == ([0], [11], [10])
     assert repo.head() == head
-    assert list(repo.engine.storage.list(".staging")) == []
+    assert list(staged(repo)) == []
     plan = repo.merge("dev", dry_run=True)
     assert [each.path for each in plan.conflicts] == ["x"]
     repo.merge("dev", resolve={"x": lambda each: np.maximum(each.ours(), each.theirs())})
@@ -153,8 +152,6 @@ def test_appended_on_both(repo: txstore.Repository) -> None:
 
 
 # --- one commit
-
-
 def test_cherry_pick(repo: txstore.Repository) -> None:
     commit(repo, put(0, 10), branch="dev")
     picked = commit(repo, put(1, 11), branch="dev", message="the second")

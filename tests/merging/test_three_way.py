@@ -1,7 +1,5 @@
 """The three-way merge, rule by rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -279,8 +277,6 @@ def test_shards(tmp_path):
 
 
 # --- both have appended
-
-
 def rows(path: str, n: int, start: int, *, dimension: str | None = "time") -> Step:
     """Append rows of two elements."""
     return lambda store: zarr.open_array(store, path=path).append(np.arange(start, start + 2 * n).reshape(n, 2))

@@ -3,8 +3,6 @@
 The model of a merge is three dicts: what it says of nodes and of elements is written anew here, in a few lines.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
 import txstore
+from tests.tools.inside import branch_id
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
@@ -77,7 +76,6 @@ def changes(before: Content, after: Content) -> set[str]:
 
 
 # --- what one transaction does
-
 STEPS = ("put", "put", "put", "attribute", "delete", "move", "copy", "copy at", "restore", "take")
 numbers = st.integers(0, 11)
 steps = st.lists(st.tuples(st.sampled_from(STEPS), numbers, numbers, st.integers(0, 30)), min_size=1, max_size=4)
@@ -151,8 +149,6 @@ def create(tx: Transaction, now: Content, path: str) -> None:
 
 
 # --- what a merge is
-
-
 def merged(
     base: Content, ours: Content, theirs: Content, prefers: str | None = None
 ) -> tuple[dict[str, Any], set[str]]:
@@ -221,8 +217,6 @@ def cells(base: dict[Any, int], ours: dict[Any, int], theirs: dict[Any, int], pr
 
 
 # --- history
-
-
 @dataclass(frozen=True)
 class Made:
     """A commit."""
@@ -402,7 +396,7 @@ class History(RuleBasedStateMachine):
         except (SnapshotExpiredError, CommitNotFoundError):
             assert not self.is_kept(made)
             return
-        branch = self.ids[name] = self.repo.engine.branch(name)
+        branch = self.ids[name] = branch_id(self.repo, name)
         self.forks[branch] = self.heads[branch] = made.id
 
     @rule(at=st.integers(0, 5))
@@ -482,7 +476,6 @@ class History(RuleBasedStateMachine):
         except MergeConflictError as error:
             found = {each.path for each in error.conflicts}
         head = self.repo.head(name)
-        assert head is not None
         if found:
             assert (prefers, found, head.id) == (None, conflicts, ours.id)
             return

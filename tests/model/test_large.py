@@ -1,7 +1,5 @@
 """A million chunks in one transaction: what they take of memory, and that they are all there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

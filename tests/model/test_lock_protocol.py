@@ -10,8 +10,6 @@ What the C does by comparing and swapping in a loop is one step here: a swap tha
 with what is there. `Weakness` names the mistakes that the model must catch, or it would prove nothing.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Iterator
@@ -136,18 +134,18 @@ class Model:
         for number, process in enumerate(state.processes):
             if process.at != At.OUT and process.member == member:
                 return number
-            if process.at in RECOVERING and process.target == member and not self._steals:
+            if process.at in RECOVERING and process.target == member and not self.steals:
                 return number
         return None
 
     @property
-    def _steals(self) -> bool:
+    def steals(self) -> bool:
         return self.weakness is Weakness.STEAL
 
     def steps(self, state: State) -> Iterator[tuple[State, str]]:
         """Yield all states that may follow, each with what happened."""
         for number, process in enumerate(state.processes):
-            yield from self._steps_of(state, number, process)
+            yield from self.steps_of(state, number, process)
             if state.kills and process.at != At.OUT:
                 tainted = state.tainted or state.word.is_held_by(process.member)
                 yield self._with(state, number, Process(), tainted=tainted, kills=state.kills - 1), "kill"
@@ -156,37 +154,37 @@ class Model:
         processes = (*state.processes[:number], process, *state.processes[number + 1 :])
         return state._replace(processes=processes, **changes)
 
-    def _may_take(self, number: int, process: Process, word: Word) -> bool:
+    def may_take(self, number: int, process: Process, word: Word) -> bool:
         return word.is_free or (word.group != NOBODY and word.group == self.groups[number])
 
-    def _steps_of(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+    def steps_of(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
         match process.at:
             case At.OUT:
-                for member in self._places(state):
+                for member in self.places(state):
                     sweeps = state.in_use[member - 2] and self.weakness is not Weakness.NO_SWEEP
                     at = At.SWEEP if sweeps else At.ENTER
                     yield self._with(state, number, Process(at, member)), "claim"
             case At.SWEEP:
-                yield self._sweep(state, number, process._replace(at=At.ENTER), process.member), "sweep"
+                yield self.sweep(state, number, process._replace(at=At.ENTER), process.member), "sweep"
             case At.ENTER:
                 entered = self._with(state, number, Process(At.IDLE, process.member))
                 yield self._mark(entered, process.member, in_use=True), "enter"
             case At.IDLE:
-                yield from self._idle(state, number, process)
+                yield from self.idle(state, number, process)
             case At.LOOK:
-                yield from self._look(state, number, process)
+                yield from self.look(state, number, process)
             case At.PROBE:
-                yield from self._probe(state, number, process)
+                yield from self.probe(state, number, process)
             case At.RECOVER:
                 if self.weakness is Weakness.FORGET_FIRST:
                     marked = self._mark(state, process.target, in_use=False)
                     yield self._with(marked, number, process._replace(at=At.FORGET)), "forget first"
                 else:
-                    yield self._sweep(state, number, process._replace(at=At.FORGET), process.target), "recover"
+                    yield self.sweep(state, number, process._replace(at=At.FORGET), process.target), "recover"
             case At.FORGET:
                 if self.weakness is Weakness.FORGET_FIRST:
-                    yield self._sweep(state, number, process._replace(at=At.RETURN), process.target), "recover late"
+                    yield self.sweep(state, number, process._replace(at=At.RETURN), process.target), "recover late"
                 else:
                     marked = self._mark(state, process.target, in_use=False)
                     yield self._with(marked, number, process._replace(at=At.RETURN)), "forget"
@@ -204,35 +202,35 @@ class Model:
                     yield self._with(state, number, awake), "slice"
             case At.GIVE_UP:
                 if word.is_free:
-                    after = self._with(state, number, self._idly(process, At.WAKE_ONE))
+                    after = self._with(state, number, self.idly(process, At.WAKE_ONE))
                     left = Word(word.owner, NOBODY, waiters=word.waiters and self.keeps_mark)
                     yield after._replace(word=left), "pass on"
                 else:
-                    yield self._with(state, number, self._idly(process)), "give up"
+                    yield self._with(state, number, self.idly(process)), "give up"
             case At.WAKE_ONE:
-                if self.keeps_mark and word == Word(waiters=True) and not self._anybody_sleeps(state):
-                    yield self._with(state, number, self._idly(process))._replace(word=Word()), "unmark"
+                if self.keeps_mark and word == Word(waiters=True) and not self.anybody_sleeps(state):
+                    yield self._with(state, number, self.idly(process))._replace(word=Word()), "unmark"
                 else:
-                    yield from self._wake(state, number, self._idly(process), "any")
+                    yield from self.wake(state, number, self.idly(process), "any")
             case At.WAKE_ALL:
-                yield from self._wake(state, number, self._idly(process), "all")
+                yield from self.wake(state, number, self.idly(process), "all")
             case At.WAKE_HUNGRY:
                 if self.weakness is Weakness.NO_HUNGRY_WAKE:
-                    yield self._with(state, number, self._idly(process)), "no wake"
-                elif any(self._sleeps(other, "hungry") for other in state.processes):
-                    yield from self._wake(state, number, self._idly(process), "hungry")
+                    yield self._with(state, number, self.idly(process)), "no wake"
+                elif any(self.sleeps(other, "hungry") for other in state.processes):
+                    yield from self.wake(state, number, self.idly(process), "hungry")
                 else:
-                    yield self._with(state, number, self._idly(process, At.UNRESERVE)), "nobody hungry"
+                    yield self._with(state, number, self.idly(process, At.UNRESERVE)), "nobody hungry"
             case At.UNRESERVE:
                 if word == Word(FREE, NOBODY, True, True) and self.weakness is not Weakness.NO_RESERVE_END:
-                    after = self._with(state, number, self._idly(process, At.WAKE_ONE))
+                    after = self._with(state, number, self.idly(process, At.WAKE_ONE))
                     yield after._replace(word=Word(waiters=self.keeps_mark)), "unreserve"
                 else:
-                    yield self._with(state, number, self._idly(process)), "unreserve: changed"
+                    yield self._with(state, number, self.idly(process)), "unreserve: changed"
             case At.INSIDE:
-                yield from self._inside(state, number, process)
+                yield from self.inside(state, number, process)
 
-    def _places(self, state: State) -> Iterator[int]:
+    def places(self, state: State) -> Iterator[int]:
         """Yield the members that nobody is; of those that nothing is left of only the first, as they are all alike."""
         is_first = True
         for member in range(2, 2 + self.members):
@@ -242,33 +240,33 @@ class Model:
                     yield member
                 is_first = is_first and not is_blank
 
-    def _idly(self, process: Process, at: At = At.IDLE) -> Process:
+    def idly(self, process: Process, at: At = At.IDLE) -> Process:
         return Process(at, process.member)
 
-    def _idle(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+    def idle(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
         yield self._with(state, number, process._replace(at=At.LOOK)), "begin to wait"
-        if self._may_take(number, process, word):
-            yield self._take(state, number, process, word.waiters, word.hungry), "try"
+        if self.may_take(number, process, word):
+            yield self.take(state, number, process, word.waiters, word.hungry), "try"
         if word.owner == process.member:
-            yield self._release(state, number, process), "close"
+            yield self.release(state, number, process), "close"
         elif not self.settled:
             yield self._with(state, number, Process()), "leave"  # its place stays in use: the next one sweeps
 
-    def _look(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+    def look(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
         if word.is_held_by(process.member):
             raise Violation("a process takes a word for its own that it never took")
-        may_take = self._may_take(number, process, word)
+        may_take = self.may_take(number, process, word)
         if may_take and (process.hungry or not word.hungry):
             waiters = word.waiters or process.slept
             if self.weakness is Weakness.NO_MARK:
                 waiters = False
-            yield self._take(state, number, process, waiters, hungry=False), "take"
+            yield self.take(state, number, process, waiters, hungry=False), "take"
             return
         if self.gives_up:
             at = At.GIVE_UP if process.slept else At.IDLE
-            yield self._with(state, number, self._idly(process, at)), "deadline"
+            yield self._with(state, number, self.idly(process, at)), "deadline"
         if may_take:
             yield self._with(state, number, process._replace(at=At.SLEEP, seen=word)), "reserved"
             return
@@ -276,7 +274,7 @@ class Model:
         at = At.SLEEP if process.woken else At.PROBE
         yield self._with(state, number, process._replace(at=at, seen=marked))._replace(word=marked), "mark"
 
-    def _probe(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+    def probe(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         holder = process.seen.owner
         is_dead = self.lives(state, holder) is None
         if self.weakness is Weakness.NO_PROBE and process.seen.group and holder != process.member:
@@ -286,32 +284,32 @@ class Model:
         else:
             yield self._with(state, number, process._replace(at=At.SLEEP)), "holder lives"
 
-    def _inside(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
+    def inside(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
         if not word.is_held_by(process.member):
             raise Violation("a word was taken from a living process")
-        yield self._release(state, number, process), "release"
+        yield self.release(state, number, process), "release"
         for other, sibling in enumerate(state.processes):
             if self.groups[other] == self.groups[number] and sibling.member and sibling.at > At.ENTER:
                 at = At.WAKE_ALL if word.waiters and self.weakness is not Weakness.NO_PARK_WAKE else At.IDLE
                 parked = word._replace(owner=sibling.member, group=self.groups[number])
-                yield self._with(state, number, self._idly(process, at))._replace(word=parked), "park"
+                yield self._with(state, number, self.idly(process, at))._replace(word=parked), "park"
 
-    def _take(self, state: State, number: int, process: Process, waiters: bool, hungry: bool) -> State:
+    def take(self, state: State, number: int, process: Process, waiters: bool, hungry: bool) -> State:
         if state.tainted and state.word.owner != DIRTY:
             raise Violation("a holder died inside, and the next one is not told")
-        after = self._with(state, number, self._idly(process, At.INSIDE), tainted=False)
+        after = self._with(state, number, self.idly(process, At.INSIDE), tainted=False)
         return after._replace(word=Word(process.member, NOBODY, waiters, hungry))
 
-    def _release(self, state: State, number: int, process: Process) -> State:
+    def release(self, state: State, number: int, process: Process) -> State:
         word = state.word
         at = At.WAKE_HUNGRY if word.hungry else At.WAKE_ONE if word.waiters else At.IDLE
         if self.weakness is Weakness.NO_WAKE and at == At.WAKE_ONE:
             at = At.IDLE
         left = Word(FREE, NOBODY, word.waiters if self.keeps_mark else word.hungry, word.hungry)
-        return self._with(state, number, self._idly(process, at))._replace(word=left)
+        return self._with(state, number, self.idly(process, at))._replace(word=left)
 
-    def _sweep(self, state: State, number: int, process: Process, member: int) -> State:
+    def sweep(self, state: State, number: int, process: Process, member: int) -> State:
         word = state.word
         after = self._with(state, number, process)
         if word.owner != member:
@@ -320,7 +318,7 @@ class Model:
             if living.member == member and living.at > At.ENTER and other != number:
                 raise Violation("a word was taken from a living transaction")
         left = Word(FREE if self.weakness is Weakness.CLEAN else DIRTY)
-        return self._awake(after, range(len(self.groups)))._replace(word=left)
+        return self.awake(after, range(len(self.groups)))._replace(word=left)
 
     def _mark(self, state: State, member: int, in_use: bool) -> State:
         marked = (*state.in_use[: member - 2], in_use, *state.in_use[member - 1 :])
@@ -369,27 +367,27 @@ class Model:
 
     # --- futex
 
-    def _sleeps(self, process: Process, who: str) -> bool:
+    def sleeps(self, process: Process, who: str) -> bool:
         return process.at == At.ASLEEP and (who != "hungry" or process.hungry)
 
-    def _anybody_sleeps(self, state: State) -> bool:
+    def anybody_sleeps(self, state: State) -> bool:
         return any(process.at == At.ASLEEP for process in state.processes)
 
-    def _awake(self, state: State, numbers: range | list[int]) -> State:
+    def awake(self, state: State, numbers: range | list[int]) -> State:
         processes = list(state.processes)
         for number in numbers:
             if processes[number].at == At.ASLEEP:
                 processes[number] = processes[number]._replace(at=At.LOOK, slept=True, woken=True, seen=Word())
         return state._replace(processes=tuple(processes))
 
-    def _wake(self, state: State, number: int, then: Process, who: str) -> Iterator[tuple[State, str]]:
-        sleeping = [other for other, process in enumerate(state.processes) if self._sleeps(process, who)]
+    def wake(self, state: State, number: int, then: Process, who: str) -> Iterator[tuple[State, str]]:
+        sleeping = [other for other, process in enumerate(state.processes) if self.sleeps(process, who)]
         after = self._with(state, number, then)
         if who == "all" or not sleeping:
-            yield self._awake(after, sleeping), "wake all"
+            yield self.awake(after, sleeping), "wake all"
         else:
             for other in sleeping:
-                yield self._awake(after, [other]), "wake one"
+                yield self.awake(after, [other]), "wake one"
 
     # --- what has to be true
 
@@ -398,7 +396,7 @@ class Model:
             raise Violation("two processes are inside")
         if not self.slices and all(process.at in QUIET for process in state.processes):
             for number, process in enumerate(state.processes):
-                may_take = self._may_take(number, process, state.word)
+                may_take = self.may_take(number, process, state.word)
                 reserved = state.word.hungry and not process.hungry
                 if process.at == At.ASLEEP and may_take and not reserved:
                     raise Violation("a process sleeps that could go on, and nobody is about to wake it")

@@ -1,7 +1,5 @@
 """Random commits, deletes, tags, readers, transactions, optimize and vacuum, against a dictionary for each commit."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
@@ -13,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import txstore
-from tests.maintenance.upkeep import content, staged
+from tests.tools.inside import staged
+from tests.tools.upkeep import content
 from txstore.errors import ConflictError, SnapshotExpiredError
 from txstore.transactions.transaction import Transaction
 

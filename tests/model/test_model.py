@@ -4,8 +4,6 @@ The model knows the rules of `docs/understand/invariants.md`, I5, as far as keys
 exact: a commit that it expects must be made, a conflict that it expects must be raised.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -304,7 +302,6 @@ class Model(RuleBasedStateMachine):
             assert dict(transaction.real) == transaction.content
         else:
             result = transaction.real.commit(f"commit {len(self.commits)}")
-            assert result.commit is not None
             assert result.commit.version == len(self.commits)
             recorded.id = result.commit.id
             recorded.content = transaction.apply_to(self.head)
@@ -344,7 +341,6 @@ class Model(RuleBasedStateMachine):
     def head_is_the_last_commit(self) -> None:
         if self.commits:
             snapshot = self.repo.mapping()
-            assert snapshot.commit is not None
             assert snapshot.commit.id == self.commits[-1].id
             assert dict(snapshot) == self.head
 
@@ -398,9 +394,7 @@ def test_txstore_behaves_as_the_model(tmp_path: Path) -> None:
     first=[("delete below", "b/c", 0)],
     second=[("delete", "b/zarr.json", 0)],
 )
-def test_two_transactions_conflict_as_the_model_says(
-    tmp_path_factory: pytest.TempPathFactory, base: list[Write], first: list[Write], second: list[Write]
-) -> None:
+def test_two_transactions_conflict_as_the_model_says(tmp_path_factory, base, first, second):
     model = Model(tmp_path_factory.mktemp("repository", numbered=True))
     model.make()
     model.write("base", base)

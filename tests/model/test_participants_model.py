@@ -4,8 +4,6 @@ The oracle knows of each write which others its writer had seen. What concerns a
 write has seen the one before; then the last one counts. Everything else has to be refused, and nothing but that.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.system.processes.members import join_in_this_process
+from tests.tools.members import join_in_this_process
 from txstore.transactions.transaction import Transaction
 
 pytestmark = pytest.mark.long
@@ -290,9 +288,7 @@ def test_what_has_gone_wrong_once(case: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 3), STEPS)
-def test_what_is_in_one_order_is_committed_and_all_else_refused(
-    early: int, steps: list[tuple[int, str, str, str]]
-) -> None:
+def test_what_is_in_one_order_is_committed_and_all_else_refused(early, steps):
     run(early, steps)
 
 

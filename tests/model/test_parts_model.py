@@ -5,8 +5,6 @@ which each knows of all before it, or the commit is refused; and it is refused o
 know of one another have written the same element.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.parts import read_chunk, write_part
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import read_chunk, write_part
 from txstore.errors import ConflictError
 from txstore.transactions.transaction import Transaction
-
-pytestmark = pytest.mark.long
 
 LENGTH, KEY = 6, "x/c/0"
 BASE = [100 + place for place in range(LENGTH)]
@@ -247,6 +243,9 @@ CASES = {
     "one deletes what it has written, the other, too": steps("1 part 0 1", "0 delete", "1 delete"),
     "one deletes what another, too, that has written": steps("0 part 0 1", "0 delete", "1 delete"),
     "a rival beside two": steps("1 part 0 1", "2 part 1 2", "0 rival 3 6"),
+    "a rival on what the first of a chain has written": steps("1 part 0 2", "2 follow", "2 part 2 4", "0 rival 1 2"),
+    "a whole beside a part": steps("1 part 0 4", "2 whole"),
+    "parts that overlap": steps("1 part 0 4", "2 part 3 6"),
 }
 
 
@@ -256,11 +255,10 @@ def test_by_hand(case: str, replaced: str | None) -> None:
     run(3, CASES[case], replaced)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 3), STEPS, st.sampled_from([None, *REPLACED]))
-def test_no_element_is_lost_and_nothing_refused_without_a_reason(
-    early: int, steps: list[tuple[int, str, int, int]], replaced: str | None
-) -> None:
+def test_no_element_is_lost_and_nothing_refused_without_a_reason(early, steps, replaced):
     run(early, steps, replaced)
 
 

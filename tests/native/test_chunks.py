@@ -1,7 +1,5 @@
 """Batches of chunks, in C and in Python: what both say of the same rows; what is stored is hostile."""
 
-from __future__ import annotations
-
 import random
 import struct
 import threading

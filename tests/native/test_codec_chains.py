@@ -3,8 +3,6 @@
 `make sanitize` runs this file with the C under the address sanitizer: no codec writes behind its room.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

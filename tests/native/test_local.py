@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -21,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.sandbox import without_openat2
-from tests.system.bad_input.disk import in_child
-from tests.system.processes.lock_clients import descriptors_of
+from tests.tools.disk import in_child
+from tests.tools.lock_clients import descriptors_of
+from tests.tools.workers import run_threads
 
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_fallback"}
 GIL_THRESHOLD = 64 * 1024
@@ -65,9 +67,7 @@ def split(*paths):
     return root, *(os.path.relpath(path, root) for path in paths)
 
 
-# ---- crc32c --------------------------------------------------------------------------------------------------------
-
-
+# --- crc32c
 def test_crc32c_check_value(local):
     assert local.crc32c(b"123456789") == 0xE3069283
     assert local.crc32c(b"") == 0
@@ -118,9 +118,7 @@ def test_crc32c_fallbacks_agree(data, value):
     assert load("c").crc32c(data, value) == load("python").crc32c(data, value)
 
 
-# ---- open_below, list_directory ------------------------------------------------------------------------------------
-
-
+# --- open_below, list_directory
 @pytest.fixture
 def tree(tmp_path):
     """A root with something of every kind in it, and links that lead out of it."""
@@ -351,9 +349,7 @@ def test_a_path_is_text(local, tmp_path):
         local.open_below(str(tmp_path), "a/" * 3000 + "a", os.O_RDONLY)
 
 
-# ---- map_file ------------------------------------------------------------------------------------------------------
-
-
+# --- map_file
 @pytest.mark.parametrize("size", [1, 4096, 4097, 1_000_000])
 def test_map_file(local, make_file, size):
     data = np.random.default_rng(size).bytes(size)
@@ -465,9 +461,7 @@ def test_a_mapped_file_can_not_be_made_otherwise():
         c.MappedFile.__len__ = lambda self: 0
 
 
-# ---- view ----------------------------------------------------------------------------------------------------------
-
-
+# --- view
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "mmap", "mapped", "numpy"])
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 10), (3, 0), (200_000, 0), (100, 70_000), (0, 200_000)])
 def test_view_is_the_slice(local, make_file, kind, offset, length):
@@ -581,17 +575,11 @@ def test_threads_read_one_mapping(local, make_file):
                 failures.append("wrong bytes")
             local.view(memoryview(mapped), 0, len(data), stored[1])
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[read] * 4)
     assert failures == []
 
 
-# ---- rename_noreplace ----------------------------------------------------------------------------------------------
-
-
+# --- rename_noreplace
 def test_rename_moves_the_file(local, make_file, tmp_path):
     source, target = make_file(b"new", "staged"), str(tmp_path / "0")
     assert local.rename_noreplace(*split(source, target)) is None
@@ -639,19 +627,13 @@ def test_one_of_many_wins(local, tmp_path):
         except FileExistsError:
             losers.append(number)
 
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(take, number) for number in range(8)))
     assert (len(winners), len(losers)) == (1, 7)
     with open(target) as file:
         assert int(file.read()) == winners[0]
 
 
-# ---- allocate, start_writeback -------------------------------------------------------------------------------------
-
-
+# --- allocate, start_writeback
 @posix_only
 def test_allocate_extends_or_says_that_it_did_not(local, tmp_path):
     with open(tmp_path / "pack", "w+b") as file:
@@ -696,9 +678,7 @@ def test_ranges_are_checked(local, tmp_path, function, offset, length):
         getattr(local, function)(file.fileno(), offset, length)
 
 
-# ---- The modules ---------------------------------------------------------------------------------------------------
-
-
+# --- The modules
 def test_the_fallbacks_offer_the_same(local):
     names = {"IMPLEMENTATION", "MappedFile", "allocate", "crc32c", "map_file", "rename_noreplace", "start_writeback"}
     assert (names | {"view", "open_below", "list_directory"}) <= set(dir(local))

@@ -3,8 +3,6 @@
 python -m tests.pipeline [--rounds 1000] [--thread-rounds 64]; the exit status is 1 if our pipeline loses an element.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Few small chunks that are far away are awaited on zarr's loop; threads have what is more than that, or goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Callable

@@ -26,7 +26,7 @@ from zarr.storage import LoggingStore, MemoryStore
 import txstore
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import ignored_in_finalizers, interrupted_after
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.sessions import calling_thread
 from txstore.sessions.zarr_operations import of_context
 
@@ -210,7 +210,6 @@ def test_what_a_thread_has_returned_is_not_kept_until_the_call_ends(store: txsto
     async def in_thread() -> None:
         await asyncio.to_thread(bytes, 1000)
         operation = of_context.get()
-        assert operation is not None
         kept.append(len(operation.threads))
 
     Noting.then.append(in_thread)
@@ -221,8 +220,6 @@ def test_what_a_thread_has_returned_is_not_kept_until_the_call_ends(store: txsto
 
 
 # --- errors
-
-
 def test_an_error_ends_the_other_tasks_of_the_call(store: txstore.TxStore) -> None:
     """zarr sends the chunks that are left once one has failed."""
     z = create(store)
@@ -303,8 +300,6 @@ def test_what_a_thread_has_begun_is_refused_once_the_call_has_failed(store: txst
 
 
 # --- interrupts
-
-
 @pytest.mark.parametrize("places", [*range(0, 60, 3), *range(60, 400, 17)])
 def test_an_interrupt_at_any_point_leaves_a_store_that_can_be_used(store: txstore.TxStore, places: int) -> None:
     z = create(store)
@@ -360,9 +355,7 @@ def test_a_read_that_is_interrupted_fails_nothing(store: txstore.TxStore) -> Non
     assert z[...].tolist() == [1] * 8
 
 
-def test_an_interrupt_where_the_loop_stops_leaves_no_loop_running(
-    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_where_the_loop_stops_leaves_no_loop_running(store, monkeypatch):
     """Else the thread would hand all later calls to zarr's loop."""
     z = create(store)
 

@@ -1,10 +1,8 @@
 """Reads through the cache of decoded chunks: the same elements, of each snapshot its own, in bounded memory."""
 
-from __future__ import annotations
-
 import pickle
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.far_away import Requests
+from tests.tools.far_away import Requests
+from tests.tools.workers import run_threads
 from txstore.codecs.chunk_cache import ChunkCache, parse_size
 
 SHAPE = (37, 53)  # the last chunks reach beyond the array
@@ -176,11 +175,7 @@ def test_threads_share_it(repo: txstore.Repository) -> None:
             if not np.array_equal(z[selection], data[selection]):
                 wrong.append(selection)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(read, seed) for seed in range(8)))
     assert not wrong
 
 

@@ -1,7 +1,5 @@
 """Our pipeline does what zarr's does: random arrays, selections, reads and writes. What one writes, the other reads."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.pipeline import TxCodecPipeline
 from txstore.pipeline.codec_pipeline import zarr_default
 

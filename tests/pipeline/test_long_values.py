@@ -1,7 +1,5 @@
 """Long chunks of a repository that is read by ranges: they are read to where they are wanted, if they lie so."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from typing import Any
@@ -12,6 +10,7 @@ import zarr
 from zarr.codecs import TransposeCodec, ZstdCodec
 
 import txstore
+from tests.tools.inside import objects_of
 from txstore.errors import CorruptionError
 from txstore.format import names
 from txstore.pipeline import codec_pipeline
@@ -120,7 +119,7 @@ def test_a_long_value_that_is_damaged_is_an_error(pieces: list[int]) -> None:
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=wide.shape, chunks=(900,), dtype="i4", compressors=None)[:] = wide
-    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
+    objects = objects_of(repo)
     path = names.commit_path("main", 0)
     content = bytearray(objects.get(path))
     content[content.index(wide[2000:2010].tobytes())] ^= 1

@@ -1,7 +1,5 @@
 """With `zarr.config.enable_gpu()` arrays are as over zarr's own store. A stand-in takes the place of cupy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The pipeline is there by itself for arrays over a `TxStore`, and for no others."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

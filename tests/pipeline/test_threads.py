@@ -1,7 +1,5 @@
 """Threads that write parts of the same chunks through one store, or one array, lose nothing; an operation is whole."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading
@@ -106,9 +104,7 @@ def _fails_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(PartCodec, "encode", encode)
 
 
-def test_a_operation_that_fails_half_way_is_not_committed(
-    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_operation_that_fails_half_way_is_not_committed(store, monkeypatch):
     z = zarr.create_array(store, name="x", shape=(32,), chunks=(8,), dtype="i4")
     store.commit()
     _fails_at(monkeypatch, 1)
@@ -120,9 +116,7 @@ def test_a_operation_that_fails_half_way_is_not_committed(
     assert not zarr.open_array(store, path="x")[...].any()
 
 
-def test_a_operation_that_has_staged_nothing_can_be_tried_again(
-    store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_operation_that_has_staged_nothing_can_be_tried_again(store, monkeypatch):
     z = zarr.create_array(store, name="x", shape=(8,), chunks=(8,), dtype="i4")
     _fails_at(monkeypatch, 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,5 @@
 """A few rounds of `make tiles`."""
 
-from __future__ import annotations
-
 from tests.pipeline.tiles import by_processes, by_threads
 
 

@@ -1,7 +1,5 @@
 """Which elements of a chunk a selection writes: the box around them; the whole only if it writes all of them (I7)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

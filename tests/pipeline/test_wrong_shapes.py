@@ -1,7 +1,5 @@
 """A value that does not fit its selection is refused before any of its chunks is staged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

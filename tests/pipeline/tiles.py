@@ -1,7 +1,5 @@
 """Tiles that know nothing of chunks, written through zarr by threads, processes and transactions: what is lost."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -13,8 +11,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK
 from tests.threads.harness import PIPELINES
+from tests.tools.workers import QUICK
 
 SIZE, PROCESSES, THREADS = 24, 4, 8
 Array = np.ndarray[Any, Any]

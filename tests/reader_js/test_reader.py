@@ -29,7 +29,7 @@ from starlette.staticfiles import StaticFiles
 
 import txstore
 from tests.reader_js.node import ROOT, WITHOUT_LISTS, Listing, Node, Refused, content, listed, running, served
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.format import commitfile, encoding
 
 READER = ROOT / "txstore/reader_js"

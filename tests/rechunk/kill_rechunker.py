@@ -5,8 +5,6 @@
 A process of its own: it forks, and has no threads.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -56,11 +54,11 @@ class Steps:
 
     def __init__(self, die_at: int) -> None:
         self.count = 0
-        self._die_at = die_at
+        self.die_at = die_at
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event in ("call", "return") and frame.f_code in STEPS:
-            if self.count == self._die_at:
+            if self.count == self.die_at:
                 killed()
             self.count += 1
 

@@ -1,7 +1,5 @@
 """A rechunk keeps a copy of an array aside: no erased value is left in it, or comes back with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.faults import Killed
 
 LENGTH = 384
 #: So little that the copy is made in two passes.
@@ -18,10 +17,6 @@ TWO_PASSES: dict[str, Any] = {"chunks": (LENGTH, 1), "max_memory": 384 << 10, "w
 MISSING = -1.0
 
 Progress = Callable[[int, int], None]
-
-
-class InterruptedError_(BaseException):
-    pass
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ def files_with(repo: txstore.Repository, values: Any) -> list[str]:
 def interrupt_after(part: float) -> Progress:
     def progress(done: int, total: int) -> None:
         if done > part * total:
-            raise InterruptedError_
+            raise Killed
 
     return progress
 
@@ -79,7 +74,7 @@ def once_at(part: float, change: Callable[[], object]) -> Progress:
 @pytest.mark.parametrize("part", [0.3, 0.8])
 def test_rows_that_are_erased_while_it_is_interrupted(repo, part):
     data = written(repo)
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", **TWO_PASSES, progress=interrupt_after(part))
     assert files_with(repo, data[7, :3])
     repo.erase("x", {"day": 7})
@@ -94,7 +89,7 @@ def test_rows_that_are_erased_while_it_is_interrupted(repo, part):
 @pytest.mark.parametrize("part", [0.3, 0.8])
 def test_an_array_that_is_erased_while_it_is_interrupted(repo, part):
     data = written(repo)
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", **TWO_PASSES, progress=interrupt_after(part))
     repo.erase("x")
     assert files_with(repo, data[:5, 7]) == []
@@ -133,7 +128,7 @@ def test_an_erasure_waits_for_what_is_being_copied(repo):
 
 def test_verify_finds_a_copy_that_was_made_of_what_is_erased(repo):
     written(repo)
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", **TWO_PASSES, progress=interrupt_after(0.3))
     _, job = repo.branches
     state = repo.branches[job].properties

@@ -1,7 +1,5 @@
 """Plans: every element is in one piece, no piece is larger than the room, and two passes come only where they help."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rechunk gives an array another grid in one commit, with every element that anybody has committed."""
 
-from __future__ import annotations
-
 import gc
 import re
 import time
@@ -18,7 +16,9 @@ from hypothesis import strategies as st
 
 import txstore
 import txstore.rechunk.job
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
+from tests.tools.commits import commit, create_array, write_array
+from tests.tools.faults import Killed
 from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
@@ -54,8 +54,7 @@ class Meanwhile:
     def __call__(self, done: int, total: int) -> None:
         if self.left:
             change = self.left.pop(0)
-            with self.repo.transaction("meanwhile") as store:
-                change(zarr.open_array(store, path="x", mode="r+"))
+            commit(self.repo, lambda store: change(zarr.open_array(store, path="x", mode="r+")), message="meanwhile")
 
 
 SHAPES = [
@@ -166,8 +165,6 @@ def test_chunks_that_are_not_stored_stay_so(repo):
 
 
 # --- beside others
-
-
 CHANGES: dict[str, Callable[[Any], object]] = {
     "some elements": lambda z: z.__setitem__((slice(3, 11), 5), 77),
     "to fill value": lambda z: z.__setitem__((slice(0, 8), slice(0, 8)), 0),
@@ -222,8 +219,7 @@ def test_any_changes(tmp_path_factory, names, old, new, few, zarr_format):
     assert after.chunks == new
     assert is_equal(after[:], before[:])
     # An array that grows again shows what lies behind its end: both have the fill value there, or the same.
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x", mode="r+").resize((60, 60))
+    commit(repo, lambda store: zarr.open_array(store, path="x", mode="r+").resize((60, 60)))
     assert not repo.verify().faults
 
 
@@ -265,8 +261,7 @@ def test_synchronized_arrays_go_on(repo):
 
 def test_nothing_else_changes(repo):
     written(repo, np.arange(20), chunks=(5,))
-    with repo.transaction() as store:
-        zarr.create_array(store, name="y", data=np.arange(3))
+    create_array(repo, "y", data=np.arange(3))
     repo.rechunk("x", chunks=(7,), message="other chunks")
     (changed,) = repo.diff(-2, -1)
     assert (changed.path, changed.change) == ("x", "changed")
@@ -280,8 +275,7 @@ def test_another_branch(repo):
     repo.rechunk("x", chunks=(7,), branch="dev")
     assert read(repo).chunks == (5,)
     assert read(repo, branch="dev").chunks == (7,)
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x")[0] = 5
+    write_array(repo, "x", 0, 5)
     with pytest.raises(txstore.MergeConflictError):
         repo.merge("dev")
 
@@ -296,8 +290,7 @@ def test_on_an_object_store(monkeypatch):
     def overtaken(self: Any, store: Any, *arguments: Any) -> None:
         swap(self, store, *arguments)
         data[3, 4] += 1
-        with repo.transaction() as other:
-            zarr.open_array(other, path="x")[3, 4] = data[3, 4]
+        write_array(repo, "x", (3, 4), data[3, 4])
 
     monkeypatch.setattr(txstore.rechunk.job.RechunkJob, "_bring_up", overtaken)
     with pytest.raises(txstore.ConflictError) as caught:
@@ -314,18 +307,12 @@ def test_on_an_object_store(monkeypatch):
 
 
 # --- interrupted
-
-
-class InterruptedError_(BaseException):
-    pass
-
-
 def interrupt_at(call: int) -> Callable[[int, int], None]:
     calls = iter(range(call + 1))
 
     def progress(done: int, total: int) -> None:
         if next(calls, call) == call:
-            raise InterruptedError_
+            raise Killed
 
     return progress
 
@@ -336,7 +323,7 @@ def test_the_same_call_continues(repo, monkeypatch, call, vacuum):
     monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
     monkeypatch.setattr(txstore.rechunk.plans, "_ENOUGH", 100)
     data = written(repo, np.random.default_rng(5).integers(0, 9, (60, 9)), chunks=(2, 9))
-    with pytest.raises(InterruptedError_) as caught:
+    with pytest.raises(Killed) as caught:
         repo.rechunk("x", chunks=(4, 9), workers=1, progress=interrupt_at(call))
     assert JOB in caught.value.__notes__[-1]
     assert list(repo.branches) == ["main", JOB]
@@ -358,18 +345,17 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
     data = written(repo, np.arange(100), chunks=(10,))
 
     def change(value: int, place: int) -> None:
-        with repo.transaction() as store:
-            zarr.open_array(store, path="x")[place] = value
+        write_array(repo, "x", place, value)
 
     finish, calls = txstore.rechunk.job.RechunkJob._turn, iter(range(2))
 
     def turn(self: Any) -> Any:
         if not next(calls):
-            raise InterruptedError_
+            raise Killed
         return finish(self)
 
     monkeypatch.setattr(txstore.rechunk.job.RechunkJob, "_turn", turn)
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda *_: change(-1, 5))
     change(5, 5)  # as it was when the copy began: no difference from there
     change(-2, 80)
@@ -381,7 +367,7 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
 
 def test_the_branch_of_another_job(repo):
     written(repo, np.arange(20), chunks=(5,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=interrupt_at(0))
     with pytest.raises(txstore.TransactionStateError, match="another name="):
         repo.rechunk("x", chunks=(8,))
@@ -427,8 +413,6 @@ def test_two_processes_do_the_same(repo, monkeypatch):
 
 
 # --- refused
-
-
 def test_what_can_not_be(repo):
     with pytest.raises(txstore.RepositoryNotFoundError):
         repo.rechunk("x", chunks=(7,))
@@ -504,8 +488,7 @@ def test_constraints_that_stay_true(repo):
 
 def test_any_path(repo):
     path = f"{'a long name/' * 9}größe"
-    with repo.transaction() as store:
-        zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
+    create_array(repo, path, data=np.arange(20), chunks=(5,))
     repo.rechunk(path, chunks=7)
     assert zarr.open_array(repo.snapshot(), path=path, mode="r").chunks == (7,)
 
@@ -516,9 +499,7 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
     """It would stay there when the array is erased."""
     if storage == "objects":
         repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
-    with repo.transaction() as store:
-        zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
-    del store
+    create_array(repo, path, data=np.arange(20), chunks=(5,))
     gc.collect()
     parts = [f"-{path}", *re.split("[^A-Za-z]", path)] if "/" in path else [f"-{path}", f'"{path}']
 
@@ -530,7 +511,7 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
         assert len(recorded()) == count
         assert not [each for each in recorded() for part in parts if part and part in each]
 
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk(path, chunks=7, progress=interrupt_at(0))
     _, job = repo.branches
     assert path in repo.branches[job].message
@@ -553,7 +534,7 @@ def test_one_job_for_each_path_and_branch(repo):
             zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
     repo.branches["dev"] = repo.head()
     for path, branch in jobs:
-        with pytest.raises(InterruptedError_):
+        with pytest.raises(Killed):
             repo.rechunk(path, chunks=7, branch=branch, progress=interrupt_at(0))
     assert len(list(repo.branches)) == 2 + len(jobs)
     for path, branch in jobs:
@@ -567,8 +548,7 @@ def test_a_branch_of_the_user_with_that_name(repo, has_commits):
     data = written(repo, np.arange(20), chunks=(5,))
     repo.branches[JOB] = repo.head()
     if has_commits:
-        with repo.transaction("of the user", branch=JOB) as store:
-            zarr.open_array(store, path="x")[0] = 100
+        write_array(repo, "x", 0, 100, message="of the user", branch=JOB)
     mine = repo.branches[JOB]
     with pytest.raises(txstore.TransactionStateError, match="another name=") as caught:
         repo.rechunk("x", chunks=(7,))
@@ -590,7 +570,7 @@ def test_a_branch_of_the_user_with_that_name(repo, has_commits):
 )
 def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
     data = written(repo, np.arange(100), chunks=(3,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda done, total: interrupt_at(0)(1, 1) if done > part * total else 0)
     newest = repo.branches[JOB]
     made = what(repo)
@@ -605,10 +585,9 @@ def test_it_goes_on_behind_other_commits_on_its_branch(repo, what, part):
 
 def test_another_commit_has_changed_the_copy(repo):
     written(repo, np.arange(100), chunks=(3,))
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=interrupt_at(1))
-    with repo.transaction("by mistake", branch=JOB) as store:
-        zarr.open_array(store, path="x")[0] = 100
+    write_array(repo, "x", 0, 100, message="by mistake", branch=JOB)
     with pytest.raises(txstore.TransactionStateError, match=f"delete the branch '{JOB}'"):
         repo.rechunk("x", chunks=(7,))
     assert read(repo).chunks == (3,)

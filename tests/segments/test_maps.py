@@ -1,7 +1,5 @@
 """A map that nobody needs is let go, so a vacuum frees the disk; the maps of a process are bounded together."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

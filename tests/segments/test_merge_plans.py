@@ -1,7 +1,5 @@
 """Which runs a commit merges: few bytes beside what it brings itself, and still never too many runs."""
 
-from __future__ import annotations
-
 import math
 import random
 import uuid
@@ -31,7 +29,7 @@ class Line:
     """Commits one after the other, each of so many new keys."""
 
     def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
+        self.at_once = at_once
         self.runs: list[RunName] = []
         self.copied = 0  # entries
         self.written = 0
@@ -41,14 +39,14 @@ class Line:
     def commit(self, keys: int, value: int = 16) -> None:
         self.seq += 1
         brought = keys * (value + 40 + BYTES)
-        if chosen := merged_by_commit(self.runs, self._at_once, brought):
-            total = self._merge(chosen)
+        if chosen := merged_by_commit(self.runs, self.at_once, brought):
+            total = self.merge(chosen)
             if keys < 100:
                 self.most = max(self.most, BYTES * total)
         self.runs.insert(0, run(keys, self.seq))
         self.written += keys
 
-    def _merge(self, chosen: Sequence[RunName]) -> int:
+    def merge(self, chosen: Sequence[RunName]) -> int:
         at = self.runs.index(chosen[0])
         assert self.runs[at : at + len(chosen)] == list(chosen)  # side by side
         total = sum(each.entries for each in chosen)
@@ -133,8 +131,6 @@ def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
 
 
 # --- what is moved
-
-
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of what goes to an object store, or comes from there."""

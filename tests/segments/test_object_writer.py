@@ -1,7 +1,5 @@
 """What is staged on an object store: how many packs are uploaded at the same time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading
@@ -12,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
+from tests.tools.inside import objects_of
+from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.segments import object_writer
@@ -96,8 +95,6 @@ def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:
 
 
 # --- long values
-
-
 class Uploads:
     """The uploads of a writer's packs, which can be held up."""
 
@@ -135,9 +132,7 @@ def test_a_long_value_ends_its_pack_which_is_uploaded_at_once(monkeypatch: pytes
     writer.drop()
 
 
-def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(monkeypatch):
     uploads = Uploads(monkeypatch, at_once=2)
     monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 6000)
     writer = uploads.writer()
@@ -185,7 +180,7 @@ def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytes
         if len(keys) == 4:
             break
     together = threading.Barrier(len(keys), timeout=TIMEOUT)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     put = objects.put
 
     def put_together(path: str, parts: Sequence[bytes]) -> None:

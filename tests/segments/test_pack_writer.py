@@ -1,7 +1,5 @@
 """PackWriter: what is appended is read back, from the buffers and from the file, by any number of threads."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,9 +100,7 @@ def test_frames_overwrite_what_an_attempt_to_commit_has_left(writer: PackWriter,
 
 @pytest.mark.parametrize("is_published", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_value_that_another_thread_changes_meanwhile(
-    writer: PackWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_published: bool
-) -> None:
+def test_a_value_that_another_thread_changes_meanwhile(writer, tmp_path, monkeypatch, size, is_published):
     """Its frame has the checksum of the bytes that it has, whatever moments these are of."""
     value = bytearray(size)
 

@@ -1,7 +1,5 @@
 """Packs that are read by ranges: which requests that takes, what threads share, and what is wrong with the bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -16,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.storage.fake_objects import FakeObjects, Gate, Values, new_cache
-from tests.system.processes.steps import forked, status_of
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.faults import Killed, always
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
@@ -40,8 +39,6 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- what a range takes
-
-
 def test_a_value_is_one_request_and_none_the_second_time(objects: FakeObjects) -> None:
     values = Values(objects, 10, 5000)
     assert objects.requests == []
@@ -147,8 +144,6 @@ def test_the_size_is_asked_for_once(objects: FakeObjects) -> None:
 
 
 # --- reading ahead
-
-
 def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
     values = Values(objects, 512, 16 << 10)
     for i in range(512):
@@ -308,8 +303,6 @@ def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
 
 
 # --- threads
-
-
 @pytest.mark.usefixtures("one_batch")
 def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None:
     values = Values(objects, 200, 16 << 10)
@@ -456,10 +449,6 @@ def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjec
     values.view(5)
 
 
-class Interrupted(BaseException):
-    """As a KeyboardInterrupt."""
-
-
 @pytest.mark.usefixtures("one_batch")
 def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects: FakeObjects) -> None:
     values = Values(objects, 10, 1000)
@@ -468,7 +457,7 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
     def interrupt(path: str) -> None:
         gate(path)
         if len(objects.calls) <= 2:
-            raise Interrupted
+            raise Killed
 
     objects.before = interrupt
     with ThreadPoolExecutor(4) as pool:
@@ -477,18 +466,16 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
         others = [pool.submit(values.view, i) for i in (5, 9, 7)]
         wait_until(lambda: len(values.pack.reader._waiting) == 3)
         gate.open()
-        with pytest.raises(Interrupted):
+        with pytest.raises(Killed):
             first.result(TIMEOUT)
         outcomes = [one.exception(TIMEOUT) for one in others]
-    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Interrupted]
+    assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Killed]
     values.view(0)
 
 
 @pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("has_the_turn", [False, True])
-def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
-    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch, has_the_turn: bool
-) -> None:
+def test_who_is_interrupted_while_it_waits_passes_the_turn_on(objects, monkeypatch, has_the_turn):
     values = Values(objects, 10, 1000)
     gate, interrupt = Gate(), threading.Event()
     objects.before = gate
@@ -502,12 +489,12 @@ def test_who_is_interrupted_while_it_waits_passes_the_turn_on(
                 super().wait(TIMEOUT)
             else:
                 assert interrupt.wait(TIMEOUT)
-            raise Interrupted
+            raise Killed
 
     monkeypatch.setattr(ranged_packs.threading, "Event", Event)
 
     def wait() -> None:
-        with pytest.raises(Interrupted):
+        with pytest.raises(Killed):
             values.view(5)
 
     with ThreadPoolExecutor(4) as pool:
@@ -544,8 +531,6 @@ def test_a_child_reads_although_its_parent_was_reading_when_it_forked(objects: F
 
 
 # --- without a thread
-
-
 @pytest.fixture
 def awaited(objects: FakeObjects) -> FakeObjects:
     objects.can_await()
@@ -584,9 +569,7 @@ async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: Fa
         assert len(awaited.requests) == 1
 
 
-async def test_a_thread_waits_for_what_a_coroutine_has_under_way(
-    awaited: FakeObjects, waits: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_thread_waits_for_what_a_coroutine_has_under_way(awaited, waits, monkeypatch):
     monkeypatch.setattr(ranged_packs, "PATIENCE", TIMEOUT)
     values = Values(awaited, 10, 1000)
     awaited.before = gate = Gate()
@@ -599,9 +582,7 @@ async def test_a_thread_waits_for_what_a_coroutine_has_under_way(
     assert len(awaited.requests) == 1
 
 
-def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(
-    objects: FakeObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(objects, monkeypatch):
     """A loop that is left with a coroutine under way goes on when somebody runs it again, or never."""
     monkeypatch.setattr(ranged_packs, "PATIENCE", 0.01)
     values = Values(objects, 10, 1000)
@@ -629,9 +610,7 @@ def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(
         other.close()
 
 
-async def test_what_fails_or_is_too_much_is_left_to_threads(
-    awaited: FakeObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch):
     values = Values(awaited, 10, 1000)
     content = awaited.contents.pop(values.name.path)
     assert await value_of(values, 3) is None
@@ -696,8 +675,6 @@ async def test_what_lies_on_a_disk_is_left_to_a_thread(awaited: FakeObjects, tmp
 
 
 # --- what is wrong
-
-
 def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
     pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
     assert objects.requests == []
@@ -715,11 +692,7 @@ def test_a_missing_pack_is_said_at_the_first_read(objects: FakeObjects) -> None:
 @pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, IsADirectoryError])
 def test_no_error_of_a_server_reads_as_a_missing_key(objects: FakeObjects, error: type[OSError]) -> None:
     """zarr takes each of these, of a file system, for a chunk that was never written."""
-
-    def fail(_: str) -> None:
-        raise error(2, "where a file has to be is none")
-
-    objects.before = fail
+    objects.before = always(error(2, "where a file has to be is none"))
     pack = RemotePacks(objects, new_cache()).get(PackName(bytes(16), "main", 7))
     for read in (
         lambda: pack.view(64, 1, 0),

@@ -1,7 +1,5 @@
 """Runs in packs that are read by ranges answer as those in mapped packs, and ask for no more than they need."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.storage.fake_objects import REPOSITORY, FakeObjects, new_cache
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore._native import index as native
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import packfile
@@ -64,12 +62,12 @@ class World:
         self.names: list[RunName] = []  # newest first
         commits = self.source.randrange(1, 6)
         for seq in range(1, commits + 1):
-            self._commit(seq)
+            self.commit(seq)
             if self.source.random() < 0.4:
                 self._merge(self.source.randrange(1, len(self.names) + 1))
         self.seq = commits
 
-    def _commit(self, seq: int) -> None:
+    def commit(self, seq: int) -> None:
         name = PackName(self.source.randbytes(16), "main", seq)
         content = bytearray(packfile.encode_head(name.id, REPOSITORY))
         entries: list[tuple[bytes, int, int, int, int, int]] = []
@@ -224,8 +222,6 @@ def test_filled_says_what_is_missing() -> None:
 
 
 # --- requests
-
-
 class Large:
     """One run of many keys, behind values, in one pack: larger than a tail, its index smaller."""
 
@@ -329,7 +325,6 @@ def test_looking_up_ends_at_the_first_run_that_answers(strict: None) -> None:
     runs = LazyRuns([new.name, old.name], None, RemotePacks(objects, new_cache()))
     objects.clear()
     found = runs.lookup(b"array/c/20000")
-    assert found is not None
     assert found.run == 0
     assert [path for path, *_ in objects.requests] == [new.pack.path]
 
@@ -380,8 +375,6 @@ def test_changes_fetch_only_blocks_that_hold_any(strict: None) -> None:
 
 
 # --- what is wrong
-
-
 def damaged(content: bytes, *positions: int) -> bytes:
     broken = bytearray(content)
     for position in positions:
@@ -489,8 +482,6 @@ def test_a_run_whose_file_is_missing_is_an_error() -> None:
 
 
 # --- snapshots
-
-
 class Remote:
     """The files of a local repository, behind a fake store."""
 
@@ -556,7 +547,6 @@ def test_opening_and_reading_one_of_many_chunks_takes_three_requests(repo: txsto
     cache = new_cache()
     remote = Remote(repo, cache)
     snapshot = remote.newest()
-    assert snapshot.stored is not None
     name = snapshot.stored.header.name
     content = Path(repo.url, name.path).read_bytes()
     cache.keep(name.id, len(content) - TAIL, content[-TAIL:])
@@ -570,15 +560,12 @@ def test_opening_and_reading_one_of_many_chunks_takes_three_requests(repo: txsto
     assert len(remote.objects.requests) <= 12
 
 
-def test_a_file_that_a_vacuum_has_taken_is_an_expired_snapshot(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_vacuum_has_taken_is_an_expired_snapshot(repo, monkeypatch):
     fill(repo, 2)
     remote = Remote(repo)
     snapshot = remote.newest()
     key = next(key for key in snapshot if len(repo.mapping()[key]) > 1000)
     found = snapshot.lookup(key)
-    assert found is not None
     path = snapshot.runs.pack_name(found.run, found.pack).path
     content = Path(repo.url, path).read_bytes()
     os.unlink(Path(repo.url, path))
@@ -612,7 +599,6 @@ def test_the_sizes_of_packs_are_told(repo: txstore.Repository) -> None:
     fill(repo, 3)
     packs = Remote(repo).packs
     for name in {snapshot.pack for snapshot in repo.mapping().run_names}:
-        assert name is not None
         assert packs.get(name).size == Path(repo.url, name.path).stat().st_size
         assert open_packs(repo.engine.storage).get(name).size == packs.get(name).size
 

@@ -4,8 +4,6 @@ Every test with the fixture `index` runs on the C module and on its Python fallb
 writer: it lays down a run from raw parts, right or wrong, with right checksums.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import mmap
@@ -40,9 +38,7 @@ def both() -> tuple[Any, Any]:
     return tuple(importlib.import_module(name) for name in reversed(MODULES))  # type: ignore[return-value]
 
 
-# ---- an independent writer ----
-
-
+# --- an independent writer
 def crc(data: bytes) -> int:
     return int(google_crc32c.extend(0, data))
 
@@ -133,9 +129,7 @@ def run_of(index: Any, seq: int, keys: list[bytes], prefixes: list[bytes] = [], 
     return index.Run(index.build([value(key, offset) for key in keys], prefixes), seq)
 
 
-# ---- in pieces ----
-
-
+# --- in pieces
 def in_pieces(make: Callable[[Callable[[bytes], object]], object]) -> list[bytes]:
     pieces: list[bytes] = []
     assert make(pieces.append) is None
@@ -173,9 +167,7 @@ def test_what_a_sink_raises_ends_the_run(index: Any) -> None:
         index.build([], [], (), 1)
 
 
-# ---- the bytes ----
-
-
+# --- the bytes
 def test_the_smallest_run_byte_by_byte(index: Any) -> None:
     block = bytes.fromhex(
         "00 01 61"  # shared 0, unshared 1, "a"
@@ -268,9 +260,7 @@ def test_a_million_keys_take_less_than_26_bytes_each(index: Any) -> None:
     assert len(data) / n < 26
 
 
-# ---- looking up ----
-
-
+# --- looking up
 def test_lookup_finds_every_key_and_no_other(index: Any) -> None:
     keys = numbered(5000, 2)
     run = index.Run(index.build([value(key, i, i + 1, i + 2) for i, key in enumerate(keys)], []), 6)
@@ -348,9 +338,7 @@ def test_no_runs(index: Any) -> None:
     assert index.scan((), b"", None, -1) == []
 
 
-# ---- scanning ----
-
-
+# --- scanning
 def test_scan_bounds_and_limit(index: Any) -> None:
     keys = numbered(2000)
     run = run_of(index, 1, keys)
@@ -412,9 +400,7 @@ def test_a_key_below_the_first_needs_no_block(index: Any) -> None:
         index.lookup((broken,), b"k0000")
 
 
-# ---- windows ----
-
-
+# --- windows
 def blocks_of(data: bytes) -> list[tuple[int, int, bytes]]:
     """(begin, end, first key) of each block, read from the index by hand."""
     count = struct.unpack_from("<I", data, len(data) - 56)[0]
@@ -496,9 +482,7 @@ def test_of_a_run_only_what_a_window_names_is_read(index: Any) -> None:
     assert index.scan((run,), b"k001500", after, -1) == index.scan((whole,), b"k001500", after, -1)
 
 
-# ---- building and merging ----
-
-
+# --- building and merging
 @pytest.mark.parametrize(
     ("entries", "prefixes", "error"),
     [
@@ -625,8 +609,7 @@ def test_run_refuses_what_is_no_buffer_or_seq(index: Any) -> None:
             index.Run(*arguments)
 
 
-# ---- hostile bytes ----
-
+# --- hostile bytes
 A = craft_block(craft_entry(0, b"a"))
 B = craft_block(craft_entry(0, b"b"))
 ALL = [(b"a", A), (b"b", B)]
@@ -939,8 +922,7 @@ def test_forged_blocks_mean_the_same_to_both(entries: Any, restarts: list[int], 
     assert observe(c, data, probes) == observe(fallback, data, probes)
 
 
-# ---- against a model, and against each other ----
-
+# --- against a model, and against each other
 segments = st.sampled_from([b"a", b"b", b"c", b"c0", b"zarr.json", "é".encode()])
 keys = st.lists(segments, min_size=1, max_size=4).map(b"/".join)
 prefixes = st.lists(segments, max_size=2).map(lambda s: b"".join(part + b"/" for part in s))
@@ -1148,9 +1130,7 @@ def test_both_cut_the_same_blocks(seed: int, n: int, length: int) -> None:
         assert c.lookup((runs[0],), key) == fallback.lookup((runs[1],), key)
 
 
-# ---- the C module alone ----
-
-
+# --- the C module alone
 @needs_both
 def test_c_keeps_its_reference_counts() -> None:
     c = both()[0]

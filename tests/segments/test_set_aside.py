@@ -1,7 +1,5 @@
 """A large commit on an object store that has lost a version: its values are not sent with each further try."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import wait_for_background_cleanup
+from tests.tools.waiting import wait_for_background_cleanup
 from txstore.format import names
 from txstore.history.object_versions import ExclusiveCreate
 from txstore.maintenance.reachable import data_packs

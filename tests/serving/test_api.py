@@ -10,8 +10,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.forged_headers import forge_header
 from tests.serving.asking import Answer, ask
+from tests.tools.forged_headers import forge_header
 from txstore.constraints import EqualLength, OnlyGrows
 from txstore.format.declarations import Declarations
 from txstore.serving import application

@@ -18,7 +18,7 @@ import zarr
 
 import txstore
 from tests.serving.asking import Answer, ask, asked, scope_of
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.serving import decoders
 from txstore.serving.application import Application
 

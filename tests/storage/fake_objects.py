@@ -1,14 +1,12 @@
 """An object store in memory, or over a directory, that counts what is asked of it; and packs to put into it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 from txstore.format import packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName

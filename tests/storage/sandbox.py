@@ -1,7 +1,5 @@
 """A system without one call: as an older kernel is, or a sandbox that does not know the call."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """What each storage can do, side by side: printed here, and the same in the documentation."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from enum import Enum
@@ -59,9 +57,7 @@ def test_the_document_shows_what_storages_can_do(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("field", [each.name for each in dataclasses.fields(Capabilities)])
-def test_in_memory_is_an_object_store_without_requests(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_memory_is_an_object_store_without_requests(field, tmp_path, monkeypatch):
     memory, s3 = (getattr(capabilities_of(place, tmp_path, monkeypatch), field) for place in ("memory://", "S3"))
     assert (memory == s3) is (field not in ("versions", "makes_requests"))
 

@@ -1,7 +1,5 @@
 """Records of values that lie outside, how files are named, and what is below a prefix."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -77,9 +75,7 @@ def test_one_way_to_write_a_url(url: str, name: str) -> None:
     assert canonical(name) == name
 
 
-def test_local_paths_are_of_the_directory_that_they_were_given_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_paths_are_of_the_directory_that_they_were_given_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ana")
     assert canonical("x.nc") == f"file://{tmp_path}/x.nc"

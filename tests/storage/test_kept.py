@@ -1,7 +1,5 @@
 """The cache of pieces of packs: what it keeps, within which limit, and that nothing which happens to it matters."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -18,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fake_objects import FakeObjects, Values
-from tests.system.processes.steps import forked, status_of
+from tests.tools.faults import always
+from tests.tools.steps import forked, status_of
 from txstore.storage import kept
 from txstore.storage.kept import MEMORY, CacheDirectory, PackCache, PieceMemory, open_cache
 from txstore.storage.tree import Tree
@@ -63,8 +62,6 @@ def cache(request: pytest.FixtureRequest, path: Path) -> PackCache:
 
 
 # --- what is found
-
-
 def test_parts_of_pieces_are_found(cache: PackCache) -> None:
     assert cache.find(ID, 0, 10) is None
     assert cache.find(ID, 5, 0) == b""
@@ -90,9 +87,7 @@ def test_pieces_that_touch_or_overlap_are_joined(cache: PackCache) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=12))
 @settings(max_examples=60)
-def test_what_was_kept_is_found_whatever_lies_within_what(
-    tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[int, int]]
-) -> None:
+def test_what_was_kept_is_found_whatever_lies_within_what(tmp_path_factory, kept):
     for make in CACHES[:2]:
         cache, there = make(tmp_path_factory.mktemp("cache")), set[int]()
         for offset, length in kept:
@@ -131,8 +126,6 @@ def test_threads_keep_and_find(cache: PackCache) -> None:
 
 
 # --- in memory
-
-
 def test_what_was_not_used_for_longest_leaves_memory_first() -> None:
     memory = PieceMemory(1000)
     cache = PackCache(memory=memory)
@@ -181,8 +174,6 @@ def test_a_large_piece_can_be_kept_on_disk_alone(path: Path) -> None:
 
 
 # --- on disk
-
-
 def test_another_cache_finds_what_one_has_kept(path: Path) -> None:
     one, other = on_disk(path), on_disk(path)
     assert other.find(ID, 0, 10) is None
@@ -349,8 +340,6 @@ def test_processes_share_a_directory_that_is_too_small(path: Path) -> None:
 
 
 # --- what does not work
-
-
 def test_a_directory_that_cant_be_used_is_an_error_at_once(path: Path) -> None:
     path.write_bytes(b"a file")
     for where in (path, path / "below"):
@@ -455,11 +444,7 @@ def test_a_size_that_holds_nothing_is_an_error(path: Path, size: int) -> None:
 def test_a_full_disk_is_no_error(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     cache = on_disk(path)
     cache.keep(ID, 0, piece(0, 100))
-
-    def fail(*arguments: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Tree, "replace", fail)
+    monkeypatch.setattr(Tree, "replace", always(OSError(number, os.strerror(number))))
     cache.keep(ID, 200, piece(200, 100))
     monkeypatch.undo()
     assert cache.find(ID, 200, 100) is None

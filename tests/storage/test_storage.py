@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.interrupts import Interrupts, needs_monitoring
-from tests.system.processes.lock_clients import descriptors_of
-from tests.waiting import wait_until
+from tests.tools.faults import always
+from tests.tools.interrupts import Interrupts, needs_monitoring
+from tests.tools.lock_clients import descriptors_of
+from tests.tools.waiting import wait_until
 from txstore.history.opening import open_storage
 from txstore.storage.local import LocalStorage
 
@@ -64,8 +65,6 @@ def synced(monkeypatch) -> list[str]:
 
 
 # --- opening
-
-
 @pytest.mark.parametrize(
     "url", ["data.tx", "./data.tx", "file://{}/data.tx", "local://{}/data.tx", "{}/data.tx/", "{}/x/../data.tx"]
 )
@@ -88,8 +87,6 @@ def test_opening_creates_nothing(tmp_path):
 
 
 # --- reading
-
-
 def test_reading(storage):
     Path(storage.url, "file").write_bytes(b"0123456789")
     assert storage.read("file") == b"0123456789"
@@ -124,8 +121,6 @@ def test_what_is_not_there(storage):
 
 
 # --- directories
-
-
 def test_make_directory_makes_those_above_it(tmp_path, synced):
     storage = LocalStorage(str(tmp_path / "a" / "b" / "data.tx"))
     storage.make_directory("commits/main", durable=True)
@@ -152,8 +147,6 @@ def test_make_directory_in_threads(tmp_path):
 
 
 # --- write_once
-
-
 def test_write_once(storage, synced):
     storage.write_once("tags/v1", b"first", durable=True)
     assert storage.read("tags/v1") == b"first"
@@ -182,18 +175,13 @@ def test_write_once_in_threads(storage):
 
 
 def test_write_once_leaves_nothing_when_it_fails(storage, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "no disk")
-
-    monkeypatch.setattr(LocalStorage, "rename_noreplace", fail)
+    monkeypatch.setattr(LocalStorage, "rename_noreplace", always(OSError(5, "no disk")))
     with pytest.raises(OSError, match="no disk"):
         storage.write_once("tags/v1", b"x", durable=False)
     assert names(storage, ".staging") == names(storage, "tags") == []
 
 
 # --- renames
-
-
 def test_rename_in_threads(storage):
     """One of several files gets the name; the others stay where they are."""
     for round_ in range(100):
@@ -221,8 +209,6 @@ def test_rename_of_what_is_not_there(storage):
 
 
 # --- staged files
-
-
 def test_a_staged_file(storage):
     file = storage.create(".staging/x")
     with pytest.raises(FileExistsError):
@@ -301,8 +287,6 @@ def test_syncs_reach_the_system(storage, synced):
 
 
 # --- the lock
-
-
 def test_the_lock_excludes_threads(storage):
     inside = []
 

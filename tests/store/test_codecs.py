@@ -4,8 +4,6 @@ The first transaction writes the whole array, the second parts of chunks (which 
 Both formats, and each pipeline that zarr has.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numcodecs
@@ -169,9 +167,7 @@ def test_a_codec_of_format_2_reads_back_what_was_committed(repo: txstore.Reposit
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("dtype", [*NUMERIC_DTYPES, *OTHER_DTYPES])
-def test_a_data_type_reads_back_as_it_was_committed(
-    repo: txstore.Repository, pipeline: str, dtype: str, zarr_format: int
-) -> None:
+def test_a_data_type_reads_back_as_it_was_committed(repo, pipeline, dtype, zarr_format):
     check(repo, numbers_as(dtype), zarr_format=zarr_format)
 
 

@@ -1,7 +1,5 @@
 """Consolidated metadata: clients that make it or ask for it are served, and it is a copy that can't go stale."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import commit, create_array
 from txstore.errors import ConflictError, StaleArrayError
 
 xr = pytest.importorskip("xarray")
@@ -82,8 +81,7 @@ def test_it_is_never_stale(repo: txstore.Repository, zarr_format: int) -> None:
     np.testing.assert_array_equal(opened(repo.snapshot())["a"][:], np.arange(7))
     assert sorted(opened(repo.snapshot())) == ["a", "new"]
     assert sorted(opened(repo.snapshot(0))) == ["a", "b"]
-    with repo.transaction() as store:
-        store.restore("", at=0)
+    commit(repo, lambda store: store.restore("", at=0))
     assert sorted(opened(repo.snapshot())) == ["a", "b"]
 
 
@@ -105,21 +103,18 @@ def test_what_nobody_has_consolidated_is_not(repo: txstore.Repository, zarr_form
 
 def test_a_group_below_has_its_own(repo: txstore.Repository, zarr_format: int) -> None:
     fill(repo, zarr_format, consolidated=False)
-    with repo.transaction() as store:
-        zarr.consolidate_metadata(store, path="b")
+    commit(repo, lambda store: zarr.consolidate_metadata(store, path="b"))
     group = opened(repo.snapshot(), path="b")
     assert sorted(group.metadata.consolidated_metadata.flattened_metadata) == ["c", "c/x"]
     assert zarr.open_group(repo.snapshot(), mode="r").metadata.consolidated_metadata is None
-    with repo.transaction() as store:
-        zarr.open_group(store, path="b", mode="w", zarr_format=zarr_format)
+    commit(repo, lambda store: zarr.open_group(store, path="b", mode="w", zarr_format=zarr_format))
     assert zarr.open_group(repo.snapshot(), path="b", mode="r").metadata.consolidated_metadata is None
 
 
 def test_to_consolidate_again_is_no_change(repo: txstore.Repository, zarr_format: int) -> None:
     fill(repo, zarr_format)
     first = repo.head()
-    with repo.transaction() as store:
-        zarr.consolidate_metadata(store)
+    commit(repo, zarr.consolidate_metadata)
     assert repo.head() == first
 
 
@@ -148,8 +143,7 @@ def test_attributes_that_both_have_changed_are_in_conflict(repo: txstore.Reposit
 
 def test_to_read_it_is_to_read_all_documents_below(repo: txstore.Repository, zarr_format: int) -> None:
     def changed(change: Any) -> None:
-        with repo.transaction() as store:
-            change(zarr.open_group(store, mode="r+"))
+        commit(repo, lambda store: change(zarr.open_group(store, mode="r+")))
 
     fill(repo, zarr_format)
     for change in (
@@ -172,8 +166,7 @@ def test_arrays_from_it_are_refused_when_others_have_changed_them(repo: txstore.
     array = opened(store)["a"]
     store["b/other"] = b"x"
     store.commit()
-    with repo.transaction() as other:
-        zarr.create_array(other, name="a", shape=(4,), chunks=(3,), dtype="f8", overwrite=True, zarr_format=zarr_format)
+    create_array(repo, "a", shape=(4,), chunks=(3,), dtype="f8", overwrite=True, zarr_format=zarr_format)
     store["b/other"] = b"y"
     store.commit()
     with pytest.raises(StaleArrayError):

@@ -1,7 +1,5 @@
 """Stores that go through pickle: to the same process, to another, to dask's workers."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -15,6 +13,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import create_array, set_keys, write_array
 from txstore.store import TxStore
 
 
@@ -42,8 +41,7 @@ def first_write(pickled: bytes) -> str:
 
 
 def commit(repo: txstore.Repository, key: str, value: bytes = b"1") -> None:
-    with repo.begin() as transaction:
-        transaction[key] = value
+    set_keys(repo, {key: value})
 
 
 def test_a_snapshot_stays_at_its_commit(repo: txstore.Repository) -> None:
@@ -73,9 +71,7 @@ def test_a_writer_with_nothing_staged_is_equal(repo: txstore.Repository) -> None
     assert not copy.read_only
 
 
-def test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_process(
-    repo: txstore.Repository,
-) -> None:
+def test_a_writer_of_a_repository_that_does_not_exist_is_independent_in_another_process(repo):
     assert in_another_process(first_write, repo.transaction()).startswith("main@0")
     assert list(repo.snapshot()) == ["b"]
 
@@ -113,8 +109,7 @@ def test_staged_writes_are_joined_in_the_same_process(repo: txstore.Repository) 
 
 
 def test_an_array_carries_its_snapshot(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(3))
+    create_array(repo, "x", data=np.arange(3))
     z = zarr.open_array(repo.snapshot(), path="x", mode="r")
     assert pickle.loads(pickle.dumps(z))[:].tolist() == [0, 1, 2]
 
@@ -123,8 +118,7 @@ def test_a_repository_that_is_not_there_is_reported_by_the_first_read_of_a_pickl
     """Raising while unpickling hangs a pool of workers."""
     path = tmp_path / "here.tx"
     repo = txstore.Repository(path)
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(3))
+    create_array(repo, "x", data=np.arange(3))
     pickled = pickle.dumps(repo.snapshot())
     path.rename(tmp_path / "elsewhere.tx")
     copy = pickle.loads(pickled)
@@ -139,11 +133,9 @@ def test_a_repository_that_is_not_there_is_reported_by_the_first_read_of_a_pickl
 @pytest.mark.long
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_dask_computes_from_a_snapshot(repo: txstore.Repository, scheduler: str) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(100), chunks=(10,))
+    create_array(repo, "x", data=np.arange(100), chunks=(10,))
     lazy = dask.array.from_zarr(zarr.open_array(repo.snapshot(), path="x", mode="r"))
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x")[:] = 0
+    write_array(repo, "x", ..., 0)
     with dask.config.set(num_workers=2, **{"multiprocessing.context": "spawn"}):
         assert int(lazy.sum().compute(scheduler=scheduler)) == 4950
 
@@ -160,6 +152,5 @@ def test_a_reader_of_a_repository_without_commits_stays_there(repo):
     repo.begin()._staging.part.begin()  # created, and nothing committed
     reader = repo.snapshot()
     assert list(reader) == []
-    with repo.begin() as mapping:
-        mapping["key"] = b"1"
+    set_keys(repo, {"key": b"1"})
     assert list(pickle.loads(pickle.dumps(reader))) == list(reader) == []

@@ -1,7 +1,5 @@
 """zarr's state machines on a TxStore: within one transaction, and with commits at random between the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TxStore as zarr and people hold it: dict syntax, buffers, byte ranges, views, read-only copies."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys
@@ -11,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.system.processes.lock_clients import descriptors_of
+from tests.tools.lock_clients import descriptors_of
 from txstore._native import local
 from txstore.store import TxStore
 
@@ -43,8 +41,6 @@ def commit(repo: txstore.Repository, **values: bytes) -> txstore.Commit:
 
 
 # --- dict syntax
-
-
 def test_an_item_is_set_and_read(store: TxStore) -> None:
     store["position/zarr.json"] = b"{}"
     assert store["position/zarr.json"] == b"{}"
@@ -198,8 +194,6 @@ def test_a_read_only_store_refuses_every_write(repo: txstore.Repository) -> None
 
 
 # --- buffers
-
-
 def test_a_buffer_with_gaps_is_stored_without_them(repo: txstore.Repository, store: TxStore) -> None:
     store.set_sync("a", cpu.Buffer(np.arange(20, dtype="u1")[::2]))
     store.set_sync("b", cpu.Buffer(np.arange(4, dtype="u1")[::-1]))
@@ -240,14 +234,11 @@ def test_bytes_are_no_zarr_buffer(store: TxStore) -> None:
     ],
     ids=str,
 )
-def test_a_byte_range_is_a_part_of_the_value(
-    repo: txstore.Repository, store: TxStore, where: str, request_: ByteRequest, expected: bytes
-) -> None:
+def test_a_byte_range_is_a_part_of_the_value(repo, store, where, request_, expected):
     store["a/c/0"] = LARGE
     if where == "committed":
         store.commit()
     found = store.get_sync("a/c/0", prototype=PROTOTYPE, byte_range=request_)
-    assert found is not None
     assert found.to_bytes() == expected
 
 
@@ -274,11 +265,8 @@ async def test_sizes_are_those_of_the_values(repo: txstore.Repository) -> None:
 
 
 # --- views
-
-
 def view_of(store: TxStore, key: str) -> np.ndarray[Any, Any]:
     found = store.get_sync(key, prototype=PROTOTYPE)
-    assert found is not None
     array = found.as_numpy_array()
     assert isinstance(array, np.ndarray)
     return array
@@ -300,7 +288,6 @@ def test_a_value_that_is_read_is_not_copied(repo: txstore.Repository, size: int)
     snapshot = repo.snapshot()
     assert np.shares_memory(view_of(snapshot, "a"), view_of(snapshot, "a"))
     view = repo.mapping().get_view("a")
-    assert view is not None
     assert isinstance(view.obj, type(local.map_file(repo.url.removeprefix("file://"), "format.json")))
 
 
@@ -352,8 +339,6 @@ def test_a_writer_reads_committed_values_as_views_too(store: TxStore) -> None:
 
 
 # --- copies, opening and closing
-
-
 def test_a_read_only_copy_sees_what_is_staged(store: TxStore) -> None:
     store["a"] = b"1"
     copy = store.with_read_only(True)
@@ -434,8 +419,6 @@ async def test_a_closed_store_is_used_again(repo: txstore.Repository) -> None:
 
 
 # --- what is said, and equality
-
-
 def test_staged_writes_are_named_in_the_repr(repo: txstore.Repository, store: TxStore) -> None:
     assert "NOT COMMITTED" not in repr(store)
     store["a"] = b"1"

@@ -1,7 +1,5 @@
 """zarr's own suite for stores, unmodified."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Synchronized arrays do what zarr's arrays do; each write is one commit, made with the locks of what it changes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -16,6 +14,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import commit, create_array
 from txstore.errors import LocksUnavailableError, LockTimeoutError, NodeNotFoundError
 from txstore.synchronized_arrays import SynchronizedArray, SynchronizedGroup, synchronized
 from txstore.transactions.regions import APPEND, METADATA
@@ -45,15 +44,13 @@ def values(shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 @pytest.fixture
 def pair(repo: txstore.Repository, layout: dict[str, Any]) -> tuple[SynchronizedArray, zarr.Array]:
     """A synchronized array and one of zarr's own, equal."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="g/x", data=values(), **layout)
+    commit(repo, lambda store: zarr.create_array(store, name="g/x", data=values(), **layout))
     return synchronized(repo, "g/x"), zarr.create_array({}, data=values(), **layout)
 
 
 @pytest.fixture
 def a(repo: txstore.Repository) -> SynchronizedArray:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(10, dtype="i4"), chunks=(4,))
+    create_array(repo, "x", data=np.arange(10, dtype="i4"), chunks=(4,))
     return synchronized(repo, "x", lock_timeout=0)
 
 
@@ -66,7 +63,6 @@ def at_head(repo: txstore.Repository, path: str = "x") -> zarr.Array:
 
 
 # --- the same as zarr's
-
 ROW = values((1, 7))[0] * 100
 MASK = np.add.outer(np.arange(10), np.arange(7)) % 4 == 0
 
@@ -174,8 +170,7 @@ def test_scalars(repo):
 
 def test_a_structured_type(repo):
     dtype = [("a", "i4"), ("b", "f8")]
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(6,), chunks=(4,), dtype=dtype, zarr_format=2)
+    create_array(repo, "x", shape=(6,), chunks=(4,), dtype=dtype, zarr_format=2)
     x = synchronized(repo, "x")
     x[0] = np.array((1, 2.5), dtype)
     x[5:] = np.array([(3, 4.5)], dtype)
@@ -212,8 +207,7 @@ def test_each_read_is_of_the_newest_commit(repo, a):
     with repo.transaction() as store:
         zarr.open_array(store, path="x", mode="r+")[0] = 9
     assert a[0] == 9
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.zeros(3, "f4"), chunks=(2,), overwrite=True)
+    create_array(repo, "x", data=np.zeros(3, "f4"), chunks=(2,), overwrite=True)
     assert (a.shape, a.dtype, a[:].tolist()) == ((3,), np.dtype("f4"), [0, 0, 0])
     a[2] = 1.5
     assert at_head(repo)[:].tolist() == [0, 0, 1.5]
@@ -228,14 +222,12 @@ def test_each_read_is_of_the_newest_commit(repo, a):
 
 def test_a_group_in_the_place_of_an_array(repo, a):
     """It was an AttributeError, of whatever a group has not."""
-    with repo.transaction() as store:
-        zarr.create_group(store, path="x", overwrite=True)
+    commit(repo, lambda store: zarr.create_group(store, path="x", overwrite=True))
     for read in (lambda: a.shape, lambda: len(a), lambda: a[:], lambda: list(a)):
         with pytest.raises(NodeNotFoundError, match="no array at 'x': it is a group"):
             read()
     g = synchronized(repo, "x")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(4,), chunks=(4,), dtype="i4", overwrite=True)
+    create_array(repo, "x", shape=(4,), chunks=(4,), dtype="i4", overwrite=True)
     with pytest.raises(NodeNotFoundError, match="no group at 'x': it is an array"):
         dict(g.attrs)
 
@@ -249,8 +241,6 @@ def test_iterating_is_over_one_commit(a):
 
 
 # --- locks
-
-
 def test_a_write_waits_for_who_holds_what_it_changes(repo, a):
     with repo.transaction(lock={"x": np.s_[4:8]}):
         for write in (
@@ -324,8 +314,6 @@ def test_whoever_creates_waits_for_the_group(repo, a):
 
 
 # --- beside writers without locks, and without locks
-
-
 def test_a_conflict_with_somebody_without_locks_is_retried(repo, a, monkeypatch):
     begin = repo.transaction
     begun = []
@@ -419,8 +407,7 @@ def test_what_is_written_is_computed_once_and_before_the_locks_are_taken(repo, a
 
 
 def test_one_synchronized_array_into_another(repo, a):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="y", shape=(10,), chunks=(3,), dtype="i4")
+    create_array(repo, "y", shape=(10,), chunks=(3,), dtype="i4")
     b = synchronized(repo, "y")
     b[...] = a
     b[0:2] = zarr.open_array(repo.snapshot(), path="x", mode="r")[8:]
@@ -436,8 +423,6 @@ def test_dask_reads_and_writes_it(repo, a):
 
 
 # --- attributes
-
-
 @pytest.mark.parametrize("fmt", [2, 3])
 @pytest.mark.parametrize("path", ["x", "g"])
 def test_attributes(repo, path, fmt):
@@ -477,18 +462,14 @@ def test_what_attributes_return_is_a_copy(a):
 
 
 # --- groups
-
-
 def make_group(repo: txstore.Repository, path: str = "") -> SynchronizedGroup:
-    with repo.transaction() as store:
-        zarr.open_group(store, path=path, mode="a")
+    commit(repo, lambda store: zarr.open_group(store, path=path, mode="a"))
     return synchronized(repo, path)
 
 
 @pytest.mark.parametrize("fmt", [2, 3])
 def test_a_group(repo, fmt):
-    with repo.transaction() as store:
-        zarr.create_group(store, zarr_format=fmt)
+    commit(repo, lambda store: zarr.create_group(store, zarr_format=fmt))
     g = synchronized(repo, message="made")
     before = version(repo)
     x = g.create_array("x", shape=(4,), chunks=(2,), dtype="i4", attributes={"u": 1})
@@ -551,8 +532,6 @@ def test_deleting(repo):
 
 
 # --- where it comes from and goes to
-
-
 def test_by_url(repo, a):
     b = synchronized(repo.url, "/x/")
     b[0] = 7
@@ -565,8 +544,7 @@ def test_by_url(repo, a):
 def test_what_is_not_there(repo):
     with pytest.raises(txstore.RepositoryNotFoundError):
         synchronized(repo)
-    with repo.transaction() as store:
-        zarr.create_group(store)
+    commit(repo, zarr.create_group)
     with pytest.raises(NodeNotFoundError, match="'x'"):
         synchronized(repo, "x")
 

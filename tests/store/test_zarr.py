@@ -1,7 +1,5 @@
 """Arrays and groups of zarr through a TxStore: made and changed in transactions, read back from snapshots."""
 
-from __future__ import annotations
-
 import json
 from threading import current_thread
 from typing import Any
@@ -39,11 +37,7 @@ def zarr_format(request: pytest.FixtureRequest) -> int:
 
 
 # --- arrays
-
-
-def test_the_fused_pipeline_alone_leaves_the_callers_thread(
-    repo: txstore.Repository, pipeline: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fused_pipeline_alone_leaves_the_callers_thread(repo, pipeline, monkeypatch):
     create(repo, range(6), chunks=(2,))
     store, z = writable(repo)
     z[:2] = 7
@@ -85,7 +79,6 @@ def test_overwriting_with_fill_values_deletes_the_chunk(repo: txstore.Repository
     commit = store.commit()
     assert "x/c/0" not in repo.snapshot()
     assert "x/c/0" in repo.snapshot(0)
-    assert commit is not None
     assert commit.statistics["keys_deleted"] == 1
 
 
@@ -156,9 +149,7 @@ def test_a_shard_is_read_and_written_in_parts(repo: txstore.Repository, pipeline
     assert all(z[i : i + 5].tolist() == expected[i : i + 5].tolist() for i in range(60))
 
 
-def test_inner_chunks_of_a_shard_are_read_by_byte_ranges(
-    repo: txstore.Repository, pipeline: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inner_chunks_of_a_shard_are_read_by_byte_ranges(repo, pipeline, monkeypatch):
     create(repo, np.arange(64, dtype="i4"), chunks=(4,), shards=(64,), compressors=None)
     asked = []
     original = TxStore.get_sync
@@ -223,8 +214,6 @@ def test_an_error_in_the_block_leaves_nothing(repo: txstore.Repository) -> None:
 
 
 # --- groups
-
-
 def test_a_group_lists_its_members(repo: txstore.Repository, zarr_format: int) -> None:
     with repo.transaction() as store:
         group = zarr.create_group(store, zarr_format=zarr_format)
@@ -237,9 +226,7 @@ def test_a_group_lists_its_members(repo: txstore.Repository, zarr_format: int) -
 
 
 @pytest.mark.long
-def test_listing_a_group_does_not_walk_the_chunks(
-    repo: txstore.Repository, zarr_format: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_a_group_does_not_walk_the_chunks(repo, zarr_format, monkeypatch):
     create(repo, range(1, 3000), chunks=(1,), zarr_format=zarr_format)
     listed = []
     snapshot = repo.snapshot()
@@ -276,8 +263,6 @@ def _array_metadata(repo: txstore.Repository) -> Any:
 
 
 # --- modes
-
-
 def test_mode_w_replaces_everything(repo: txstore.Repository, zarr_format: int) -> None:
     with repo.transaction() as store:
         zarr.create_group(store, zarr_format=zarr_format).create_array("x", data=np.arange(4))
@@ -331,8 +316,6 @@ def test_mode_r_of_an_empty_repository_finds_nothing(repo: txstore.Repository) -
 
 
 # --- sizes, the asynchronous interface, xarray
-
-
 def test_nbytes_stored_counts_the_array_alone(repo: txstore.Repository, zarr_format: int) -> None:
     create(repo, np.arange(100, dtype="i4"), chunks=(10,), compressors=None, zarr_format=zarr_format, fill_value=None)
     with repo.transaction() as store:

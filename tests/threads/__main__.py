@@ -1,7 +1,5 @@
 """Eight threads over one store, for as long as you like: `python -m tests.threads --seconds 3600 --pipeline both`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """Every codec pipeline of this zarr, and a latch that is open again when a test ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ A round has a repository, a pipeline of zarr and a seed of its own. The main thr
 interrupt it alone.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import shutil
@@ -24,8 +22,6 @@ import zarr.core.codec_pipeline
 import txstore
 from tests.isolation import checker
 from tests.isolation.histories import SETUP, Op, Txn, replay
-from tests.system.processes.workers import QUICK, ended
-from tests.system.processes.workers import Worker as Process
 from tests.threads import layout, neighbours
 from tests.threads.interrupts import Signals, ignored_in_finalizers
 from tests.threads.layout import LIST_KEYS, NAME, NEIGHBOURS, THREADS, Content
@@ -33,6 +29,8 @@ from tests.threads.records import DONE, UNKNOWN, End, Series
 from tests.threads.rules import Fault, Made, Rules
 from tests.threads.watchdog import Watchdog
 from tests.threads.workers import ACTIONS, Shared, Worker
+from tests.tools.workers import QUICK, ended
+from tests.tools.workers import Worker as Process
 
 #: The codec pipelines that an array over a store of ours may have, by name: our own, and those of this zarr.
 PIPELINES = {
@@ -87,12 +85,7 @@ class Outcome(NamedTuple):
 
 
 def run(
-    pipelines: Sequence[str],
-    seconds: float,
-    seed: int,
-    settings: Settings,
-    *,
-    directory: str | None = None,
+    pipelines: Sequence[str], seconds: float, seed: int, settings: Settings, *, directory: str | None = None
 ) -> Iterator[Outcome]:
     """Yield what came of each round, until the time is over, or one has found something: its repository is kept.
 
@@ -138,8 +131,8 @@ class Round:
             signals = Signals(self.chance, PAUSE) if self.settings.interrupts else None
             shared = Shared(self.repo, txstore.TxStore(self.repo), watchdog, signals, self.actions)
             workers = [Worker(shared, number, self.seed) for number in range(THREADS)]
-            told = self._run_all(shared, workers, seconds)
-            self._end_all(shared)
+            told = self.run_all(shared, workers, seconds)
+            self.end_all(shared)
             faults = list(shared.faults) + [Fault("in a finalizer", what) for what in in_finalizers]
             faults += self._check(shared, told)
         counts = sum((worker.counts for worker in workers), Counter())
@@ -148,7 +141,7 @@ class Round:
             self.pipeline, self.seed, faults, counts, dict(watchdog.longest), watchdog.stalled, self.repo.url
         )
 
-    def _run_all(self, shared: Shared, workers: list[Worker], seconds: float) -> list[neighbours.Told]:
+    def run_all(self, shared: Shared, workers: list[Worker], seconds: float) -> list[neighbours.Told]:
         stop = QUICK.Event()
         arguments = self.repo.url, self.seed, self.durability, self.settings.limit, stop
         processes = [Process(neighbours.run, number, *arguments, context=QUICK) for number in range(NEIGHBOURS)]
@@ -172,7 +165,7 @@ class Round:
                 shared.store.rollback()  # a process may wait for what the session has locked
             return [each for process in processes for each in process.result()]
 
-    def _end_all(self, shared: Shared) -> None:
+    def end_all(self, shared: Shared) -> None:
         """Whatever was interrupted: the rollback has led back to where one can work, and nobody is left inside."""
         store, watchdog = shared.store, shared.watchdog
         with watchdog.over("the last operation"):
@@ -184,10 +177,10 @@ class Round:
             named.rollback()
         if self.repo.transactions():
             shared.faults.append(Fault("not ended", f"{self.repo.transactions()}"))
-        shared.faults.extend(self._left_locked())
+        shared.faults.extend(self.left_locked())
         store.close()
 
-    def _left_locked(self) -> Iterator[Fault]:
+    def left_locked(self) -> Iterator[Fault]:
         """Nothing is locked when all who have locked anything have ended."""
         try:
             with self.repo.transaction(lock=["e", "l"], lock_timeout=0):
@@ -214,11 +207,11 @@ class Round:
             for key, values in found.items():
                 if values != contents[seq][key]:
                     yield Fault("not of its snapshot", f"{values} of {key} in {seq}, not {contents[seq][key]}")
-        yield from self._compare(shared, told, commits, contents)
+        yield from self.compare(shared, told, commits, contents)
         for fault in self.repo.verify().faults:
             yield Fault("verify", str(fault))
 
-    def _compare(
+    def compare(
         self, shared: Shared, told: list[neighbours.Told], commits: dict[str, int], contents: dict[int, Content]
     ) -> Iterator[Fault]:
         """Compare all commits with what the processes say that they wrote and read."""

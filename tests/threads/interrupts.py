@@ -9,8 +9,6 @@ In the main thread they are signals. In others, where signals are not handled, a
 called in the same places: at the beginning of a Python function, and after a function in C has returned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -63,20 +61,20 @@ class Signals:
         self.armed = False
         self.count = 0
         self._chance = chance
-        self._pause = longest_pause
-        self._main = threading.main_thread().ident
-        self._stop = threading.Event()
+        self.pause = longest_pause
+        self.main = threading.main_thread().ident
+        self.stop = threading.Event()
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        before = signal.signal(SIGNAL, self._handle)
-        thread = threading.Thread(target=self._send, name="signals", daemon=True)
+        before = signal.signal(SIGNAL, self.handle)
+        thread = threading.Thread(target=self.send, name="signals", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self.armed = False
-            self._stop.set()
+            self.stop.set()
             thread.join()
             signal.signal(SIGNAL, before)
 
@@ -90,13 +88,13 @@ class Signals:
         finally:
             self.armed = around and self.count == before
 
-    def _send(self) -> None:
-        assert self._main is not None
-        while not self._stop.wait(self._chance.uniform(0, self._pause)):
+    def send(self) -> None:
+        assert self.main is not None
+        while not self.stop.wait(self._chance.uniform(0, self.pause)):
             if self.armed:
-                signal.pthread_kill(self._main, SIGNAL)
+                signal.pthread_kill(self.main, SIGNAL)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if self.armed and may_come(frame):
             self.armed = False
             self.count += 1
@@ -132,7 +130,7 @@ def ignored_in_finalizers() -> Iterator[list[str]]:
     """
     others: list[str] = []
 
-    def note(told: sys.UnraisableHookArgs) -> None:
+    def note(told: Any) -> None:
         has_begun = not isinstance(told.object, CoroutineType) or getcoroutinestate(told.object) != CORO_CREATED
         if not isinstance(told.exc_value, KeyboardInterrupt) and has_begun:
             others.append(f"{told.exc_value!r} in {told.object!r}")

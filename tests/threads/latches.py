@@ -16,7 +16,7 @@ import zarr
 from zarr.abc.codec import BytesBytesCodec
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 
 #: Seconds that a test waits for what must not happen.
 A_WHILE = 0.3

@@ -12,8 +12,6 @@ Registers have one writer each; "r/w/3" is the third thread's. Their values asce
 "l/c/2" is a list, the row of an array and one chunk; all append to it, under its lock.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that commit beside the threads: into the chunks that these write, and into others."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from collections.abc import Sequence
@@ -38,7 +36,6 @@ class _Neighbour:
 
     def begin(self, store: txstore.TxStore) -> None:
         """Forget what an earlier try has done."""
-        assert store.base is not None
         self.ops, self.base = [], store.base.seq
 
     def share(self, store: txstore.TxStore) -> None:

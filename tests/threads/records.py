@@ -4,8 +4,6 @@ Times are ticks of one counter for all threads, so that no two are equal. What w
 done later: its outcome is "unknown", and it has no end.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
 

@@ -11,8 +11,6 @@ a series of transactions, each of which begins where the one before ended:
 Values of a register ascend, so that "older" is "less". What holds among processes is in `tests.isolation.checker`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,26 +38,26 @@ class Made(NamedTuple):
 class _Rollbacks:
     def __init__(self, ends: list[End]) -> None:
         tried = sorted((end for end in ends if end.what == "rollback"), key=lambda end: end.begin)
-        self._begins = [end.begin for end in tried]
-        self._last_ends: list[int] = []  # of those up to here
+        self.begins = [end.begin for end in tried]
+        self.last_ends: list[int] = []  # of those up to here
         for end in tried:
-            self._last_ends.append(max(end.end, self._last_ends[-1] if self._last_ends else 0))
+            self.last_ends.append(max(end.end, self.last_ends[-1] if self.last_ends else 0))
         done = [end for end in tried if end.outcome == DONE]
-        self._done_begins = [end.begin for end in done]
-        self._first_ends: list[int] = []  # of those from here on
+        self.done_begins = [end.begin for end in done]
+        self.first_ends: list[int] = []  # of those from here on
         for end in reversed(done):
-            self._first_ends.append(min(end.end, self._first_ends[-1] if self._first_ends else NEVER))
-        self._first_ends.reverse()
+            self.first_ends.append(min(end.end, self.first_ends[-1] if self.first_ends else NEVER))
+        self.first_ends.reverse()
 
     def may_have_dropped(self, operation: Operation, until: int) -> bool:
         """Tell whether one that began before a moment may have come after the beginning of an operation."""
-        place = bisect_left(self._begins, until)
-        return place > 0 and self._last_ends[place - 1] > operation.begin
+        place = bisect_left(self.begins, until)
+        return place > 0 and self.last_ends[place - 1] > operation.begin
 
     def has_dropped(self, operation: Operation, before: int) -> bool:
         """Tell whether one came for sure after an operation, and before a moment."""
-        place = bisect_right(self._done_begins, operation.end)
-        return place < len(self._first_ends) and self._first_ends[place] < before
+        place = bisect_right(self.done_begins, operation.end)
+        return place < len(self.first_ends) and self.first_ends[place] < before
 
 
 class _Register:
@@ -72,15 +70,14 @@ class _Register:
         self.first: dict[int, int] = {}  # of a value: the first place in `held`
         for place, value in enumerate(self.held):
             self.first.setdefault(value, place)
-        self._done = [each for each in writes if each.outcome == DONE]
-        self._ends = [each.end for each in self._done]
+        self.done = [each for each in writes if each.outcome == DONE]
+        self._ends = [each.end for each in self.done]
 
     def needed(self, begin: int, end: int, rollbacks: _Rollbacks) -> int:
         """Return the last value acknowledged before something began, if nothing dropped it before that ended; or 0."""
         place = bisect_left(self._ends, begin)
-        if not place or rollbacks.may_have_dropped(last := self._done[place - 1], end):
+        if not place or rollbacks.may_have_dropped(last := self.done[place - 1], end):
             return 0
-        assert last.wrote is not None
         return last.wrote[1]
 
     def may_be_under_way(self, read: Operation, rollbacks: _Rollbacks) -> bool:
@@ -120,26 +117,26 @@ class Rules:
                 writes[each.wrote[0]].append(each)
         self.registers = {key: _Register(key, writes[key], made, contents) for key in registers}
         self.lists = {key: _List(key, writes[key], made, contents) for key in lists}
-        self._in_any = {key: {e for each in contents.values() for e in each[key]} for key in lists}
+        self.in_any = {key: {e for each in contents.values() for e in each[key]} for key in lists}
         # Which commit had ended when. After one that was interrupted, the session may not yet be based on it.
-        self._ended = sorted((commit.end.end, place) for place, commit in enumerate(made) if commit.end.outcome == DONE)
+        self.ended = sorted((commit.end.end, place) for place, commit in enumerate(made) if commit.end.outcome == DONE)
 
     def faults(self) -> Iterator[Fault]:
         for register in self.registers.values():
-            yield from self._torn(register)
+            yield from self.torn(register)
             if not _may_be_lost(register.key):
                 yield from self._held(register)
         for each in self.lists.values():
-            yield from self._kept(each)
+            yield from self.kept(each)
         for operation in self.series.operations:
             if operation.read and operation.outcome == DONE:
                 yield from self._read(operation)
                 if len(operation.read) > 1:
-                    yield from self._sides(operation)
+                    yield from self.sides(operation)
 
     # --- what commits hold
 
-    def _torn(self, register: _Register) -> Iterator[Fault]:
+    def torn(self, register: _Register) -> Iterator[Fault]:
         for commit in self.made:
             values = self.contents[commit.seq][register.key]
             if len(values) > 1:
@@ -168,7 +165,7 @@ class Rules:
                 yield Fault("lost write", f"{holds}, and not {register.writes[needed]}")
             before = max(before, value)
 
-    def _kept(self, each: _List) -> Iterator[Fault]:
+    def kept(self, each: _List) -> Iterator[Fault]:
         for element, append in each.appends.items():
             place = each.first.get(element)
             if place is not None:
@@ -189,15 +186,15 @@ class Rules:
     # --- what reads see
 
     def _read(self, read: Operation) -> Iterator[Fault]:
-        place = bisect_left(self._ended, (read.begin, 0))
-        base = max((each for _, each in self._ended[:place]), default=-1)
+        place = bisect_left(self.ended, (read.begin, 0))
+        base = max((each for _, each in self.ended[:place]), default=-1)
         for key, values in read.read.items():
             if key in self.registers and not _may_be_lost(key):
-                yield from self._read_register(read, self.registers[key], values, base)
+                yield from self.read_register(read, self.registers[key], values, base)
             elif key in self.lists:
-                yield from self._read_list(read, self.lists[key], frozenset(values), base)
+                yield from self.read_list(read, self.lists[key], frozenset(values), base)
 
-    def _read_register(self, read: Operation, register: _Register, values: Values, base: int) -> Iterator[Fault]:
+    def read_register(self, read: Operation, register: _Register, values: Values, base: int) -> Iterator[Fault]:
         if _is_created_anew(register.key) and register.may_be_under_way(read, self.rollbacks):
             values = tuple(value for value in values if value)  # the chunks may be gone, not yet there
             if not values:
@@ -224,12 +221,12 @@ class Rules:
             commit = self.made[between].end
             yield Fault("read of two commits", f"{saw}, from before and after {commit} with {register.held[between]}")
 
-    def _read_list(self, read: Operation, each: _List, elements: frozenset[int], base: int) -> Iterator[Fault]:
+    def read_list(self, read: Operation, each: _List, elements: frozenset[int], base: int) -> Iterator[Fault]:
         saw = f"{read} saw {len(elements)} elements of {each.key}"
         for element in elements:
             append = each.appends.get(element)
             if append is None:
-                if element not in self._in_any[each.key]:
+                if element not in self.in_any[each.key]:
                     yield Fault("unwritten", f"{saw}, among them {element}, which nobody appended")
             elif append.begin > read.end:
                 yield Fault("from the future", f"{saw}, among them {append}")
@@ -245,7 +242,7 @@ class Rules:
             if missing:
                 yield Fault("stale read", f"{saw}, without {sorted(missing)[:3]}, after {self.made[base].end}")
 
-    def _sides(self, read: Operation) -> Iterator[Fault]:
+    def sides(self, read: Operation) -> Iterator[Fault]:
         """Yield a commit that one register or list was read from before, and another from after."""
         before, after = len(self.made), -1  # the first commit that some part is older than, the last that one is newer
         old = new = ""

@@ -1,7 +1,5 @@
 """Eight threads over one store for some seconds; `make threads` does the same for an hour."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -35,11 +33,7 @@ def test_eight_threads_over_one_store(pipeline: str, tmp_path: Path) -> None:
         "60",
     ]
     run = subprocess.run(
-        [*program, "--limit", "60", "--directory", tmp_path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=270,
+        [*program, "--limit", "60", "--directory", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=270
     )
     assert run.returncode == 0, run.stdout + run.stderr
 

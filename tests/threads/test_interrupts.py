@@ -1,7 +1,5 @@
 """After an interrupt one goes on as if nothing had been tried, or after a rollback."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc
@@ -18,15 +16,13 @@ import txstore
 from tests.threads import latches
 from tests.threads.interrupts import SIGNAL
 from tests.threads.latches import A_WHILE, Latch, Thread, latch
-from tests.transactions.faults import once, watch
-from tests.waiting import TIMEOUT
+from tests.tools.faults import always, once, watch
+from tests.tools.waiting import TIMEOUT
 from txstore.sessions import gate
 from txstore.sessions.lock_blocks import LockBlock
 
 
-def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(
-    repo: txstore.Repository,
-) -> None:
+def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(repo):
     storage = watch(repo)
     store = txstore.TxStore(repo)
     store["key"] = b"0"
@@ -82,9 +78,7 @@ def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txsto
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(
-    repo: txstore.Repository, store: txstore.TxStore, encodes: bool, pipeline: str
-) -> None:
+def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(repo, store, encodes, pipeline):
     """zarr's threads go on with it: what they make of an older chunk must not come over what others then write.
 
     If they do write, the transaction has failed: nobody can tell whether they have written everything.
@@ -92,9 +86,6 @@ def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(
     x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()
     is_left = threading.Event()
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
 
     def interrupt_and_open() -> None:
         assert Latch.reached.wait(TIMEOUT)
@@ -108,7 +99,7 @@ def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(
             chunk[1] = 8
             store["x/c/0"] = chunk.tobytes()
 
-    before = signal.signal(SIGNAL, interrupt)
+    before = signal.signal(SIGNAL, always(KeyboardInterrupt))
     try:
         with latch(encodes=encodes):
             opener = Thread(interrupt_and_open)
@@ -130,9 +121,7 @@ def test_a_lock_is_kept_while_an_interrupted_operation_may_still_write(
     assert latches.values(repo.mapping())[1] == (0 if is_failed else 8)
 
 
-def test_a_operation_that_has_not_begun_when_its_lock_is_left_does_not_begin(
-    repo: txstore.Repository, store: txstore.TxStore
-) -> None:
+def test_a_operation_that_has_not_begun_when_its_lock_is_left_does_not_begin(repo, store):
     """As that of a call which was interrupted before zarr's loop came to it: others have the lock by then."""
     x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()
@@ -165,9 +154,7 @@ def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repos
     assert latches.values(repo.mapping())[:2] == [7, 8]
 
 
-def test_a_lock_that_was_refused_is_not_left_to_the_collector(
-    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_was_refused_is_not_left_to_the_collector(repo, store, monkeypatch):
     """An interrupt came where it was about to be given up: nobody else could commit until there was a collection."""
     latches.create(store, n=8, chunks=8, value=0)
     store.commit()
@@ -195,9 +182,7 @@ def test_a_lock_that_was_refused_is_not_left_to_the_collector(
     assert is_refused
 
 
-def test_a_operation_that_outlives_its_lock_poisons_the_transaction(
-    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_operation_that_outlives_its_lock_poisons_the_transaction(repo, store, monkeypatch):
     monkeypatch.setattr(gate, "PATIENCE", 0.0)
     x = latches.create(store, n=8, chunks=8, value=0)
     store.commit()

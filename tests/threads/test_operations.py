@@ -17,7 +17,7 @@ import zarr
 
 import txstore
 from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.pipeline import TxCodecPipeline
 from txstore.sessions import gate
 from txstore.transactions.transaction import Transaction
@@ -27,24 +27,24 @@ class Stopped:
     """A commit that has waited for all that was under way, and has not yet taken what is staged."""
 
     def __init__(self, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._reached, self._go_on = threading.Event(), threading.Event()
-        self._store = store
+        self._reached, self.go_on = threading.Event(), threading.Event()
+        self.store = store
         real = Transaction.commit
 
         def commit(transaction: Transaction, *arguments: Any, **named: Any) -> Any:
             if transaction is ours:
                 self._reached.set()
-                assert self._go_on.wait(TIMEOUT)
+                assert self.go_on.wait(TIMEOUT)
             return real(transaction, *arguments, **named)
 
         ours = store.mapping
         monkeypatch.setattr(Transaction, "commit", commit)
-        self._thread = Thread(store.commit)
+        self.thread = Thread(store.commit)
         assert self._reached.wait(TIMEOUT)
 
     def finish(self) -> None:
-        self._go_on.set()
-        self._thread.result()
+        self.go_on.set()
+        self.thread.result()
 
 
 @pytest.fixture
@@ -77,11 +77,7 @@ def committed(repo: txstore.Repository) -> list[int]:
 
 
 # --- a value that was made from a read of an earlier base
-
-
-def test_a_commit_does_not_come_between_the_read_and_the_write_of_a_chunk(
-    repo: txstore.Repository, store: txstore.TxStore, stop_commit: Callable[[], Stopped]
-) -> None:
+def test_a_commit_does_not_come_between_the_read_and_the_write_of_a_chunk(repo, store, stop_commit):
     x = create(store, n=8, chunks=8, value=0)
     store.commit()
     other = txstore.Repository(repo.url)  # as another process would
@@ -101,9 +97,7 @@ def test_a_commit_does_not_come_between_the_read_and_the_write_of_a_chunk(
     assert committed(repo) == [7, 0, 0, 0, 1, 0, 0, 0]
 
 
-def test_what_another_commits_while_a_chunk_is_written_is_a_conflict(
-    repo: txstore.Repository, store: txstore.TxStore
-) -> None:
+def test_what_another_commits_while_a_chunk_is_written_is_a_conflict(repo, store):
     x = create(store, n=8, chunks=8, value=0)
     store.commit()
     with latch(encodes=True):
@@ -125,11 +119,7 @@ def test_what_another_commits_while_a_chunk_is_written_is_a_conflict(
 
 
 # --- operations of many chunks
-
-
-def test_a_commit_holds_no_half_of_a_operation_that_begins_beside_it(
-    repo: txstore.Repository, store: txstore.TxStore, stop_commit: Callable[[], Stopped]
-) -> None:
+def test_a_commit_holds_no_half_of_a_operation_that_begins_beside_it(repo, store, stop_commit):
     x = create(store)
     store.commit()
     commit = stop_commit()
@@ -159,9 +149,7 @@ def test_a_operation_under_way_is_waited_for(repo: txstore.Repository, store: tx
     assert store.staged_count == 0
 
 
-def test_a_operation_that_came_while_a_commit_waited_is_in_the_next_one(
-    repo: txstore.Repository, store: txstore.TxStore
-) -> None:
+def test_a_operation_that_came_while_a_commit_waited_is_in_the_next_one(repo, store):
     x, y = create(store), create(store, "y")
     store.commit()
     with latch(encodes=True, passes=8):
@@ -181,9 +169,7 @@ def test_a_operation_that_came_while_a_commit_waited_is_in_the_next_one(
     assert set(values(after, "y")) == {3}
 
 
-def test_a_read_is_of_one_commit(
-    repo: txstore.Repository, store: txstore.TxStore, stop_commit: Callable[[], Stopped]
-) -> None:
+def test_a_read_is_of_one_commit(repo, store, stop_commit):
     x = create(store)
     store.commit()
     repo.run(lambda other: zarr.open_array(other, path="x", mode="r+").__setitem__(slice(None), 2))
@@ -211,9 +197,7 @@ def test_a_read_is_not_disturbed_by_the_rollback_of_what_has_failed(store: txsto
     assert set(x[:].tolist()) == {1}
 
 
-def test_metadata_and_chunks_of_an_append_are_in_one_commit(
-    repo: txstore.Repository, store: txstore.TxStore, stop_commit: Callable[[], Stopped]
-) -> None:
+def test_metadata_and_chunks_of_an_append_are_in_one_commit(repo, store, stop_commit):
     x = create(store)
     store.commit()
     commit = stop_commit()
@@ -250,9 +234,7 @@ def test_a_operation_that_waits_is_let_in_though_the_commit_is_interrupted_when_
     assert set(x[:].tolist()) == {2}
 
 
-def test_what_a_thread_writes_without_zarr_waits_and_does_not_fail(
-    store: txstore.TxStore, stop_commit: Callable[[], Stopped]
-) -> None:
+def test_what_a_thread_writes_without_zarr_waits_and_does_not_fail(store, stop_commit):
     commit = stop_commit()
     writing = Thread(lambda: store.__setitem__("key", b"1"))
     writing.join(A_WHILE)

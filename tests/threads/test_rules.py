@@ -1,7 +1,5 @@
 """The rules find what is wrong with a series, and nothing in one that is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +21,19 @@ class Story:
         self.contents: dict[int, Content] = {1: {W: (0,), V: (0,), L: ()}}
         self.tick = 0
 
-    def _next(self) -> int:
+    def next(self) -> int:
         self.tick += 1
         return self.tick
 
     def begin(self, key: str = "", value: int = 0, **read: Values) -> Operation:
         wrote = (key, value) if key else None
         found = {{"w": W, "v": V, "l": L}[name]: values for name, values in read.items()}
-        operation = Operation(0, "operation", self._next(), wrote, found)
+        operation = Operation(0, "operation", self.next(), wrote, found)
         self.series.operations.append(operation)
         return operation
 
     def finish(self, each: Any, outcome: str = DONE) -> Any:
-        each.end, each.outcome = self._next(), outcome
+        each.end, each.outcome = self.next(), outcome
         return each
 
     def write(self, key: str, value: int, outcome: str = DONE) -> None:
@@ -45,7 +43,7 @@ class Story:
         self.finish(self.begin(**read))
 
     def begin_end(self, what: str) -> End:
-        end = End(0, what, self._next())
+        end = End(0, what, self.next())
         self.series.ends.append(end)
         return end
 

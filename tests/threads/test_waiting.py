@@ -1,14 +1,11 @@
 """Nobody waits for what waits for him, and an end that was given up is not waited for by those that follow."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from traceback import walk_stack
 
 import pytest
@@ -16,11 +13,11 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.threads.harness import PIPELINES
 from tests.threads.interrupts import is_asleep
 from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import TransactionStateError
 from txstore.sessions import gate
 from txstore.sessions.gate import Gate
@@ -64,9 +61,7 @@ def test_a_thread_that_reads_a_key_beside_three_thousand_commits(repo: txstore.R
 
 
 @pytest.mark.parametrize("of_this_store", [False, True], ids=["another store", "this store"])
-def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(
-    repo: txstore.Repository, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch, of_this_store: bool
-) -> None:
+def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(repo, store, monkeypatch, of_this_store):
     create(store)
     store.commit()
     z = create(store if of_this_store else MemoryStore(), "z")  # type: ignore[arg-type]
@@ -139,9 +134,7 @@ def _interrupt(path: str, pipeline: str, end: str) -> tuple[int, list[int], int]
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(
-    tmp_path: Path, pipeline: str, end: str
-) -> None:
+def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(tmp_path, pipeline, end):
     worker = Worker(_interrupt, str(tmp_path / "data.tx"), pipeline, end, context=QUICK)
     with ended(worker):
         interrupts, found, commits = worker.result()
@@ -152,9 +145,7 @@ def test_after_an_interrupt_in_an_end_that_waits_the_next_one_comes_about(
     assert commits == (3 if end == "commit" else 2)
 
 
-def test_who_waits_for_a_lock_while_another_thread_commits_gets_it_in_the_next_transaction(
-    repo: txstore.Repository,
-) -> None:
+def test_who_waits_for_a_lock_while_another_thread_commits_gets_it_in_the_next_transaction(repo):
     store = txstore.TxStore(repo)
     zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i8")
     store.commit()

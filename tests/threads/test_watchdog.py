@@ -1,12 +1,10 @@
 """The watchdog finds what hangs, and not what waits for a machine that stands still."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.threads import watchdog
 from tests.threads.watchdog import BEAT, Watchdog
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 
 def test_a_call_that_does_not_end_is_told() -> None:

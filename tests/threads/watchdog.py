@@ -35,42 +35,42 @@ class Watchdog:
         self.beats = 0
         self.stalled = 0.0  # seconds that are not counted
         self.longest: dict[str, float] = defaultdict(float)  # of each kind of call
-        self._on_hang = on_hang
-        self._calls: dict[int, tuple[str, int]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.on_hang = on_hang
+        self.calls: dict[int, tuple[str, int]] = {}
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self.stop.set()
+        self.thread.join()
 
     @contextmanager
     def over(self, what: str) -> Iterator[None]:
         """Watch the present thread while a `with` block runs. What is watched around that begins anew after it."""
         me, begun = get_ident(), self.beats
-        around = self._calls.get(me)
-        self._calls[me] = what, begun
+        around = self.calls.get(me)
+        self.calls[me] = what, begun
         try:
             yield
         finally:
-            self._calls.pop(me, None)
+            self.calls.pop(me, None)
             if around is not None:
-                self._calls[me] = around[0], self.beats
+                self.calls[me] = around[0], self.beats
             self.longest[what] = max(self.longest[what], (self.beats - begun) * BEAT)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         last = time.monotonic()
-        while not self._stop.wait(BEAT):
+        while not self.stop.wait(BEAT):
             now = time.monotonic()
             self.beats += 1
             self.stalled += max(0.0, now - last - 2 * BEAT)
             last = now
-            for thread, (what, begun) in list(self._calls.items()):
+            for thread, (what, begun) in list(self.calls.items()):
                 if (self.beats - begun) * BEAT > self.limit:
                     name = next((each.name for each in threading.enumerate() if each.ident == thread), "?")
-                    self._on_hang(f"{name} has been in {what} for {(self.beats - begun) * BEAT:.1f} s")
-                    self._calls.pop(thread, None)
+                    self.on_hang(f"{name} has been in {what} for {(self.beats - begun) * BEAT:.1f} s")
+                    self.calls.pop(thread, None)

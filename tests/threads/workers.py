@@ -73,51 +73,51 @@ class Worker:
         self.shared = shared
         self.number = number
         self.counts: Counter[str] = Counter()
-        self._chance = random.Random(seed * 1000 + number)
-        self._is_main = number == 0
-        self._arrays: dict[str, Any] = {}
-        self._value = 0
-        self._is_unsettled = False  # something that was interrupted may still be under way
-        self._rolls_back = False
+        self.chance = random.Random(seed * 1000 + number)
+        self.is_main = number == 0
+        self.arrays: dict[str, Any] = {}
+        self.value = 0
+        self.is_unsettled = False  # something that was interrupted may still be under way
+        self.rolls_back = False
 
     def run(self) -> None:
         try:
             while not self.shared.stop.is_set():
-                self._step()
+                self.step()
         except BaseException:  # noqa: BLE001 - it is told at the end of the round
             self.shared.faults.append(Fault("unexpected", f"thread {self.number}: {traceback.format_exc()}"))
         finally:
             self.shared.stop.set()
-            self._arrays.clear()
+            self.arrays.clear()
 
-    def _step(self) -> None:
+    def step(self) -> None:
         try:
-            if self._rolls_back or (self._is_unsettled and self._chance.random() < 0.5):
+            if self.rolls_back or (self.is_unsettled and self.chance.random() < 0.5):
                 self.rollback()
-            elif self._is_unsettled:
+            elif self.is_unsettled:
                 self.commit()
             else:
-                self._chance.choices(list(self.shared.actions), list(self.shared.actions.values()))[0](self)
+                self.chance.choices(list(self.shared.actions), list(self.shared.actions.values()))[0](self)
         except _Refused:
-            self._arrays.clear()
+            self.arrays.clear()
         except KeyboardInterrupt:
-            self._arrays.clear()
+            self.arrays.clear()
 
     # --- calls
 
-    def _next(self) -> int:
-        self._value += 1
-        return self._value * THREADS + self.number
+    def next(self) -> int:
+        self.value += 1
+        return self.value * THREADS + self.number
 
     @contextmanager
-    def _noting(self, kind: str, note: Operation | End) -> Iterator[None]:
+    def noting(self, kind: str, note: Operation | End) -> Iterator[None]:
         """Note when a call begins and ends, and what comes of it. Now and then it is interrupted."""
         shared, signals = self.shared, self.shared.signals
         interrupted: AbstractContextManager[None] = nullcontext()
-        if signals is not None and self._is_main:
+        if signals is not None and self.is_main:
             interrupted = signals.may_come()
-        elif signals is not None and self._chance.random() < INTERRUPTED:
-            interrupted = interrupted_after(self._chance.randrange(1 << self._chance.randrange(1, 10)))
+        elif signals is not None and self.chance.random() < INTERRUPTED:
+            interrupted = interrupted_after(self.chance.randrange(1 << self.chance.randrange(1, 10)))
         try:
             with shared.watchdog.over(kind), interrupted:
                 yield
@@ -134,68 +134,68 @@ class Worker:
         self.counts[kind] += 1
 
     @contextmanager
-    def _in_session(self, kind: str, note: Operation | End) -> Iterator[None]:
+    def in_session(self, kind: str, note: Operation | End) -> Iterator[None]:
         try:
-            with self._noting(kind, note):
+            with self.noting(kind, note):
                 yield
         except KeyboardInterrupt:
-            self._is_unsettled = True
+            self.is_unsettled = True
             self.shared.interrupts.append((note.begin, self.shared.tick()))
             raise
         except _Refused as refused:
             if refused.note is note:  # else it was of a call in this one, and judged there
-                self._judge(note, refused.__cause__)
+                self.judge(note, refused.__cause__)
             raise
 
-    def _judge(self, note: Operation | End, error: BaseException | None) -> None:
+    def judge(self, note: Operation | End, error: BaseException | None) -> None:
         """Find out what to do after an error; whether it may be is told at the end of the round."""
         state = "conflict" if isinstance(error, txstore.ConflictError) else getattr(error, "state", "none")
         may_wait = state in ("conflict", "failed") and not isinstance(note, End)
-        self._rolls_back = not may_wait or self._chance.random() < 0.5
+        self.rolls_back = not may_wait or self.chance.random() < 0.5
         self.shared.refusals.append(Refusal(note, state, _told(error)))
 
-    def _operation(self, kind: str, call: Callable[[Operation], T], wrote: tuple[str, int] | None = None) -> T:
+    def operation(self, kind: str, call: Callable[[Operation], T], wrote: tuple[str, int] | None = None) -> T:
         note = Operation(self.number, kind, self.shared.tick(), wrote)
         self.shared.session.operations.append(note)
-        with self._in_session(kind, note):
+        with self.in_session(kind, note):
             return call(note)
 
-    def _open(self, name: str) -> Any:
-        return self._operation("open", lambda _: zarr.open_array(self.shared.store, path=name, mode="r+"))
+    def open(self, name: str) -> Any:
+        return self.operation("open", lambda _: zarr.open_array(self.shared.store, path=name, mode="r+"))
 
-    def _array(self, name: str) -> Any:
+    def array(self, name: str) -> Any:
         """Return an array that this thread goes on using, or one that it has just opened."""
-        if name not in self._arrays or self._chance.random() < 0.1:
-            self._arrays[name] = self._open(name)
-        return self._arrays[name]
+        if name not in self.arrays or self.chance.random() < 0.1:
+            self.arrays[name] = self.open(name)
+        return self.arrays[name]
 
     def _read(self, kind: str, call: Callable[[], Content]) -> None:
         def read(note: Operation) -> None:
             note.read = call()
 
-        self._operation(kind, read)
+        self.operation(kind, read)
 
-    def _somebody(self) -> int:
-        return self._chance.randrange(THREADS)
+    def somebody(self) -> int:
+        return self.chance.randrange(THREADS)
 
     # --- operations
 
     def write_whole(self) -> None:
-        array, value = self._array(f"w{self.number}"), self._next()
-        self._operation("write", lambda _: array.__setitem__(slice(None), value), (f"r/w/{self.number}", value))
+        array, value = self.array(f"w{self.number}"), self.next()
+        self.operation("write", lambda _: array.__setitem__(slice(None), value), (f"r/w/{self.number}", value))
 
     def read_whole(self) -> None:
-        number = self._somebody()
-        array = self._array(f"w{number}")
+        number = self.somebody()
+        array = self.array(f"w{number}")
         self._read("read", lambda: {f"r/w/{number}": layout.distinct(array[:])})
 
     def write_unlocked(self) -> None:
-        array, value, first = self._array("h"), self._next(), 4 * self.number
+        array, value, first = self.array("h"), self.next(), 4 * self.number
         quarter = slice(first, first + 4)
-        self._operation("write", lambda _: array.__setitem__(quarter, value), (f"r/h/{self.number}", value))
+        self.operation("write", lambda _: array.__setitem__(quarter, value), (f"r/h/{self.number}", value))
 
     def read_elements(self) -> None:
-        array = self._array("e")
+        array = self.array("e")
 
         def read() -> Content:
             values = array[:]
@@ -204,7 +204,7 @@ class Worker:
         self._read("read", read)
 
     def read_lists(self) -> None:
-        array = self._array("l")
+        array = self.array("l")
 
         def read() -> Content:
             rows = array[:]
@@ -213,15 +213,15 @@ class Worker:
         self._read("read", read)
 
     def write_element(self) -> None:
-        array, value = self._array("e"), self._next()
-        with self._locked("e", self.number, "e"):
+        array, value = self.array("e"), self.next()
+        with self.locked("e", self.number, "e"):
             wrote = f"r/e/{self.number}", value
-            self._operation("write", lambda _: array.__setitem__(self.number, value), wrote)
-            self._commit_in_block("e")
+            self.operation("write", lambda _: array.__setitem__(self.number, value), wrote)
+            self.commit_in_block("e")
 
     def append_to_list(self) -> None:
-        array, value = self._array("l"), self._next()
-        key = self._chance.choice(LIST_KEYS)
+        array, value = self.array("l"), self.next()
+        key = self.chance.choice(LIST_KEYS)
         number = int(key[-1])
 
         def read(note: Operation) -> Values:
@@ -233,18 +233,18 @@ class Worker:
             note.knew = there
             array[number, len(there)] = value
 
-        with self._locked("l", np.s_[number], key):
-            there = self._operation("read", read)
+        with self.locked("l", np.s_[number], key):
+            there = self.operation("read", read)
             if len(there) < ROW:
-                self._operation("append", append, (key, value))
-            self._commit_in_block(key)
+                self.operation("append", append, (key, value))
+            self.commit_in_block(key)
 
     @contextmanager
-    def _locked(self, path: str, selection: Any, key: str) -> Iterator[None]:
+    def locked(self, path: str, selection: Any, key: str) -> Iterator[None]:
         """Lock what `key` stands for, and see that nobody else is in such a block."""
         shared = self.shared
         with (
-            self._in_session("lock", Operation(self.number, "lock", shared.tick())),
+            self.in_session("lock", Operation(self.number, "lock", shared.tick())),
             shared.store.lock(path, selection, timeout=LOCK_TIMEOUT),
         ):
             try:
@@ -253,45 +253,45 @@ class Worker:
                     shared.faults.append(Fault("no exclusion", f"threads {holder} and {self.number} both lock {key}"))
                 yield
             finally:
-                self._is_out(key)
+                self.is_out(key)
 
-    def _is_out(self, key: str) -> None:
+    def is_out(self, key: str) -> None:
         if self.shared.holders.get(key) == self.number:
             del self.shared.holders[key]
 
-    def _commit_in_block(self, key: str) -> None:
+    def commit_in_block(self, key: str) -> None:
         """Commit now and then, which gives the locks up."""
-        if self._chance.random() < 0.1:
-            self._is_out(key)
+        if self.chance.random() < 0.1:
+            self.is_out(key)
             self.commit()
 
     def append_rows(self) -> None:
-        array, value = self._array(f"g{self.number}"), self._next()
+        array, value = self.array(f"g{self.number}"), self.next()
         if array.shape[0] < GROWN:
             rows = np.full(BLOCK, value)
-            self._operation("append", lambda _: array.append(rows), (f"r/g/{self.number}", value))
+            self.operation("append", lambda _: array.append(rows), (f"r/g/{self.number}", value))
 
     def read_rows(self) -> None:
         # Nobody else opens it: after a rollback, older array objects would not be told from the new one (I6).
-        array = self._array(f"g{self.number}")
-        self._operation("read", lambda _: array[:])
+        array = self.array(f"g{self.number}")
+        self.operation("read", lambda _: array[:])
 
     def resize(self) -> None:
-        array, value = self._array(f"s{self.number}"), self._next()
-        self._operation("resize", lambda _: array.resize((value,)), (f"r/s/{self.number}", value))
+        array, value = self.array(f"s{self.number}"), self.next()
+        self.operation("resize", lambda _: array.resize((value,)), (f"r/s/{self.number}", value))
 
     def read_shape(self) -> None:
-        name = f"s{(number := self._somebody())}"
+        name = f"s{(number := self.somebody())}"
         self._read("open", lambda: {f"r/s/{number}": zarr.open_array(self.shared.store, path=name, mode="r+").shape})
 
     def set_attribute(self) -> None:
-        path, value = f"a{self.number}", self._next()
-        group = self._operation("open", lambda _: zarr.open_group(self.shared.store, path=path, mode="r+"))
+        path, value = f"a{self.number}", self.next()
+        group = self.operation("open", lambda _: zarr.open_group(self.shared.store, path=path, mode="r+"))
         wrote = f"r/a/{self.number}", value
-        self._operation("attribute", lambda _: group.attrs.__setitem__("value", value), wrote)
+        self.operation("attribute", lambda _: group.attrs.__setitem__("value", value), wrote)
 
     def read_attribute(self) -> None:
-        path = f"a{(number := self._somebody())}"
+        path = f"a{(number := self.somebody())}"
 
         def read() -> Content:
             return {f"r/a/{number}": (zarr.open_group(self.shared.store, path=path, mode="r+").attrs["value"],)}
@@ -299,37 +299,36 @@ class Worker:
         self._read("open", read)
 
     def create_anew(self) -> None:
-        number, value = self.number, self._next()
-        self._operation("create", lambda _: layout.recreate(self.shared.store, number, value), (f"r/c/{number}", value))
+        number, value = self.number, self.next()
+        self.operation("create", lambda _: layout.recreate(self.shared.store, number, value), (f"r/c/{number}", value))
 
     def read_created(self) -> None:
-        number = self._somebody()
+        number = self.somebody()
         try:
-            array = self._open(f"c{number}")
+            array = self.open(f"c{number}")
         except FileNotFoundError:
             return  # it is being created anew
         self._read("read", lambda: {f"r/c/{number}": layout.distinct(array[:])})
 
     def set_key(self) -> None:
-        key, value = f"d/{self.number}", self._next()
-        self._operation(
+        key, value = f"d/{self.number}", self.next()
+        self.operation(
             "store[key] = value",
             lambda _: self.shared.store.__setitem__(key, b"%d" % value),
             (f"r/d/{self.number}", value),
         )
 
     def get_key(self) -> None:
-        number = self._somebody()
+        number = self.somebody()
         self._read("store[key]", lambda: {f"r/d/{number}": (int(self.shared.store[f"d/{number}"]),)})
 
     def read_snapshot(self) -> None:
         """Read one commit, through a store of its own."""
-        number = self._somebody()
-        with self._in_session("snapshot", Operation(self.number, "snapshot", self.shared.tick())):
+        number = self.somebody()
+        with self.in_session("snapshot", Operation(self.number, "snapshot", self.shared.tick())):
             snapshot = self.shared.repo.snapshot()
             array = zarr.open_array(snapshot, path=f"w{number}", mode="r")
             found = {f"r/w/{number}": layout.distinct(array[:])}
-        assert snapshot.base is not None
         self.shared.snapshots.append((snapshot.base.seq, found))
 
     # --- ends
@@ -345,20 +344,20 @@ class Worker:
         note = End(self.number, what, shared.tick())
         note.message = f"{what} of thread {self.number} at {note.begin}"
         shared.session.ends.append(note)
-        with self._in_session(what, note):
+        with self.in_session(what, note):
             commit = call(note.message)
         note.seq = None if commit is None else commit.seq
-        self._is_unsettled = self._rolls_back = False
+        self.is_unsettled = self.rolls_back = False
 
     # --- the transaction with a name
 
     def stage_by_name(self) -> None:
-        value, first = self._next(), 4 * self.number
+        value, first = self.next(), 4 * self.number
         note = Operation(self.number, "entry", self.shared.tick(), (f"r/n/{self.number}", value))
         self.shared.named.operations.append(note)
         is_inside = False
         try:
-            with self._noting("entry", note), self.shared.repo.transaction(name=NAME) as store:
+            with self.noting("entry", note), self.shared.repo.transaction(name=NAME) as store:
                 is_inside = True
                 array = zarr.open_array(store, path="n", mode="r+")
                 array[first : first + 4] = value
@@ -374,12 +373,12 @@ class Worker:
 
     def end_by_name(self) -> None:
         shared = self.shared
-        what = self._chance.choices(("commit", "rollback"), (5, 5 if shared.name_broken else 1))[0]
+        what = self.chance.choices(("commit", "rollback"), (5, 5 if shared.name_broken else 1))[0]
         note = End(self.number, what, shared.tick())
         note.message = f"{what} of {NAME!r} by thread {self.number} at {note.begin}"
         shared.named.ends.append(note)
         try:
-            with self._noting(f"{what} by name", note), shared.repo.transaction(name=NAME) as store:
+            with self.noting(f"{what} by name", note), shared.repo.transaction(name=NAME) as store:
                 if what == "commit":
                     commit = store.commit(note.message)
                     note.seq = None if commit is None else commit.seq

@@ -1,7 +1,5 @@
 """I7, clause by clause: which of the frames on a key counts, and when none does."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest
@@ -39,8 +37,6 @@ def at(participant: int, sequence: int) -> Predecessor:
 
 
 # --- chains
-
-
 def test_the_last_of_a_chain_counts_in_whatever_order_its_frames_are_read():
     chain = [link(A, 1), link(B, 5, at(A, 1)), link(A, 2, at(B, 5)), link(C, 1, at(A, 2))]
     for read in permutations(chain):
@@ -88,8 +84,6 @@ def test_a_frame_that_a_thread_of_its_process_has_overtaken_does_not_come_back()
 
 
 # --- equal values
-
-
 def test_equal_values_written_without_having_seen_anything_are_one():
     assert resolved([link(A, 1, value=7), link(B, 1, value=7)], equal=lambda *_: True) == link(A, 1, value=7)
 
@@ -112,8 +106,6 @@ def test_equal_checksums_are_no_proof():
 
 
 # --- the lost
-
-
 def test_a_lost_frame_counts_where_there_is_no_other():
     assert resolved([link(DEAD, 1)], lost=dead(DEAD)) == link(DEAD, 1)
 
@@ -178,8 +170,6 @@ def test_what_was_lost_twice_and_not_done_anew_is_missed():
 
 
 # --- deleted prefixes
-
-
 def test_who_writes_must_know_that_a_prefix_above_was_deleted():
     above = {at(A, 3): SEEN_NOTHING}
     assert resolved([link(B, 1)], above) is None
@@ -238,8 +228,6 @@ def test_a_deletion_by_who_did_the_work_anew_hides_what_was_lost():
 
 
 # --- chunks that are written in part
-
-
 def part(participant: int, sequence: int, start: int, stop: int, seen: Seen = SEEN_NOTHING) -> Link:
     region = Region.of_box(((start, stop),))
     return link(participant, sequence, seen)._replace(kind=packfile.FRAME_PARTIAL, region=region)
@@ -387,8 +375,6 @@ def test_own_frames_count_with_all_that_they_have_written():
 
 
 # --- the same through `StagedKeys`: deletions of prefixes among frames, in the order of one process after the other
-
-
 def settled(*packs: list[tuple[str, Link]]) -> dict[str, Link] | list[str]:
     """Read pack after pack, as the owner does; return what counts, or the broken keys. A key "d/" is a prefix."""
     staged = StagedKeys(OWNER)

@@ -1,7 +1,5 @@
 """I5 as a table: two transactions begin at one commit, both write, one commits before the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     Step,
     add,
     add_part,
@@ -354,9 +352,7 @@ def test_merged_runs_give_the_same_answers(quick: txstore.Repository, case: Case
 
 @pytest.mark.long
 @pytest.mark.parametrize(("case", "one_first"), CASES)
-def test_a_commit_that_comes_just_before_the_lock_is_seen(
-    quick: txstore.Repository, case: Case, one_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_comes_just_before_the_lock_is_seen(quick, case, one_first, monkeypatch):
     first, second = start(quick, case, one_first)
     storage = quick.engine.storage
     lock = storage.lock

@@ -1,7 +1,5 @@
 """I11: a commit that would break a constraint is refused, whoever makes it, and on whatever head."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path
@@ -12,8 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     HAS_RECTILINEAR,
     Step,
     append,
@@ -30,6 +27,7 @@ from tests.transactions.arrays import (
     resize,
     values,
 )
+from tests.tools.steps import forked, status_of
 from txstore import ConflictError, ConstraintError, TransactionStateError
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
@@ -307,8 +305,6 @@ def test_chunks_of_different_sizes(repo):
 
 
 # --- declared and dropped
-
-
 def test_declared_with_the_arrays_dropped_and_declared_anew(repo):
     with repo.transaction() as store:
         XY(store)
@@ -515,8 +511,6 @@ def test_no_repository(repo):
 
 
 # --- several writers
-
-
 @pytest.mark.parametrize("first", ["the constraint", "the growth"])
 def test_one_declares_it_while_another_breaks_it(repo, first):
     commit(repo, XY)
@@ -612,8 +606,6 @@ def test_arrays_whose_every_write_is_a_commit(repo):
 
 
 # --- what is done to repositories
-
-
 def test_maintenance_keeps_them(repo, tmp_path):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED

@@ -1,7 +1,5 @@
 """What is counted of a commit: to find out which arrays it touches, no path is looked at twice."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What writers that died have uploaded to an object store: the next one that finds it deletes it, and nothing else."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid
@@ -12,7 +10,9 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.waiting import TIMEOUT, wait_for_background_cleanup
+from tests.tools.faults import always
+from tests.tools.inside import objects_of
+from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.history import staged_packs
 from txstore.segments import object_writer
@@ -115,7 +115,7 @@ def wait_for_looks() -> None:
 
 
 def packs(url: str) -> set[str]:
-    objects = txstore.Repository(url).engine.storage.objects
+    objects = objects_of(txstore.Repository(url))
     return {
         f"{names.PACKS}/{folder.name}/{each.name}"
         for folder in objects.list(names.PACKS)
@@ -125,7 +125,7 @@ def packs(url: str) -> set[str]:
 
 def staged(url: str) -> set[str]:
     wait_for_background_cleanup()
-    return {each.name for each in txstore.Repository(url).engine.storage.objects.list(names.STAGING)}
+    return {each.name for each in objects_of(txstore.Repository(url)).list(names.STAGING)}
 
 
 def of(url: str, store: txstore.TxStore) -> set[str]:
@@ -137,9 +137,7 @@ def of_transaction(url: str, transaction: bytes) -> set[str]:
 
 
 @pytest.mark.parametrize("ahead", [-30 * HOUR, 0.0, 30 * HOUR])
-def test_the_next_large_commit_deletes_what_a_dead_process_has_uploaded(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
+def test_the_next_large_commit_deletes_what_a_dead_process_has_uploaded(url, server, monkeypatch, ahead):
     dead = upload(url)
     assert len(of(url, dead)) >= 20
     kill(dead)
@@ -192,9 +190,7 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_who_dies_committing_leaves_it_to_a_vacuum(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch, is_made: bool
-) -> None:
+def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_made):
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
     writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.record.id
@@ -281,9 +277,7 @@ def test_the_next_one_goes_on_where_one_was_interrupted(url: str, server: Server
     assert report.oldest_kept == 0
 
 
-def test_a_young_process_that_commits_little_asks_nothing(
-    url: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_young_process_that_commits_little_asks_nothing(url, server, monkeypatch):
     server.listed.clear()
     repo = write(url, large=False)
     commit(repo, large=False)
@@ -300,11 +294,8 @@ def test_a_young_process_that_commits_little_asks_nothing(
 
 
 def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> float:
-        raise ConnectionError("the server has gone")
-
     kill(upload(url))
-    monkeypatch.setattr(client.ObjectClient, "now", fail)
+    monkeypatch.setattr(client.ObjectClient, "now", always(ConnectionError("the server has gone")))
     write(url)
 
 

@@ -1,7 +1,5 @@
 """I1 where the history has holes: what power loss leaves of commits that were not synced, and what is synced when."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading
@@ -11,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
+from tests.tools.inside import stored_commit
 from txstore.format import names, records
 from txstore.storage.local import LocalStorage
 
@@ -92,8 +91,6 @@ def test_commits_above_a_hole_are_not_followed(holed: txstore.Repository, head_c
 
 
 # --- between the rename and the sync of the directory others commit
-
-
 def leave_pending(repo: txstore.Repository, key: str) -> None:
     """Commit in a process that does not come to sync the directory."""
     watch(repo).before["sync_directory"] = once(OSError(5, "gone"), lambda path: path == "commits/main")
@@ -113,8 +110,7 @@ def pending(open_repo: OpenRepo) -> txstore.Repository:
 
 def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository) -> None:
     def pending_of(version: int) -> int:
-        stored = pending.engine.commits.files.read("main", version)
-        assert stored is not None
+        stored = stored_commit(pending, version)
         return stored.header.pending
 
     assert [pending_of(version) for version in range(4)] == [0, 0, 1, 2]
@@ -128,9 +124,7 @@ def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository
 
 @pytest.mark.parametrize("head_cache", [True, False], ids=["head_cache", "no head cache"])
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_pending_commits_above_a_lost_one_are_not_followed(
-    pending: txstore.Repository, power_loss: Callable[..., None], lost: int, head_cache: bool
-) -> None:
+def test_pending_commits_above_a_lost_one_are_not_followed(pending, power_loss, lost, head_cache):
     power_loss(file_of(pending, lost))
     if not head_cache:
         Path(pending.url, names.head_cache_path("main")).unlink()
@@ -142,9 +136,7 @@ def test_pending_commits_above_a_lost_one_are_not_followed(
     assert repo.head().version == lost + 2
 
 
-def test_nobody_builds_on_too_many_pending_commits(
-    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_builds_on_too_many_pending_commits(pending, monkeypatch):
     monkeypatch.setattr("txstore.history.durability.MAX_PENDING", 2)
     repo = txstore.Repository(pending.url)
     storage = watch(repo)
@@ -191,9 +183,7 @@ def test_the_head_cache_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -
 
 
 @pytest.mark.skipif(LocalStorage("/").boot() == 0, reason="this system does not tell one boot from another")
-def test_within_one_boot_parents_are_not_looked_for(
-    pending: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_one_boot_parents_are_not_looked_for(pending, monkeypatch):
     def versions_read() -> list[str]:
         repo = txstore.Repository(pending.url)
         storage = watch(repo)
@@ -265,9 +255,7 @@ def test_a_store_over_a_repository_has_its_own_durability(open_repo: OpenRepo) -
     assert storage.named("file.sync")
 
 
-def test_a_commit_that_is_not_durable_leaves_a_copy_what_it_is(
-    open_repo: OpenRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_is_not_durable_leaves_a_copy_what_it_is(open_repo, tmp_path, monkeypatch):
     """The first durable commit in a copy syncs all that was copied, whatever was committed there before (I1)."""
     original = open_repo("original.tx")
     for number in range(3):

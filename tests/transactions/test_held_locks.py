@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 from txstore.errors import LockTimeoutError, TransactionStateError
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.regions import APPEND, METADATA
@@ -118,8 +118,6 @@ def begin(table, repo, lock, timeout=0.0, newest=None):
 
 
 # --- at the newest commit
-
-
 def test_what_is_covered_is_held(table, repo):
     locks, base = begin(table, repo, {"x": np.s_[0:5]})
     assert set(table.held) == {"x/c/0", "x/c/1"}
@@ -273,8 +271,6 @@ def test_appenders_and_writers_do_not_wait_for_each_other(table, repo):
 
 
 # --- what is held
-
-
 def test_dirty_keys_are_told(table):
     table.dirty = {"a", "c"}
     locks = TransactionLocks(table)

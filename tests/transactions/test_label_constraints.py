@@ -1,11 +1,8 @@
 """I11 for labels: no commit repeats one or puts one out of order, whoever makes it; only what it changes is read."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +13,9 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.transactions.arrays import HAS_RECTILINEAR, Step, array, both, commit, delete, edit_document, put, resize
+from tests.tools.arrays import HAS_RECTILINEAR, Step, array, both, commit, delete, edit_document, put, resize
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import run_threads
 from txstore import ConstraintError
 from txstore.codecs.chunk_codec import ChunkDecoder
 from txstore.constraints import Constraint, Sorted, Unique
@@ -62,8 +60,6 @@ def found(repo: txstore.Repository, path: str = "x") -> list[Any]:
 
 
 # --- what is refused, and what is not
-
-
 class Case(NamedTuple):
     name: str
     before: Sequence[Any]
@@ -184,7 +180,6 @@ def test_ten_are_named(repo):
 
 
 # --- layouts and elements
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "format 3": {},
     "one chunk": {"chunks": 64},
@@ -308,8 +303,6 @@ def test_what_can_not_be_decoded_is_an_error(repo, monkeypatch):
 
 
 # --- who commits
-
-
 def days(first: int, count: int = 2) -> xr.Dataset:
     time = np.datetime64("2024-01-01") + np.arange(first, first + count)
     return xr.Dataset({"t2m": ("time", np.ones(count))}, {"time": time.astype("M8[ns]")})
@@ -357,11 +350,7 @@ def test_two_that_append_the_same(repo):
             else:
                 made.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 2)
     assert (len(made), len(errors)) == (1, 1)
     assert found(repo) == [*TEN, 20]
 
@@ -453,8 +442,6 @@ def test_arrays_whose_every_write_is_a_commit(repo):
 
 
 # --- by reference
-
-
 def test_copied_and_moved(repo):
     commit(repo, labels(TEN), labels([3, 1, 3], "bad"), labels([1, 2, 3], "good"))
     repo.constraints["it"], repo.constraints["order"] = Unique("x"), Sorted("x")
@@ -529,8 +516,6 @@ def test_values_outside(tmp_path, open_repo):
 
 
 # --- what it costs
-
-
 def forget() -> None:
     labels_module.VALUES.clear()
     labels_module.TABLES.clear()
@@ -676,10 +661,7 @@ def test_a_chunk_that_another_process_has_deleted_with_all_above_it(repo):
         for key, value in kept.items():
             store[key] = value
 
-    def work() -> None:
-        commit(txstore.Repository(repo.url), clear)
-
-    with forked(work) as child:
+    with forked(lambda: commit(txstore.Repository(repo.url), clear)) as child:
         assert status_of(child) == 0
     assert found(repo)[3] == 0
     with pytest.raises(ConstraintError, match="0 at 3, 5"):
@@ -810,8 +792,6 @@ def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
 
 
 # --- storage, format
-
-
 def test_an_object_store(open_repo):
     repo = txstore.Repository("memory://labels/data.tx")
     commit(repo, labels(TEN))

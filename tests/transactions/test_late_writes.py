@@ -1,7 +1,5 @@
 """I6: writes that arrive when their operation has failed already, and writes beside a commit."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -17,9 +15,9 @@ import zarr.core.codec_pipeline
 from zarr.abc.codec import BytesBytesCodec
 
 import txstore
-from tests.transactions.arrays import array, commit, create, values
-from tests.transactions.faults import watch
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.arrays import array, commit, create, values
+from tests.tools.faults import watch
+from tests.tools.waiting import TIMEOUT, wait_until
 from txstore import TransactionStateError
 
 CHUNKS = 24
@@ -116,9 +114,7 @@ def test_late_writes_are_in_the_commit_that_follows_or_in_none(store: txstore.Tx
     assert nothing_arrives(store)
 
 
-def test_late_writes_after_a_failed_write_are_refused(
-    repo: txstore.Repository, store: txstore.TxStore, pipeline: str
-) -> None:
+def test_late_writes_after_a_failed_write_are_refused(repo, store, pipeline):
     data = sevens_first()
     z = zarr.create_array(store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=None)
     store.commit()
@@ -268,8 +264,6 @@ def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch:
 
 
 # --- reading beside a commit
-
-
 def test_a_thread_that_reads_beside_commits_never_goes_back(repo: txstore.Repository) -> None:
     store = txstore.TxStore(repo)
     store["count"] = b"0"

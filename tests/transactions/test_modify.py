@@ -1,7 +1,5 @@
 """Transaction.modify: a part of a value is changed, and no other thread's write of the key comes in between."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.transactions.parts import codec_of, create, read_chunk, region_of, write_part
+from tests.tools.faults import always
+from tests.tools.parts import codec_of, create, read_chunk, region_of, write_part
 from txstore.transactions.transaction import Transaction
 
 
@@ -98,11 +97,8 @@ def test_many_threads_change_parts(transaction: Transaction) -> None:
 
 
 def test_what_fails_stages_nothing(transaction: Transaction) -> None:
-    def fail(value: memoryview | None) -> bytes:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        transaction.modify("a/c/0", fail)
+        transaction.modify("a/c/0", always(ZeroDivisionError))
     assert transaction.staged_count == 0
     transaction.modify("a/c/0", lambda value: None)
     assert "a/c/0" not in transaction

@@ -1,7 +1,6 @@
 """Chunks that are written in part: merged beside other commits (I5), and among processes of one transaction (I7)."""
 
-from __future__ import annotations
-
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import join_in_this_process
-from tests.transactions.arrays import commit_often
-from tests.transactions.parts import create, read_chunk, write_part
+from tests.tools.arrays import commit_often
+from tests.tools.inside import existing, open_named
+from tests.tools.members import join_in_this_process
+from tests.tools.parts import create, read_chunk, region_of, write_part
 from txstore.constraints import Complete, RequiredAttributes
 from txstore.errors import ConflictError, ConstraintError, ParticipantLostError
 from txstore.transactions.transaction import Transaction
@@ -24,16 +24,19 @@ def at_head(repo: txstore.Repository, key: str = KEY) -> list[Any]:
     return read_chunk(repo.snapshot().mapping, key)
 
 
-def with_values(**values: int) -> list[int]:
-    found = list(BASE)
-    for place, value in values.items():
-        found[int(place[1:])] = value
-    return found
+def merged(theirs: Transaction, mine: Transaction) -> None:
+    theirs.commit()
+    mine.commit()
+
+
+def refused(theirs: Transaction, mine: Transaction) -> None:
+    theirs.commit()
+    with pytest.raises(ConflictError):
+        mine.commit()
+    mine.rollback()
 
 
 # --- two transactions
-
-
 def test_other_elements_of_one_chunk(repo: txstore.Repository) -> None:
     create(repo)
     mine, theirs = repo.begin(), repo.begin()
@@ -77,8 +80,7 @@ def test_what_others_wrote_as_it_was_is_no_change(repo: txstore.Repository) -> N
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(3, 5), lambda there: there + 1)
     write_part(theirs, KEY, slice(0, 4), lambda there: [5, 6, 7, *there[3:]])
-    theirs.commit()
-    mine.commit()
+    merged(theirs, mine)
     assert at_head(repo) == [5, 6, 7, 14, 15, *BASE[5:]]
 
 
@@ -97,7 +99,7 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
         if self.staging is mine._staging and rivals:
             rival = rivals.pop()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: _nothing())
+                patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: contextlib.nullcontext())
                 rival.commit()
         return catch_up(self)
 
@@ -109,12 +111,6 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     assert at_head(repo) == [1, 2, 3, 4, *BASE[4:]]
 
 
-def _nothing() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
-
-
 def test_a_chunk_that_is_missing_is_all_fill_value(repo: txstore.Repository) -> None:
     create(repo)
     with repo.transaction() as store:
@@ -122,8 +118,7 @@ def test_a_chunk_that_is_missing_is_all_fill_value(repo: txstore.Repository) -> 
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(0, 2), 1)
     write_part(theirs, KEY, slice(6, 8), 2)
-    theirs.commit()
-    mine.commit()
+    merged(theirs, mine)
     assert at_head(repo) == [1, 1, 0, 0, 0, 0, 2, 2]
 
 
@@ -134,8 +129,7 @@ def test_a_chunk_that_has_become_all_fill_value_is_deleted(repo: txstore.Reposit
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(0, 2), 0)
     write_part(theirs, KEY, slice(6, 8), 0)
-    theirs.commit()
-    mine.commit()
+    merged(theirs, mine)
     assert KEY not in repo.snapshot().mapping
     again = repo.begin()
     write_part(again, KEY, slice(0, 1), 5)
@@ -148,10 +142,7 @@ def test_a_deletion_counts_as_writing_the_whole(repo: txstore.Repository) -> Non
     mine, theirs = repo.begin(), repo.begin()
     mine.modify(KEY, lambda _: None, None)
     write_part(theirs, KEY, slice(6, 8), 2)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
 
 
 def test_an_array_that_was_made_anew_is_another(repo: txstore.Repository) -> None:
@@ -174,19 +165,13 @@ def test_whole_chunks_as_before(repo: txstore.Repository) -> None:
     mine, theirs = repo.begin(), repo.begin()
     mine[KEY] = mine[KEY]  # having read it
     write_part(theirs, KEY, slice(0, 1), 1)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(0, 1), 1)
     mine[KEY] = mine[KEY]
     write_part(mine, KEY, slice(6, 7), 1)  # behind a write of the whole
     write_part(theirs, KEY, slice(7, 8), 1)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
 
 
 def test_serializable_transactions_are_checked_by_key(repo: txstore.Repository) -> None:
@@ -194,10 +179,7 @@ def test_serializable_transactions_are_checked_by_key(repo: txstore.Repository) 
     mine, theirs = repo.begin(isolation="serializable"), repo.begin()
     write_part(mine, KEY, slice(0, 1), 1)
     write_part(theirs, KEY, slice(7, 8), 1)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
 
 
 def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -> None:
@@ -258,9 +240,7 @@ def test_a_merge_keeps_constraints(repo: txstore.Repository) -> None:
 
 
 @pytest.mark.parametrize("before", range(1, 7))
-def test_runs_are_merged_behind_merged_chunks(
-    repo: txstore.Repository, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_merged_behind_merged_chunks(repo, before, monkeypatch):
     create(repo)
     commit_often(repo, before)
     mine, theirs = repo.begin(), repo.begin()
@@ -299,8 +279,7 @@ def test_formats_and_types(repo: txstore.Repository, options: dict[str, Any]) ->
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, key, slice(0, 2), lambda there: np.roll(there, 1))
     write_part(theirs, key, slice(5, 8), lambda there: np.roll(there, 1))
-    theirs.commit()
-    mine.commit()
+    merged(theirs, mine)
     expected = [before[1], before[0], *before[2:5], before[7], before[5], before[6]]
     assert at_head(repo, key) == expected
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:8].tolist() == expected
@@ -313,38 +292,27 @@ def test_bits_are_compared_not_values(repo: txstore.Repository) -> None:
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(0, 1), 5)  # the NaN there stays what it is
     write_part(theirs, KEY, slice(1, 2), -0.0)
-    theirs.commit()
-    mine.commit()
+    merged(theirs, mine)
     found = zarr.open_array(repo.snapshot(), path="x", mode="r")[:2]
     assert found[0] == 5
     assert np.signbit(found[1])
     mine, theirs = repo.begin(), repo.begin()
     write_part(mine, KEY, slice(1, 2), 7)
     write_part(theirs, KEY, slice(1, 2), 0.0)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
 
 
 def test_objects_are_not_merged(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         zarr.create_array(store, name="x", shape=(4,), dtype=str, chunks=(4,))[:] = ["a", "bb", "c", "d"]
     chunk = repo.snapshot().mapping[KEY]
-    from tests.transactions.parts import region_of
-
     mine, theirs = repo.begin(), repo.begin()
     for number, transaction in enumerate((mine, theirs)):
         transaction.modify(KEY, lambda _: bytes(chunk) + b"x", region_of(slice(number, number + 1)))
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        mine.commit()
-    mine.rollback()
+    refused(theirs, mine)
 
 
 # --- several participants of one transaction
-
-
 class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo
@@ -383,56 +351,6 @@ def among(repo: txstore.Repository) -> Any:
     found.end()
 
 
-def test_parts_of_several_participants(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 3), 1)
-    write_part(second, KEY, slice(3, 6), 2)
-    write_part(first, KEY, slice(6, 7), 3)
-    write_part(among.owner, KEY, slice(7, 8), 4)  # which has seen both
-    merged = [1, 1, 1, 2, 2, 2, 3, 4]
-    assert read_chunk(among.owner, KEY) == merged
-    assert among.owner.size_of(KEY) == len(among.owner[KEY])
-    assert read_chunk(among.join(), KEY) == merged
-    among.commit()
-    assert at_head(among.repo) == merged
-
-
-def test_one_that_follows_lays_its_own_over(among: Participants) -> None:
-    first, second, third = among.join(), among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    third.members.follow_others()
-    write_part(third, KEY, slice(2, 6), lambda there: there + 10)
-    assert read_chunk(third, KEY) == [1, 1, 11, 11, 12, 12, 2, 2]
-    among.commit()
-    assert at_head(among.repo) == [1, 1, 11, 11, 12, 12, 2, 2]
-
-
-def test_a_whole_write_over_parts_that_were_seen(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    found = np.array(read_chunk(among.owner, KEY))
-    write_part(among.owner, KEY, slice(0, 8), found + 1)
-    among.owner.delete("x/c/9")
-    among.commit()
-    assert at_head(among.repo) == [2] * 4 + [3] * 4
-
-
-@pytest.mark.parametrize("prefix", [False, True])
-def test_a_deletion_of_parts_that_were_seen(among: Participants, prefix: bool) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    among.owner.members.follow_others()
-    if prefix:
-        among.owner.delete_dir("x/c")
-    else:
-        among.owner.delete(KEY)
-    among.commit()
-    assert KEY not in among.repo.snapshot().mapping
-
-
 def test_parts_of_an_array_that_was_just_made_anew(among: Participants) -> None:
     document = bytes(among.owner["x/zarr.json"])
     among.owner.delete_dir("x")
@@ -452,35 +370,6 @@ def test_overlapping_parts_are_refused_and_named(among: Participants) -> None:
     with pytest.raises(ConflictError, match=r"\[0:4\], \[3:8\]") as caught:
         among.commit()
     assert caught.value.keys == (KEY,)
-
-
-def test_a_whole_write_beside_a_part_is_refused(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    second[KEY] = bytes(first[KEY])
-    with pytest.raises(ConflictError):
-        among.commit()
-
-
-def test_parts_of_several_participants_beside_another_commit(among: Participants) -> None:
-    first, second, theirs = among.join(), among.join(), among.repo.begin()
-    write_part(first, KEY, slice(0, 2), 1)
-    write_part(second, KEY, slice(2, 4), 2)
-    write_part(theirs, KEY, slice(4, 6), 3)
-    theirs.commit()
-    among.commit()
-    assert at_head(among.repo) == [1, 1, 2, 2, 3, 3, 16, 17]
-
-
-def test_what_both_of_a_chain_have_written_counts_beside_another_commit(among: Participants) -> None:
-    first, second, theirs = among.join(), among.join(), among.repo.begin()
-    write_part(first, KEY, slice(0, 2), 1)
-    second.members.follow_others()
-    write_part(second, KEY, slice(2, 4), 2)
-    write_part(theirs, KEY, slice(1, 2), 3)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        among.commit()
 
 
 def test_a_part_that_is_lost_is_missed(among: Participants) -> None:
@@ -527,14 +416,14 @@ def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> N
 
 def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     create(repo)
-    first, second, theirs = repo.engine.named("run"), repo.engine.named("run"), repo.begin()
+    first, second, theirs = open_named(repo, "run"), open_named(repo, "run"), repo.begin()
     write_part(first, KEY, slice(0, 2), 1)
     write_part(second, KEY, slice(2, 4), 2)
     write_part(theirs, KEY, slice(6, 7), 3)
     theirs.commit()
     first.participation.leave()
     second.participation.leave()
-    last = repo.engine.existing("run")
+    last = existing(repo, "run")
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
     last.commit()
     assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]

@@ -1,7 +1,5 @@
 """Moving, copying and restoring without copying values: against dicts, and what becomes of the refs later."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable
@@ -15,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.killed import killed_after
+from tests.tools.commits import commit, set_keys, write_array
+from tests.tools.killed import killed_after
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.history.changes import changed
 from txstore.segments.packs import OpenPack
@@ -181,7 +180,6 @@ def test_an_array_moves_and_no_value_is_read(filled: txstore.Repository, monkeyp
     assert read(filled, "g/x", at=0) == list(range(1, 9))
     assert "g/x/zarr.json" not in filled.mapping()
     head = filled.head()
-    assert head is not None
     assert (head.statistics["keys_set"], head.statistics["bytes_set"]) == (5, 0)
     diff = filled.diff(-1)
     assert [(node.path, node.change, node.moved_from) for node in diff] == [("h/y", "moved", "g/x")]
@@ -234,8 +232,7 @@ def test_a_restored_group_is_as_it_was_or_gone(filled: txstore.Repository) -> No
         store.restore("new", at=-2)
     assert read(filled, "g/x") == list(range(1, 9))
     assert filled.diff(0, -1).nodes == []
-    with filled.transaction() as store:
-        zarr.open_array(store, path="g/x")[:] = 0
+    write_array(filled, "g/x", ..., 0)
     with filled.transaction() as store:
         z = zarr.open_array(store, path="g/x")
         store.restore("", at=0)
@@ -326,8 +323,7 @@ def test_conflicts(
 ) -> None:  # fmt: skip
     store = filled.transaction()
     mine(store)
-    with filled.transaction() as other:
-        theirs(other)
+    commit(filled, theirs)
     if is_conflict:
         with pytest.raises(txstore.ConflictError):
             store.commit()
@@ -338,8 +334,7 @@ def test_conflicts(
 
 
 def test_maintenance_treats_the_refs_as_any_other(filled: txstore.Repository, tmp_path: Path) -> None:
-    with filled.transaction() as store:
-        store.move("g/x", "h/y")
+    commit(filled, lambda store: store.move("g/x", "h/y"))
     filled.vacuum(keep=1)
     assert read(filled, "h/y") == list(range(1, 9))
     filled.backup(tmp_path / "copy.tx")
@@ -358,7 +353,6 @@ def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> Non
         tx.nodes.move("g/x", "h/y")
         tx["h/more"] = b"1"
     stored = filled.engine.commits.head()
-    assert stored is not None
     file, run = Path(filled.url) / stored.path, stored.header.runs[0]
     content = bytearray(file.read_bytes())
     content[run.offset + 20] ^= 1
@@ -378,8 +372,7 @@ def test_where_packs_are_read_by_ranges() -> None:
         tx["a/zarr.json"] = GROUP
         for number in range(3000):
             tx[f"a/c/{number}"] = b"%d" % number
-    with repo.begin() as tx:
-        tx["a/c/7"] = b"other"
+    set_keys(repo, {"a/c/7": b"other"})
     with txstore.Repository("memory://reflinks/data.tx", single_writer=True).begin() as tx:
         tx.nodes.move("a", "b")
         tx.nodes.take({"b/c/0": "a/c/1"}, repo.mapping(0))
@@ -422,10 +415,8 @@ def test_the_groups_above_what_is_restored_are_there_again(repo: txstore.Reposit
         root = zarr.open_group(store, attributes={"title": "all"})
         root.create_group("g", attributes={"title": "some"}).create_array("x", data=np.arange(3))
         root.create_array("g/y", data=np.arange(4))
-    with repo.transaction("gone") as store:
-        store.delete_dir_sync("")
-    with repo.transaction("back") as store:
-        store.restore("g/x", at=0)
+    commit(repo, lambda store: store.delete_dir_sync(""), message="gone")
+    commit(repo, lambda store: store.restore("g/x", at=0), message="back")
     root = zarr.open_group(repo.snapshot(), mode="r")
     assert root.attrs["title"] == "all"
     assert root["g"].attrs["title"] == "some"
@@ -434,11 +425,9 @@ def test_the_groups_above_what_is_restored_are_there_again(repo: txstore.Reposit
 
 def test_a_tagged_commit_below_the_oldest_kept_is_restored_from(filled: txstore.Repository) -> None:
     filled.tags["v1"] = 0
-    with filled.transaction() as store:
-        store.mapping.delete_dir("g")
+    commit(filled, lambda store: store.mapping.delete_dir("g"))
     filled.vacuum(keep=1)
-    with filled.transaction() as store:
-        store.restore("g", at="v1")
+    commit(filled, lambda store: store.restore("g", at="v1"))
     del filled.tags["v1"]
     filled.vacuum(keep=1)
     assert read(filled, "g/x") == list(range(1, 9))
@@ -509,8 +498,7 @@ def test_a_key_that_is_taken_conflicts_as_one_that_is_written(repo: txstore.Repo
 def test_serializable(filled: txstore.Repository) -> None:
     store = filled.transaction(isolation="serializable")
     store.copy("g/x", "h/y")
-    with filled.transaction() as other:
-        zarr.open_array(other, path="g/x")[0] = 7
+    write_array(filled, "g/x", 0, 7)
     with pytest.raises(txstore.ConflictError):
         store.commit()
     store.rollback()

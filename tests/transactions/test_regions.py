@@ -1,7 +1,5 @@
 """Which keys a selection covers, compared with the keys that zarr writes for it."""
 
-from __future__ import annotations
-
 import pickle
 
 import hypothesis.strategies as st
@@ -11,7 +9,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 
 import txstore
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 from txstore.format.grids import Grid
 from txstore.format.keys import is_document
 from txstore.transactions.regions import APPEND, METADATA, Append, Blocks, Points, Resize, Whole, keys_to_lock
@@ -67,7 +65,6 @@ def locked(store, region, path="x") -> set[str]:
 
 
 # --- selections
-
 BASIC = {
     "all": np.s_[...],
     "no index": (),
@@ -235,8 +232,6 @@ def test_any_basic_selection(store, case):
 
 
 # --- changes of the shape
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("shape", [(10, 7), (9, 6), (9, 7), (1, 1), (0, 7)])
@@ -273,8 +268,6 @@ def test_resize_to_another_number_of_axes(store):
 
 
 # --- chunks of different sizes
-
-
 @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
 @pytest.mark.parametrize("selection", [..., 0, 5, np.s_[1:6, 3:4], np.s_[::5], np.s_[1::4], [9, 0], np.s_[-1, -1]])
 def test_chunks_of_different_sizes(store, selection):
@@ -288,8 +281,6 @@ def test_chunks_of_different_sizes(store, selection):
 
 
 # --- paths
-
-
 @pytest.fixture
 def tree(store):
     zarr.create_group(store, path="g")
@@ -329,8 +320,6 @@ def test_arrays_below_what_is_no_node(store):
 
 
 # --- errors
-
-
 @pytest.mark.parametrize("region", [0, ..., APPEND, METADATA, Whole(), Resize((1,)), Points(([0],)), Blocks(0)])
 def test_a_path_without_a_node(tree, region):
     with pytest.raises(txstore.errors.NodeNotFoundError, match=r"no array.*'nope'.*nothing") as caught:
@@ -405,7 +394,6 @@ def test_a_document_that_can_not_be_understood(store, document):
 
 
 # --- more than there is reason to count
-
 HUGE = 10**15
 
 

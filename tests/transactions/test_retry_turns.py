@@ -1,7 +1,5 @@
 """Committers of one machine that have met conflicts repeat their work one after the other: `Repository.run`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

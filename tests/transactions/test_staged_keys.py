@@ -1,7 +1,5 @@
 """Staged keys that are sealed in runs: they are the same as those that are all in one dictionary."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tracemalloc
@@ -13,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from tests.transactions.faults import always, watch
+from tests.tools.faults import always, watch
 from txstore._native import index
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
@@ -152,8 +150,6 @@ def test_a_walk_goes_on_over_what_there_was(sealing: None) -> None:
 
 
 # --- in transactions
-
-
 def staged_files(repo: txstore.Repository) -> list[str]:
     return sorted(path.name for path in Path(repo.url, ".staging").iterdir())
 
@@ -211,9 +207,7 @@ def test_a_rollback_leaves_nothing_of_sealed_keys(sealing: None, repo: txstore.R
 
 
 @pytest.mark.parametrize("call", ["create", "file.write"])
-def test_a_disk_that_is_full_keeps_nobody_from_sealing(
-    sealing: None, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_disk_that_is_full_keeps_nobody_from_sealing(sealing, repo, monkeypatch, call):
     with repo.begin("base") as transaction:
         transaction["zarr.json"] = b"{}"
     watched = watch(repo)
@@ -288,9 +282,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
 
 @pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the fallback merges runs in memory")
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_number_of_keys(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_number_of_keys(repo, monkeypatch):
     monkeypatch.setattr(staged_refs, "SEALED_FROM", 4096)
     keys, peaks = 100_000, {}
 

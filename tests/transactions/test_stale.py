@@ -1,7 +1,5 @@
 """I6: array and group objects that are older than a change of the metadata that they hold."""
 
-from __future__ import annotations
-
 import pickle
 import weakref
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import zarr
 
 import txstore
 import txstore.store
-from tests.transactions.arrays import (
+from tests.tools.arrays import (
     Step,
     append,
     array,
@@ -26,7 +24,7 @@ from tests.transactions.arrays import (
     resize,
     values,
 )
-from tests.transactions.faults import always, once, watch
+from tests.tools.faults import always, once, watch
 from txstore import StaleArrayError, TransactionStateError
 from txstore.transactions.transaction import Transaction
 
@@ -72,13 +70,9 @@ def refuses(*steps: Callable[[], object]) -> None:
 
 
 # --- what kind of change forbids what
-
-
 @pytest.mark.parametrize("write", as_cases(DOCUMENT_WRITES))
 @pytest.mark.parametrize("change", [append(7), resize(4), attributes(a=1)], ids=["growth", "shrink", "attributes"])
-def test_after_a_foreign_change_the_document_is_not_written(
-    repo: txstore.Repository, session: txstore.TxStore, change: Step, write: Callable[[zarr.Array], object]
-) -> None:
+def test_after_a_foreign_change_the_document_is_not_written(repo, session, change, write):
     z = array(session)
     commit(repo, change)
     move(session)
@@ -91,9 +85,7 @@ def test_after_a_foreign_change_the_document_is_not_written(
 
 
 @pytest.mark.parametrize("change", [append(7), attributes(a=1)], ids=["growth", "attributes"])
-def test_after_growth_or_attributes_chunks_are_read_and_written(
-    repo: txstore.Repository, session: txstore.TxStore, change: Step
-) -> None:
+def test_after_growth_or_attributes_chunks_are_read_and_written(repo, session, change):
     z = array(session)
     commit(repo, change)
     move(session)
@@ -104,9 +96,7 @@ def test_after_growth_or_attributes_chunks_are_read_and_written(
 
 
 @pytest.mark.parametrize("value", [5, 0], ids=["data", "fill value"])
-def test_what_others_appended_into_the_last_chunk_is_not_overwritten(
-    open_repo: Callable[..., txstore.Repository], value: int
-) -> None:
+def test_what_others_appended_into_the_last_chunk_is_not_overwritten(open_repo, value):
     repo = open_repo("short.tx")
     commit(repo, create(n=6))
     session = txstore.TxStore(repo)
@@ -132,9 +122,7 @@ def test_only_chunks_at_an_edge_that_moved_are_not_written(open_repo: Callable[.
     session.rollback()
 
 
-def test_an_edge_that_moved_is_remembered_over_a_shrink_and_growth(
-    open_repo: Callable[..., txstore.Repository],
-) -> None:
+def test_an_edge_that_moved_is_remembered_over_a_shrink_and_growth(open_repo):
     repo = open_repo("short.tx")
     commit(repo, create(n=7))
     session = txstore.TxStore(repo)
@@ -158,9 +146,7 @@ def test_after_a_shrink_only_dropped_chunks_are_refused(repo: txstore.Repository
 
 
 @pytest.mark.parametrize("change", as_cases(STRUCTURAL))
-def test_after_a_structural_change_chunks_are_neither_read_nor_written(
-    repo: txstore.Repository, session: txstore.TxStore, change: Step
-) -> None:
+def test_after_a_structural_change_chunks_are_neither_read_nor_written(repo, session, change):
     z = array(session)
     commit(repo, change)
     move(session)
@@ -188,9 +174,7 @@ def test_below_a_group_that_was_deleted_nothing_is_created(repo: txstore.Reposit
     session.rollback()
 
 
-def test_attributes_of_a_group_that_others_have_edited_are_not_written(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_attributes_of_a_group_that_others_have_edited_are_not_written(repo, session):
     g = zarr.open_group(session)
     commit(repo, attributes("", a=1))
     move(session)
@@ -201,8 +185,6 @@ def test_attributes_of_a_group_that_others_have_edited_are_not_written(
 
 
 # --- by which way the base moves
-
-
 def test_a_rollback_moves_over_foreign_changes_too(repo: txstore.Repository, session: txstore.TxStore) -> None:
     z = array(session)
     commit(repo, append(7))
@@ -221,9 +203,7 @@ def test_nothing_is_stale_where_the_base_does_not_move(repo: txstore.Repository,
 @pytest.mark.parametrize(
     "later", [(), (attributes(a=1),), (attributes(a=1), append(7)), (edit_document("x/zarr.json", data_type="int32"),)]
 )
-def test_a_structural_change_is_remembered_over_later_ones(
-    repo: txstore.Repository, session: txstore.TxStore, later: tuple[Step, ...]
-) -> None:
+def test_a_structural_change_is_remembered_over_later_ones(repo, session, later):
     z = array(session)
     commit(repo, edit_document("x/zarr.json", data_type="uint32"))
     move(session)
@@ -242,9 +222,7 @@ def test_growth_is_remembered_over_later_attributes(repo: txstore.Repository, se
     refuses(lambda: z[4:8])
 
 
-def test_a_document_that_was_rewritten_unchanged_is_not_ones_own_change(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_a_document_that_was_rewritten_unchanged_is_not_ones_own_change(repo, session):
     z = array(session)
     z.update_attributes({})
     commit(repo, append(7))
@@ -293,8 +271,6 @@ def test_what_one_has_deleted_can_be_created_again(repo: txstore.Repository, ses
 
 
 # --- cures
-
-
 def test_latest_cures(repo: txstore.Repository, session: txstore.TxStore) -> None:
     z = array(session)
     commit(repo, append(7))
@@ -315,9 +291,7 @@ def test_whoever_clears_a_stale_array_may_replace_it(repo: txstore.Repository, s
     assert values(repo) == [1, 1, 1]
 
 
-def test_what_a_rolled_back_replacement_had_cleared_is_stale_again(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_what_a_rolled_back_replacement_had_cleared_is_stale_again(repo, session):
     z = array(session)
     commit(repo, append(7))
     move(session)
@@ -328,9 +302,7 @@ def test_what_a_rolled_back_replacement_had_cleared_is_stale_again(
     session.rollback()
 
 
-def test_what_a_committed_replacement_had_cleared_is_not_stale_again(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_what_a_committed_replacement_had_cleared_is_not_stale_again(repo, session):
     array(session)
     commit(repo, append(7))
     move(session)
@@ -343,8 +315,6 @@ def test_what_a_committed_replacement_had_cleared_is_not_stale_again(
 
 
 # --- who shares it
-
-
 def test_a_read_only_copy_shares_it(repo: txstore.Repository, session: txstore.TxStore) -> None:
     z = zarr.open_array(session.with_read_only(True), path="x", mode="r")
     commit(repo, edit_document("x/zarr.json", data_type="uint32"))
@@ -359,9 +329,7 @@ def test_a_pickle_shares_it_in_the_same_process(repo: txstore.Repository, sessio
     refuses(lambda: z[:])
 
 
-def test_a_pickle_carries_it_to_another_process(
-    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_carries_it_to_another_process(repo, session, monkeypatch):
     z = array(session)
     commit(repo, append(7))
     move(session)
@@ -371,9 +339,7 @@ def test_a_pickle_carries_it_to_another_process(
     refuses(lambda: z.append(np.array([9], "i4")))
 
 
-def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(
-    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(repo, session, monkeypatch):
     pickled = pickle.dumps(array(session))
     move(session)
     monkeypatch.setattr(txstore.store, "_sessions", weakref.WeakValueDictionary())
@@ -384,8 +350,6 @@ def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(
 
 
 # --- format 2 has a document of its own for attributes
-
-
 @pytest.fixture
 def old(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     repo = open_repo("old.tx")
@@ -417,12 +381,8 @@ def test_foreign_attributes_where_there_were_none_are_noticed(old: txstore.Repos
 
 
 # --- what was staged and rolled back
-
-
 @pytest.mark.parametrize("use", [lambda z: z[:], lambda z: z.__setitem__(0, 5), *DOCUMENT_WRITES.values()])
-def test_after_a_rolled_back_append_the_object_is_refused(
-    repo: txstore.Repository, session: txstore.TxStore, use: Callable[[zarr.Array], object]
-) -> None:
+def test_after_a_rolled_back_append_the_object_is_refused(repo, session, use):
     z = array(session)
     z.append(np.array([9], "i4"))
     session.rollback()
@@ -436,9 +396,7 @@ def test_after_a_rolled_back_append_the_object_is_refused(
 @pytest.mark.parametrize(
     ("fmt", "later"), [(2, "zarr.json"), (2, ".zattrs"), (3, ".zarray"), (3, ".zattrs"), (3, ".zgroup")]
 )
-def test_an_array_that_is_being_opened_when_a_rollback_comes_is_refused(
-    open_repo: Callable[..., txstore.Repository], fmt: int, later: str
-) -> None:
+def test_an_array_that_is_being_opened_when_a_rollback_comes_is_refused(open_repo, fmt, later):
     """Zarr asks for documents of all names, one after the other: the one that counts may come before the rollback."""
     session = txstore.TxStore(open_repo("new.tx"))
     create("x", zarr_format=fmt)(session)
@@ -453,9 +411,7 @@ def test_an_array_that_is_being_opened_when_a_rollback_comes_is_refused(
     assert array(session).shape == (8,)
 
 
-def test_after_a_rolled_back_deletion_the_array_is_opened_again(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_after_a_rolled_back_deletion_the_array_is_opened_again(repo, session):
     z = array(session)
     delete()(session)
     session.rollback()
@@ -463,9 +419,7 @@ def test_after_a_rolled_back_deletion_the_array_is_opened_again(
     assert array(session)[:].tolist() == [1] * 8
 
 
-def test_rolled_back_attributes_of_a_group_are_not_written_with_the_next(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_rolled_back_attributes_of_a_group_are_not_written_with_the_next(repo, session):
     g = zarr.open_group(session)
     g.attrs["a"] = 1
     session.rollback()
@@ -473,9 +427,7 @@ def test_rolled_back_attributes_of_a_group_are_not_written_with_the_next(
     session.rollback()
 
 
-def test_rolled_back_attributes_of_a_group_do_not_concern_its_arrays(
-    repo: txstore.Repository, session: txstore.TxStore
-) -> None:
+def test_rolled_back_attributes_of_a_group_do_not_concern_its_arrays(repo, session):
     g = zarr.open_group(session)
     z = g["x"]
     g.attrs["a"] = 1
@@ -487,9 +439,7 @@ def test_rolled_back_attributes_of_a_group_do_not_concern_its_arrays(
 
 @pytest.mark.parametrize("fmt", [2, 3])
 @pytest.mark.parametrize("path", ["x", "g/h/x"])
-def test_what_was_rolled_back_can_be_created_again(
-    open_repo: Callable[..., txstore.Repository], fmt: int, path: str
-) -> None:
+def test_what_was_rolled_back_can_be_created_again(open_repo, fmt, path):
     repo = open_repo("new.tx")
     session = txstore.TxStore(repo)
     for _ in range(2):
@@ -501,9 +451,7 @@ def test_what_was_rolled_back_can_be_created_again(
 
 
 @pytest.mark.parametrize("fmt", [2, 3])
-def test_what_was_rolled_back_can_be_replaced_unread(
-    repo: txstore.Repository, session: txstore.TxStore, fmt: int
-) -> None:
+def test_what_was_rolled_back_can_be_replaced_unread(repo, session, fmt):
     for _ in range(2):
         create("y", zarr_format=fmt, overwrite=True)(session)
         session.rollback()
@@ -524,9 +472,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(Transaction, method, interrupted)
 
 
-def test_after_an_interrupted_rollback_the_object_is_refused(
-    session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupted_rollback_the_object_is_refused(session, monkeypatch):
     held = array(session)
     held.append(np.array([9], "i4"))
     interrupt_after(monkeypatch, "rollback")
@@ -550,9 +496,7 @@ def test_a_rollback_that_was_refused_changes_nothing(session: txstore.TxStore, m
     assert array(session)[:].tolist() == [1] * 8 + [8]
 
 
-def test_after_an_interrupted_commit_the_next_one_says_so(
-    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_interrupted_commit_the_next_one_says_so(repo, session, monkeypatch):
     append(8)(session)
     interrupt_after(monkeypatch, "commit")
     with pytest.raises(KeyboardInterrupt):
@@ -563,9 +507,7 @@ def test_after_an_interrupted_commit_the_next_one_says_so(
     assert array(session)[:].tolist() == values(repo) == [1] * 8 + [8]
 
 
-def test_a_rollback_that_could_not_finish_is_remembered(
-    repo: txstore.Repository, session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_that_could_not_finish_is_remembered(repo, session, monkeypatch):
     z = array(session)
     z.append(np.array([9], "i4"))
     monkeypatch.setattr(txstore.engine.Engine, "newest", always(TimeoutError()))
@@ -578,9 +520,7 @@ def test_a_rollback_that_could_not_finish_is_remembered(
 
 
 @pytest.mark.parametrize("fmt", [2, 3])
-def test_a_group_that_was_rolled_back_can_be_created_again(
-    open_repo: Callable[..., txstore.Repository], fmt: int
-) -> None:
+def test_a_group_that_was_rolled_back_can_be_created_again(open_repo, fmt):
     session = txstore.TxStore(open_repo("new.tx"))
     group("g", fmt, a=1)(session)
     session.rollback()

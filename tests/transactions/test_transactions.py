@@ -1,7 +1,5 @@
 """What conflicts mean to those who meet one, and what never meets one."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -10,8 +8,8 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged
-from tests.transactions.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.tools.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.tools.inside import staged
 from txstore import ConflictError, repository
 
 
@@ -223,8 +221,6 @@ def test_a_prefix_deleted_inside_one_deleted_earlier_is_the_newer(repo: txstore.
 
 
 # --- bytes that are equal
-
-
 def test_what_equals_the_base_takes_no_version(repo: txstore.Repository) -> None:
     commit(repo, create(), attributes(a=1))
     head = repo.head()
@@ -257,8 +253,6 @@ def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Reposit
 
 
 # --- xarray
-
-
 def dataset(*times: int, **variables: object) -> xr.Dataset:
     rows = len(times)
     return xr.Dataset(

@@ -1,7 +1,5 @@
 """Commits that change nothing: with a message or properties they are made, without they are not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.commits import set_keys
 from txstore import ConflictError, Repository, TxStore
 from txstore.segments import compaction
 from txstore.segments import runs as index
@@ -39,7 +38,6 @@ def test_a_message_is_a_commit_though_nothing_changes(filled: Repository, work: 
     with filled.transaction("checked", properties={"run": 7}) as store:
         work(store)
     head = filled.head()
-    assert head is not None
     assert (head.message, head.properties, head.version) == ("checked", {"run": 7}, 1)
     assert store.unchanged
     assert head.statistics["keys_set"] == 0
@@ -51,15 +49,12 @@ def test_properties_alone_are_a_commit(filled: Repository, work: Callable[[TxSto
     work(store)
     made = store.commit()
     assert made == filled.head()
-    assert made is not None
     assert made.properties == {"run": 7}
 
 
 def test_what_a_user_does_to_the_properties_of_a_commit_stays_with_that_user(filled: Repository) -> None:
-    with filled.transaction(properties={"run": {"number": 7}}) as store:
-        store["new"] = b"1"
+    set_keys(filled, {"new": b"1"}, properties={"run": {"number": 7}})
     head = filled.head()
-    assert head is not None
     head.properties["run"]["number"] = 8
     assert [commit.properties for commit in filled.log(limit=1)] == [{"run": {"number": 7}}]
 
@@ -69,8 +64,7 @@ def test_without_either_there_is_none(filled: Repository, work: Callable[[TxStor
     store = filled.transaction()
     assert not store.unchanged
     work(store)
-    with filled.transaction("by another") as other:
-        other["else"] = b"1"
+    set_keys(filled, {"else": b"1"}, "by another")
     assert store.commit() is None  # and not what another has committed
     assert store.unchanged
     store["y"] = b"1"
@@ -123,7 +117,6 @@ def test_a_named_transaction_ends_with_a_commit(filled: Repository) -> None:
         again(store)
     made = filled.transaction(name="survey").commit()
     assert made == filled.head()
-    assert made is not None
     assert made.message == "a survey"
     with filled.transaction(name="other") as store:
         again(store)
@@ -164,10 +157,8 @@ def test_a_message_makes_the_first_commit(open_repo: Callable[..., Repository]) 
 
 def test_a_retention_folds_none_that_was_not_made(open_repo: Callable[..., Repository]) -> None:
     repo = open_repo(retention=1)
-    with repo.transaction() as store:
-        store["x"] = b"1"
-    with repo.transaction() as store:
-        store["x"] = b"1"
+    set_keys(repo, {"x": b"1"})
+    set_keys(repo, {"x": b"1"})
     assert repo.head().version == 0  # type: ignore[union-attr]
 
 
@@ -178,9 +169,7 @@ def test_declaring_again_is_no_commit(filled: Repository) -> None:
     assert filled.head() == head
 
 
-def test_runs_that_others_have_merged_meanwhile_leave_no_gap(
-    filled: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_others_have_merged_meanwhile_leave_no_gap(filled, monkeypatch):
     """Also where a commit has no run of its own, and has merged some of the head in vain."""
     merged = []
     merged_by_commit, find_runs = compaction.merged_by_commit, index.find_runs
@@ -188,8 +177,7 @@ def test_runs_that_others_have_merged_meanwhile_leave_no_gap(
         compaction, "merged_by_commit", lambda *how: merged.append(merged_by_commit(*how)) or merged[-1]
     )
     for number in range(20):
-        with filled.begin() as transaction:
-            transaction[f"a/c/{number}"] = b"1"
+        set_keys(filled, {f"a/c/{number}": b"1"})
         monkeypatch.setattr(index, "find_runs", lambda *_: None)
         store = filled.transaction("again")
         again(store)

@@ -1,7 +1,5 @@
 """I2 and I3: a version is taken once, and only its content says by whom. I1 and I9: what is synced, and when."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools
@@ -15,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.faults import Watched, always, once, watch
+from tests.tools.faults import Watched, always, once, watch
 from txstore import CommitUnknownError, ConflictError, StaleArrayError, TransactionStateError
 from txstore.commit import Stored
 from txstore.format import names, records
@@ -58,8 +56,6 @@ def rival(open_repo: OpenRepo, repo: txstore.Repository) -> txstore.Repository:
 
 
 # --- the version
-
-
 @pytest.mark.parametrize("error", [FileExistsError(17, "exists"), OSError(5, "lost")], ids=["exists", "error"])
 def test_a_lost_response_is_a_success(repo: txstore.Repository, storage: Watched, error: OSError) -> None:
     storage.after["rename_noreplace"] = once(error, into_version)
@@ -80,9 +76,7 @@ def test_an_error_with_nothing_in_the_version_publishes_nothing(repo: txstore.Re
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_foreign_commit_in_the_version_is_passed(
-    repo: txstore.Repository, storage: Watched, rival: txstore.Repository, times: int
-) -> None:
+def test_a_foreign_commit_in_the_version_is_passed(repo, storage, rival, times):
     left = list(range(times))
 
     def rival_first(_: str, target: str) -> None:
@@ -95,9 +89,7 @@ def test_a_foreign_commit_in_the_version_is_passed(
     assert sorted(repo.mapping()) == ["first", "key", *(f"rival{i}" for i in range(times))]
 
 
-def test_a_foreign_commit_in_the_version_may_conflict(
-    repo: txstore.Repository, storage: Watched, rival: txstore.Repository
-) -> None:
+def test_a_foreign_commit_in_the_version_may_conflict(repo, storage, rival):
     storage.before["rename_noreplace"] = lambda _, target: (
         storage.before.clear() or put(rival, "key", b"rival") if target.startswith("commits/") else None
     )
@@ -143,9 +135,7 @@ def test_an_orphan_is_moved_aside(open_repo: OpenRepo, repo: txstore.Repository,
     assert aside.read_bytes() == lost
 
 
-def test_an_orphan_that_a_rival_moves_aside_first_leads_to_the_next_version(
-    repo: txstore.Repository, orphan: Path, rival: txstore.Repository
-) -> None:
+def test_an_orphan_that_a_rival_moves_aside_first_leads_to_the_next_version(repo, orphan, rival):
     again = txstore.Repository(repo.url)
     storage = watch(again)
     storage.before["rename_noreplace"] = lambda _, target: (
@@ -157,9 +147,7 @@ def test_an_orphan_that_a_rival_moves_aside_first_leads_to_the_next_version(
 
 
 @pytest.mark.parametrize("key", ["other", "key"], ids=["no conflict", "conflict"])
-def test_who_waits_for_its_turn_looks_at_what_others_commit(
-    repo: txstore.Repository, rival: txstore.Repository, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_its_turn_looks_at_what_others_commit(repo, rival, key, monkeypatch):
     storage = watch(repo)
     read_inside = []
 
@@ -223,9 +211,7 @@ def test_who_has_just_begun_looks_at_what_others_commit_in_its_turn_alone(
     assert repo.head().version == (1 if key == "key" else 2)
 
 
-def test_few_keys_are_gone_through_a_few_times(
-    open_repo: OpenRepo, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_keys_are_gone_through_a_few_times(open_repo, repo, monkeypatch):
     mapping = repo.begin()
     mapping["key"] = b"1"
     put(open_repo(), "other")  # so that conflicts are looked for
@@ -246,7 +232,6 @@ def test_a_commit_is_there_as_long_as_its_version_has_what_was_read(repo: txstor
     put(repo, "second")
     second = commits.head()
     assert first is not None
-    assert second is not None
     assert commits.files.has(first)
     version, above, aside = (f"{repo.url}/{path}" for path in (first.path, second.path, "aside"))
     os.rename(version, aside)
@@ -259,8 +244,6 @@ def test_a_commit_is_there_as_long_as_its_version_has_what_was_read(repo: txstor
 
 
 # --- an outcome that is unknown
-
-
 def test_after_a_failed_directory_sync_the_outcome_is_unknown(repo: txstore.Repository, storage: Watched) -> None:
     storage.after["rename_noreplace"] = lambda _, target: storage.before.update(
         sync_directory=once(OSError(5, "the disk is gone"))
@@ -298,9 +281,7 @@ def test_nothing_staged_is_deleted_while_the_outcome_is_unknown(repo: txstore.Re
 
 
 @pytest.mark.parametrize("call", ["rename_noreplace", "sync_directory", "write_in_place"])
-def test_after_an_interrupt_what_may_be_published_is_not_written_again(
-    repo: txstore.Repository, storage: Watched, call: str
-) -> None:
+def test_after_an_interrupt_what_may_be_published_is_not_written_again(repo, storage, call):
     store = txstore.TxStore(repo)
     store["key"] = b"1"
     mapping = store.mapping
@@ -347,9 +328,7 @@ def test_a_session_goes_on_from_a_commit_that_can_not_be_read(repo: txstore.Repo
 
 
 @pytest.mark.parametrize("call", ["file.sync", "rename_noreplace"])
-def test_an_interrupt_before_the_version_is_taken_changes_nothing(
-    repo: txstore.Repository, storage: Watched, call: str
-) -> None:
+def test_an_interrupt_before_the_version_is_taken_changes_nothing(repo, storage, call):
     store = txstore.TxStore(repo)
     store["key"] = b"1"
     storage.before[call] = once(KeyboardInterrupt())
@@ -364,9 +343,7 @@ def test_an_interrupt_before_the_version_is_taken_changes_nothing(
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "the disk is full")], ids=["Ctrl-C", "full"])
 @pytest.mark.parametrize("call", ["file.write 0", "file.write 1", "file.truncate 0", "file.allocate 0"])
 @pytest.mark.parametrize("attempts", [0, 1], ids=["first attempt", "second"])
-def test_the_next_attempt_cuts_off_what_an_interrupted_one_wrote(
-    repo: txstore.Repository, storage: Watched, attempts: int, call: str, error: BaseException, size: int
-) -> None:
+def test_the_next_attempt_cuts_off_what_an_interrupted_one_wrote(repo, storage, attempts, call, error, size):
     """I2: the file that takes the version ends with its footer, however much longer the earlier header was."""
     store = txstore.TxStore(repo)
     store["key"] = bytes(size)
@@ -417,8 +394,6 @@ def test_a_failed_sync_of_the_parent_publishes_nothing(open_repo: OpenRepo, repo
 
 
 # --- the head cache
-
-
 def torn(content: bytes) -> bytes:
     return content[:20] + bytes(44)
 
@@ -491,8 +466,6 @@ def test_the_head_is_found_without_a_head_cache(open_repo: OpenRepo) -> None:
 
 
 # --- what is synced
-
-
 SYNCS = ("file.sync", "sync_file", "sync_directory", "rename_noreplace")
 REPOSITORY = ["sync format.json", "sync zarr.json", "sync commits", "sync ", "sync .."]
 

@@ -1,7 +1,5 @@
 """Calls as users write them, for type checkers: `make check` has mypy read this file, strictly. Nothing here is run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import assert_type

@@ -1,7 +1,5 @@
 """What users write is what type checkers accept: mypy reads `calls.py`, strictly."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

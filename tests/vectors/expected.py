@@ -1,7 +1,5 @@
 """What the reader in Python finds in a repository, as the JSON beside a vector says it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path

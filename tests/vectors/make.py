@@ -3,8 +3,6 @@
 python -m tests.vectors.make [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import json
@@ -27,7 +25,7 @@ import fsspec
 import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which `fixed` gives
 
 import txstore
-from tests.compaction_outputs import listed
+from tests.tools.compaction_outputs import listed
 from tests.vectors import expected
 from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, Sorted, Unique
@@ -88,8 +86,6 @@ def fixed(seed: str) -> Iterator[None]:
 
 
 # --- what repositories are made of
-
-
 def document(shape: int, chunk: int, **more: Any) -> bytes:
     codecs = more.pop("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}])
     return json.dumps(
@@ -123,8 +119,6 @@ def array(repo: txstore.Repository, message: str = "array", path: str = "a", chu
 
 
 # --- valid ones
-
-
 @vector("One commit of one key: the worked example of format.md, with another id")
 def one_commit(path: Path) -> None:
     commit(txstore.Repository(path), "first", a__c__0=b"hello")
@@ -468,8 +462,6 @@ def copy_without_newest(path: Path) -> None:
 
 
 # --- object stores
-
-
 def on_objects(path: Path, fill: Callable[[txstore.Repository], Any]) -> None:
     """Fill a repository in memory, whose layout is that of an object store, and write its files."""
     memory, place = fsspec.filesystem("memory"), f"/vectors-{os.getpid()}-{path.name}/data.tx"
@@ -503,7 +495,6 @@ def _grouped(path: Path, *, whole: bool) -> None:
         repo = txstore.Repository(f"memory:/{place}", durability="none")
         commit(repo, key, **{key: key.encode()})
         stored = repo.engine.commits.head("main")
-        assert stored is not None
         made[key] = memory.cat(f"{place}/{stored.path}"), stored
         memory.rm(place, recursive=True)
     content, leader = group_commits.join(*made["led"], [group_commits.proposal_of(*made["follows"])])
@@ -513,8 +504,6 @@ def _grouped(path: Path, *, whole: bool) -> None:
 
 
 # --- damage, and what is newer
-
-
 def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -669,8 +658,6 @@ def missing_in_the_middle(path: Path) -> None:
 
 
 # --- writing
-
-
 def write(name: str, folder: Path) -> None:
     """Write a vector and the JSON beside it."""
     about, build = VECTORS[name]

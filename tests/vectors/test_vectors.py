@@ -1,7 +1,5 @@
 """Each reader finds in each vector what the JSON beside it says; and the vectors do not change."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

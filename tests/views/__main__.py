@@ -1,10 +1,8 @@
 """Makes histories, as `make views` does, and fails if an output is not what numpy makes of its sources."""
 
-from __future__ import annotations
-
 import sys
 
-from tests.crew import main
+from tests.tools.crew import main
 from tests.views.histories import histories
 
 if __name__ == "__main__":

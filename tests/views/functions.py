@@ -1,7 +1,5 @@
 """A function that views apply: other processes have to import it."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -3,8 +3,6 @@
 python -m tests.views --histories 2000 --seed 1
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import Counter
@@ -16,8 +14,8 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.crew import Crew, WrongError, repeat
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
+from tests.tools.crew import Crew, WrongError, repeat
 from tests.views.functions import blurred
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition
 from txstore.views.following import DeclaredView
@@ -27,8 +25,6 @@ ANSWERS = [None, {"": "ours"}, {"": "theirs"}]
 
 
 # --- what numpy makes
-
-
 def numbers(array: zarr.Array) -> np.ndarray:
     """Return the elements as the numbers that they are: with `_Unsigned`, not those that are stored."""
     found: np.ndarray = array[...]  # type: ignore[assignment]
@@ -124,8 +120,6 @@ def check(repo: txstore.Repository) -> Counter[str]:
 
 
 # --- what workers do
-
-
 def _values(drawn: random.Random, array: zarr.Array, shape: tuple[int, ...]) -> np.ndarray:
     most, step = drawn.choice([2, 16, 16]), 17 if array.dtype.kind == "i" and array.dtype.itemsize == 1 else 1
     drawn_values = [drawn.randrange(most) * step for _ in range(int(np.prod(shape)))]
@@ -278,8 +272,6 @@ def revert(repo: txstore.Repository, drawn: random.Random, name: str) -> None:
 
 
 # --- running
-
-
 def begin(repo: txstore.Repository, drawn: random.Random) -> None:
     shape = (drawn.randrange(1, 12), drawn.randrange(1, 12))
     dtype = drawn.choice(["u1", "i1", "i4", "f8"])

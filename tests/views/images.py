@@ -1,14 +1,12 @@
 """Images and their views, in few words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import zarr
 
 import txstore
-from tests.transactions.arrays import Step
+from tests.tools.arrays import Step
 from txstore.views import Coarsen, ViewDefinition
 
 PYRAMID = Coarsen("image/0", "image/{level}", (2, 2), 2)

@@ -1,7 +1,5 @@
 """Views of arrays that are large already: derived by several commits, continued after a crash, then kept by each."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 
@@ -10,7 +8,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.killed import killed_after
+from tests.tools.killed import killed_after
 from tests.views.images import commit, halved, image, put, value
 from txstore.deriving.derivation import Derivation
 from txstore.views import Coarsen
@@ -64,7 +62,6 @@ def test_each_commit_has_a_part(repo: txstore.Repository, view: DeclaredView) ->
     made = view.update(step=STEP)
     assert before is not None
     assert made == repo.head()
-    assert made is not None
     assert made.version - before.version == 7  # 20 chunks, three in each
     assert view.is_current()
     assert fits(repo)
@@ -98,8 +95,6 @@ def test_all_parts_are_of_one_commit(repo: txstore.Repository, view: DeclaredVie
     commit(repo, put(np.s_[:], -1))
     stopped_after(7 - done, view)  # all parts are there; what the sources got meanwhile is not derived yet
     place = view.as_dict()["as_of"]
-    assert before is not None
-    assert place is not None
     assert place["id"] == before.id
     assert not view.is_current()
     with repo.transaction() as store:
@@ -158,8 +153,6 @@ def test_killed(repo: txstore.Repository, view: DeclaredView, commits: int) -> N
 
 
 # --- kept by each commit from then on
-
-
 def test_declaring_it_then_derives_nothing(repo: txstore.Repository, view: DeclaredView) -> None:
     view.update(step=STEP)
     assert computed(lambda: commit(repo, v=KEPT)) == 0
@@ -176,9 +169,7 @@ def test_declaring_it_with_a_change_derives_that(repo: txstore.Repository, view:
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_declaring_it_where_it_is_not_current_derives_everything(
-    repo: txstore.Repository, view: DeclaredView, is_stopped: bool
-) -> None:
+def test_declaring_it_where_it_is_not_current_derives_everything(repo, view, is_stopped):
     if is_stopped:
         stopped_after(2, view)
     else:

@@ -1,15 +1,13 @@
 """Views beside other processes, maintenance, and other storage."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import shutil
 import signal
 import sys
-import threading
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.hostile import declare_unchecked
+from tests.tools.hostile import declare_unchecked
+from tests.tools.workers import run_threads
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from tests.views.workers import die_while_deriving, write_part
@@ -39,8 +38,6 @@ def check_log(repo: txstore.Repository) -> None:
 
 
 # --- other processes
-
-
 @pytest.mark.parametrize("chunks", [0, 1, 3, 4])
 def test_killed_while_it_derives(repo: txstore.Repository, chunks: int) -> None:
     commit(repo, image(values=np.ones((16, 16))), pyramid=PYRAMID)
@@ -79,18 +76,12 @@ def test_threads_that_commit(repo: txstore.Repository) -> None:
         for turn in range(4):
             mine.run(put(np.s_[number * 4, turn], number + turn + 1), retries=1000)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, number) for number in range(4)))
     assert len(list(repo.log())) == 17
     check_log(repo)
 
 
 # --- other storage
-
-
 @pytest.mark.parametrize("when", ["commit", "follow"])
 def test_an_object_store(when: Any) -> None:
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}/data.tx")
@@ -105,8 +96,6 @@ def test_an_object_store(when: Any) -> None:
 
 
 # --- maintenance
-
-
 def test_vacuum_optimize_and_backup(repo: txstore.Repository, tmp_path: Path) -> None:
     follows = Reduce("image/0", "y", "max", "row", when="follow")
     commit(repo, image(), pyramid=PYRAMID, row=follows)
@@ -195,8 +184,6 @@ def test_no_function_of_a_repository_is_imported(repo: txstore.Repository) -> No
 
 
 # --- headers of strangers
-
-
 def strange(repo: txstore.Repository, path: Path, change: Any) -> txstore.Repository:
     """A copy whose view says something else."""
     shutil.copytree(repo.url, path)
@@ -233,9 +220,7 @@ def test_views_derived_from_each_other_are_looked_at_once(repo: txstore.Reposito
     ],
     ids=["an output", "labels", "what one element depends on"],
 )
-def test_what_a_stranger_declares_costs_no_commit_to_elsewhere(
-    repo: txstore.Repository, tmp_path: Path, view: Any
-) -> None:
+def test_what_a_stranger_declares_costs_no_commit_to_elsewhere(repo, tmp_path, view):
     """And a commit to the array itself ends in a moment, be it refused."""
     with repo.transaction() as store:
         for name, length in (("small", 4), ("out/1", 4), ("days", 1), ("day", 1)):

@@ -1,7 +1,5 @@
 """What views have derived from values tells of them: an erasure wants both gone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr

@@ -1,7 +1,5 @@
 """Four processes change the sources of views; each output is what numpy makes of them. `make views` makes more."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What the numbers of a source mean is said by attributes: outputs follow these, too, and count no missing values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -156,8 +154,6 @@ def test_a_source_of_another_type(repo: txstore.Repository, view: ViewDefinition
 
 
 # --- no values
-
-
 _ENCODINGS: dict[str, dict[str, Any]] = {
     "packed": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 273.0, "_FillValue": -32767},
     "integers": {"dtype": "i4", "_FillValue": -9999},
@@ -175,9 +171,7 @@ _ENCODINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("encoding", _ENCODINGS.values(), ids=_ENCODINGS)
-def test_views_combine_what_xarray_decodes(
-    repo: txstore.Repository, encoding: dict[str, Any], zarr_format: Any
-) -> None:
+def test_views_combine_what_xarray_decodes(repo, encoding, zarr_format):
     values = 20.0 + np.arange(_DAYS) % 7
     values[3::5] = 120
     values[::5] = values[21:23] = np.nan
@@ -215,9 +209,7 @@ def test_views_combine_what_xarray_decodes(
         ((100 + np.arange(_DAYS)).astype("i1"), {"_Unsigned": "true", "units": "days since 2023-10-01"}),
     ],
 )
-def test_periods_of_times_as_xarray_decodes_them(
-    repo: txstore.Repository, labels: np.ndarray, attributes: dict[str, Any], zarr_format: Any
-) -> None:
+def test_periods_of_times_as_xarray_decodes_them(repo, labels, attributes, zarr_format):
     with repo.transaction() as store:
         for name, data in (("t", np.arange(float(_DAYS))), ("time", labels)):
             made = zarr.create_array(store, name=f"d/{name}", data=data, zarr_format=zarr_format, fill_value=99)
@@ -359,8 +351,6 @@ def test_rows_of_nothing(repo: txstore.Repository) -> None:
 
 
 # --- two at once
-
-
 @pytest.mark.parametrize("first", ["commit", "follow"])
 @pytest.mark.parametrize("second", ["commit", "follow"])
 def test_two_commits_declare_views_with_one_output(repo: txstore.Repository, first: Any, second: Any) -> None:
@@ -376,9 +366,7 @@ def test_two_commits_declare_views_with_one_output(repo: txstore.Repository, fir
     two.rollback()
 
 
-def test_somebody_writes_to_an_output_during_its_first_update(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_writes_to_an_output_during_its_first_update(repo, monkeypatch):
     """Also where the update writes nothing."""
     with repo.transaction() as store:
         zarr.create_array(store, name="a", shape=(8,), dtype="f8", chunks=(2,))[:2] = 5

@@ -1,7 +1,5 @@
 """Means of months, and other periods: what xarray makes of the same data, whoever appends to them and changes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import xarray as xr
 import zarr
 
 import txstore
+from tests.tools.commits import commit, write_array
 from txstore.views import Reduce
 
 
@@ -45,13 +44,11 @@ def test_appended_and_changed(tmp_path: Path, by: str, method: str, zarr_format:
         with repo.transaction() as store:
             hours(begin, 30).to_zarr(store, append_dim="time", consolidated=False)
         check(repo, by, method)
-    with repo.transaction() as store:
-        zarr.open_array(store, path="t2m")[40:70] = np.nan if method != "count" else 5
+    write_array(repo, "t2m", slice(40, 70), np.nan if method != "count" else 5)
     check(repo, by, method)
     repo.upsert(hours("1999-12-30", 8), dim="time", missing="insert")
     check(repo, by, method)
-    with repo.transaction() as store:
-        txstore.roll(store, "time", keep=60)
+    commit(repo, lambda store: txstore.roll(store, "time", keep=60))
     check(repo, by, method)
     assert not repo.verify().faults
 
@@ -59,8 +56,7 @@ def test_appended_and_changed(tmp_path: Path, by: str, method: str, zarr_format:
 def test_several_variables_in_one_group(repo: txstore.Repository) -> None:
     """The labels of their periods are the same, so that all of them may make these."""
     both = hours("2000-01-20", 50).assign(rain=lambda ds: ds.t2m.sum("x") + 1)
-    with repo.transaction() as store:
-        both.to_zarr(store, encoding={"time": {"chunks": (64,)}}, consolidated=False)
+    commit(repo, lambda store: both.to_zarr(store, encoding={"time": {"chunks": (64,)}}, consolidated=False))
     repo.views["a"] = Reduce("t2m", "time", "mean", "means/t2m", by="month")
     repo.views["b"] = Reduce("rain", "time", "max", "means/rain", by="month")
 
@@ -76,8 +72,7 @@ def test_several_variables_in_one_group(repo: txstore.Repository) -> None:
     check_both()
     repo.upsert(hours("1999-12-30", 8).assign(rain=lambda ds: ds.t2m.sum("x") + 3), missing="insert")
     check_both()
-    with repo.transaction() as store:
-        zarr.open_array(store, path="rain")[:] = np.arange(88)
+    write_array(repo, "rain", ..., np.arange(88))
     check_both()
     for other in (
         Reduce("rain", "time", "min", "means/least", by="year"),
@@ -89,8 +84,7 @@ def test_several_variables_in_one_group(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         del store.views["a"]
         del zarr.open_group(store, path="means", mode="r+")["t2m"]
-    with repo.transaction() as store:
-        txstore.roll(store, "time", keep=60)
+    commit(repo, lambda store: txstore.roll(store, "time", keep=60))
     check_both(is_there=False)
     with pytest.raises(txstore.ErasureError):
         repo.erase("rain", {"time": pd.Timestamp("2000-02-14")})
@@ -99,8 +93,7 @@ def test_several_variables_in_one_group(repo: txstore.Repository) -> None:
 
 def test_beside_the_source(tmp_path: Path) -> None:
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        hours("2000-01-20", 50).to_zarr(store, consolidated=False)
+    commit(repo, lambda store: hours("2000-01-20", 50).to_zarr(store, consolidated=False))
     repo.views["monthly"] = Reduce("t2m", "time", "mean", "t2m_monthly", by="month")
     found = xr.open_dataset(repo, engine="txstore")
     assert found.t2m_monthly.dims == ("time_month", "x")

@@ -1,7 +1,5 @@
 """Views: what they refuse, what they make, and what the random histories do not reach."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from functools import partial
@@ -12,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.arrays import create, delete
+from tests.tools.arrays import create, delete
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from txstore import TransactionStateError, ViewError
@@ -26,8 +24,6 @@ def attributes(repo: txstore.Repository, path: str = "image") -> dict[str, Any]:
 
 
 # --- definitions
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -160,8 +156,6 @@ def test_registering() -> None:
 
 
 # --- what is made
-
-
 def test_a_chain(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID, row=Reduce("image/2", "y", "max", "row"))
     commit(repo, put(np.s_[7, 7], 1000))
@@ -265,8 +259,6 @@ def test_sources_below_groups_made_anew_with_them(repo: txstore.Repository) -> N
 
 
 # --- what is said in the group of a pyramid
-
-
 def test_ome_zarr_0_5(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID)
     ome = attributes(repo)["ome"]
@@ -387,8 +379,6 @@ def test_what_is_no_image_gets_no_scales(repo: txstore.Repository) -> None:
 
 
 # --- functions
-
-
 @register
 def raising(block: np.ndarray) -> np.ndarray:
     if (block == 13).any():
@@ -437,8 +427,6 @@ def test_a_process_without_the_function(repo: txstore.Repository, monkeypatch: p
 
 
 # --- transactions, branches
-
-
 def test_named_transactions_derive_and_do_not_declare(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID)
     with repo.transaction(name="job") as store:
@@ -549,8 +537,6 @@ def test_what_is_moved_into_the_place_of_a_source(repo: txstore.Repository) -> N
 
 
 # --- views that follow
-
-
 def test_an_update_derives_what_has_changed(repo: txstore.Repository) -> None:
     commit(repo, image(values=np.ones((32, 32))), v=Coarsen("image/0", "image/{level}", (2, 2), when="follow"))
     view = repo.views["v"]
@@ -564,7 +550,6 @@ def test_an_update_derives_what_has_changed(repo: txstore.Repository) -> None:
     assert view.is_current(first.version - 1)
     assert not view.is_current(first)
     made = view.update(message="mine")
-    assert made is not None
     assert made.message == "mine"
     blame = repo.blame("image/1")
     assert [blame[at] == made for at in np.ndindex(4, 4)].count(True) == 2
@@ -624,7 +609,6 @@ def test_the_header(repo: txstore.Repository) -> None:
     """docs/understand/format.md, "Views"."""
     commit(repo, image(), p=PYRAMID, r=Reduce("image/0", "y", "mean", "r", when="follow"))
     made = repo.head()
-    assert made is not None
     repo.views["r"].update()
     assert json.loads(json.dumps(dict(repo.mapping().declared.views))) == {
         "p": {"kind": "coarsen", "source": "image/0", "to": "image/{level}", "factors": [2, 2], "levels": 2,

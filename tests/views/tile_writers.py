@@ -1,7 +1,5 @@
 """Processes that write tiles of an image, each in a commit, as long as a test looks at it."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What other processes do to images with views."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

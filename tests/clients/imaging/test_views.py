@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import dask
@@ -50,9 +49,7 @@ _TRIED = "each level fits the image while others write it, by a view"
         pytest.param(_with_napari, marks=tool("napari-ome-zarr", code='viewer.open("txstore::data.tx")', tried=_TRIED)),
     ],
 )
-def test_each_level_fits_while_two_processes_write(
-    repo: txstore.Repository, read: Callable[[txstore.Repository], list[np.ndarray]]
-) -> None:
+def test_each_level_fits_while_two_processes_write(repo, read):
     with repo.transaction() as store:
         zarr.create_array(
             store, name="0", data=image(1, 1, SIDE)[0], chunks=(1, TILE, TILE), dimension_names=("z", "y", "x")

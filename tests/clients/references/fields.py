@@ -45,9 +45,7 @@ def served_directory(path: Path) -> Iterator[str]:
     command = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "--protocol", "HTTP/1.1", "0"]
     process = subprocess.Popen(command, cwd=path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert process.stdout is not None
         port = re.search(r"port (\d+)", process.stdout.readline())
-        assert port is not None
         yield f"http://127.0.0.1:{port[1]}"
     finally:
         process.kill()
@@ -58,7 +56,6 @@ def served_directory(path: Path) -> Iterator[str]:
 def served(repo: txstore.Repository) -> Iterator[str]:
     """Give the URL of the newest commit, which `txstore serve` serves."""
     head = repo.head()
-    assert head is not None
     with running(repo.url) as server:
         yield f"{server.address}at/{head.id}"
 

@@ -12,7 +12,7 @@ import zarr
 
 import txstore
 from tests.serving.browser.test_views import drawn, expect, python_line
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 Look = Callable[..., Any]
 

@@ -1,7 +1,5 @@
 """Repositories that lie, all of whose checksums are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each ends in an error of ours that names the file, or in a report. Where it did not, its time-out killed the test.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable
@@ -15,6 +13,7 @@ import pytest
 import txstore
 from tests.fuzz import forging
 from tests.fuzz.forging import Forged, Run
+from tests.tools.commits import set_keys
 from txstore import METADATA
 from txstore.constraints import Complete, EqualLength, Fixed, OnlyGrows, Sorted, Unique
 from txstore.errors import CorruptionError
@@ -34,7 +33,6 @@ def alone_in_a_far_version(parts: Forged) -> None:
 def head_in_a_far_version(parts: Forged) -> None:
     """The head says that it needs nothing below it, but for what the oldest kept version names."""
     head = parts.packs[parts.move(parts.commits[-1], FAR)]
-    assert head.fixed is not None
     head.fixed[forging.PARENT_ID] = head.fixed[forging.PARENT_HASH] = bytes(16)
 
 
@@ -61,7 +59,6 @@ def test_a_vacuum_does_not_count_the_versions_that_a_record_is_based_on(forged):
     def change(parts: Forged) -> None:
         head_in_a_far_version(parts)
         head = parts.packs[parts.commits[-1]]
-        assert head.fixed is not None
         head.fixed[forging.OLDEST_KEPT] = FAR
         record = {
             "transaction": "ab" * 16, "branch": "main", "base": [0, "0" * 32], "name": "run-17", "message": None,
@@ -148,14 +145,11 @@ def test_orphans_without_end(forged, count):
 
 
 # --- transactions that are open, or say that they are
-
-
 @pytest.fixture
 def open_transaction(tmp_path: Path) -> Callable[[Callable[[Forged], object]], txstore.Repository]:
     """Return a repository with a transaction `run-17`, in which a process that died has staged, and a lie about it."""
     repo = txstore.Repository(tmp_path / "true.tx")
-    with repo.transaction() as store:
-        store["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    set_keys(repo, {"zarr.json": b'{"zarr_format": 3, "node_type": "group"}'})
     with repo.transaction(name="run-17") as store:
         store["b"] = b"b"
 
@@ -242,8 +236,6 @@ def test_a_transaction_that_was_begun_at_no_time(open_transaction):
 
 
 # --- what beside these was found by tests/fuzz/hostile.py
-
-
 def test_a_data_pack_that_is_not_there(forged, tmp_path):
     def change(parts: Forged) -> None:
         head = parts.packs[parts.commits[-1]]
@@ -270,8 +262,6 @@ def test_a_data_pack_that_is_listed_many_times(forged):
 
 
 # --- documents
-
-
 ARRAY = (
     '{"zarr_format": 3, "node_type": "array", "shape": %s, "data_type": "int64", "fill_value": 0, '
     '"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": %s}}, "attributes": %s, '
@@ -297,9 +287,7 @@ def test_documents_that_are_absurd(tmp_path, document):
     repo.tags["v1"] = 1
     with repo.transaction() as one:  # it is asked what the other has changed of the array
         one["x/c/1"] = b"one"
-        with repo.transaction() as other:
-            other["x/zarr.json"] = document.encode()
-            other["x/c/2"] = b"other"
+        set_keys(repo, {"x/zarr.json": document.encode(), "x/c/2": b"other"})
         with contextlib.suppress(txstore.ConflictError):
             one.commit()
         one.rollback()
@@ -326,12 +314,10 @@ def test_keys_of_thousands_of_segments(tmp_path):
     """What had changed above them was asked by one call in another for each segment."""
     repo = txstore.Repository(tmp_path / "data.tx")
     key = "a/" * 2000 + "c"
-    with repo.transaction() as store:
-        store[key] = b"1"
+    set_keys(repo, {key: b"1"})
     with repo.transaction() as one:
         one[key + "/d"] = b"one"
-        with repo.transaction() as other:
-            other["b"] = b"other"
+        set_keys(repo, {"b": b"other"})
     assert repo.mapping()[key + "/d"] == b"one"
     assert repo.usage().arrays[""].keys == 3
 
@@ -367,6 +353,5 @@ def test_what_a_commit_carries_can_be_read(tmp_path):
             repo.transaction(properties=properties)
     with pytest.raises(ValueError, match="at most 1048576"):
         repo.transaction("x" * (1 << 20))
-    with repo.transaction("x" * 1000, properties={"a": deep[0][0], "b": "y" * 1_000_000}) as store:
-        store["a"] = b"a"
+    set_keys(repo, {"a": b"a"}, "x" * 1000, properties={"a": deep[0][0], "b": "y" * 1_000_000})
     assert repo.head().properties["a"] == deep[0][0]

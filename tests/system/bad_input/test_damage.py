@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import tree
+from tests.tools.commits import set_keys
+from tests.tools.disk import tree
 from txstore._native import index
 from txstore.format import commitfile, encoding, packfile, records
 
@@ -175,8 +176,7 @@ def test_verify_reports_every_flipped_bit(written, damaged, name):
 def test_every_byte_of_a_small_pack(tmp_path):
     path = tmp_path / "data.tx"
     repo = txstore.Repository(path)
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     file = path / "commits/main/0000000000"
     whole = file.read_bytes()
     for at in range(len(whole)):
@@ -260,8 +260,7 @@ def test_commit_files_that_changed_places(damaged):
 def test_a_commit_file_of_another_repository(damaged, tmp_path):
     other = txstore.Repository(tmp_path / "other.tx")
     for _ in range(HEAD + 1):
-        with other.transaction() as store:
-            store["a/1"] = os.urandom(8)
+        set_keys(other, {"a/1": os.urandom(8)})
     shutil.copy(tmp_path / "other.tx" / PACK, damaged / PACK)
     with pytest.raises(txstore.CorruptionError, match="another repository, branch or version"):
         txstore.Repository(damaged).snapshot()["a/1"]
@@ -318,20 +317,17 @@ def test_the_head_cache_is_never_trusted(written, damaged):
 def test_an_orphan_is_not_followed_and_is_moved_aside(written, damaged):
     """What a power loss leaves of commits without fsync: a version whose parent is another commit."""
     repo = txstore.Repository(damaged, durability="none")
-    with repo.transaction() as store:
-        store["a/1"] = b"to be an orphan"
+    set_keys(repo, {"a/1": b"to be an orphan"})
     orphan = damaged / f"commits/main/{HEAD + 1:010d}"
     kept = orphan.read_bytes()
     orphan.unlink()
     (damaged / "heads/main").unlink()
     repo = txstore.Repository(damaged)  # nobody who knew of it is left
-    with repo.transaction() as store:
-        store["a/1"] = b"the true one"
+    set_keys(repo, {"a/1": b"the true one"})
     (damaged / f"commits/main/{HEAD + 2:010d}").write_bytes(with_version(kept, HEAD + 2))
     assert_reported(damaged, f"commits/main/{HEAD + 2:010d}", "orphan")
     assert repo.snapshot()["a/1"] == b"the true one"
-    with repo.transaction() as store:
-        store["a/2"] = b"next"
+    set_keys(repo, {"a/2": b"next"})
     assert repo.head().version == HEAD + 2
     assert repo.snapshot()["a/1"] == b"the true one"
     assert len(list((damaged / "commits/main").glob("*.orphan-*"))) == 1

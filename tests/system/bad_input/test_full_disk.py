@@ -13,8 +13,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.replaced import replace_storage
-from tests.system.bad_input.disk import tree
+from tests.tools.commits import set_keys
+from tests.tools.disk import tree
+from tests.tools.replaced import replace_storage
 from txstore.storage.local import LocalStagedFile, LocalStorage
 
 
@@ -61,8 +62,7 @@ def published(repo: txstore.Repository) -> list[str]:
 
 def test_a_large_value_does_not_fit(small_disk):
     repo = txstore.Repository(small_disk / "data.tx")
-    with repo.transaction("first") as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"}, "first")
     session = txstore.TxStore(repo)
     session["b"] = b"2"
     with pytest.raises(OSError, match="No space left") as caught:
@@ -82,8 +82,7 @@ def test_a_large_value_does_not_fit(small_disk):
 
 def test_the_commit_does_not_fit(small_disk):
     repo = txstore.Repository(small_disk / "data.tx")
-    with repo.transaction("first") as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"}, "first")
     session = txstore.TxStore(repo)
     session["a"] = b"2" * 10_000
     ballast = fill(small_disk)
@@ -103,8 +102,7 @@ def test_the_commit_does_not_fit(small_disk):
 
 def test_a_block_that_does_not_fit_leaves_nothing_behind(small_disk):
     repo = txstore.Repository(small_disk / "data.tx")
-    with repo.transaction("first") as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"}, "first")
     before = tree(small_disk / "data.tx")
     fill(small_disk, leave=4096)
     with pytest.raises(OSError, match="No space left"), repo.transaction("second") as store:
@@ -119,14 +117,11 @@ def test_there_is_no_room_to_create_a_repository(small_disk):
         store["a"] = b"1"
     ballast.unlink()
     assert not repo.exists
-    with repo.transaction() as store:
-        store["a"] = b"2"
+    set_keys(repo, {"a": b"2"})
     assert repo.verify().faults == []
 
 
 # --- making room
-
-
 MEDIUM = pytest.mark.parametrize("small_disk", ["24m"], indirect=True)
 
 
@@ -227,8 +222,6 @@ def test_optimize_that_meets_a_full_disk_says_so(small_disk, monkeypatch):
 
 
 # --- each single call of the storage fails in its turn
-
-
 class FullFile(LocalStagedFile):
     """A staged file whose writes, truncations or syncs fail when its storage says so."""
 
@@ -286,8 +279,7 @@ def test_whatever_call_fails_the_commit_is_there_or_it_is_not(open_repo):
     failed = set()
     for fail_at in range(1, 100):
         repo = open_repo(f"{fail_at}.tx")
-        with repo.transaction("first") as store:
-            store["a"] = b"1"
+        set_keys(repo, {"a": b"1"}, "first")
         storage = FullStorage(repo.url, fail_at)
         session = txstore.TxStore(with_storage(open_repo(f"{fail_at}.tx"), storage))
         raised = None
@@ -317,8 +309,7 @@ def no_room(source: str, target: str) -> None:
 def test_a_commit_that_failed_can_be_tried_again(open_repo):
     """A rename that failed for lack of room has published nothing and lost nothing: no rollback is needed."""
     repo = open_repo()
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     storage = LocalStorage(repo.url)
     tx = with_storage(open_repo(), storage).begin()
     tx["a"] = b"2"
@@ -338,8 +329,7 @@ def test_an_attempt_to_commit_leaves_nothing_in_the_pack(open_repo, length, firs
     repo = open_repo()
     tx = repo.begin(message="m" * 3000, properties={"x": "y" * 3000})
     tx["a"] = first
-    with repo.transaction() as store:
-        store["other"] = b"1"
+    set_keys(repo, {"other": b"1"})
     repo.engine.commits.storage.rename_noreplace = no_room  # the first attempt comes up to the rename
     with pytest.raises(OSError, match="No space left"):
         tx.commit()

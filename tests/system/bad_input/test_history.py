@@ -8,8 +8,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged, tree
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.inside import staged
+from tests.tools.upkeep import tree
 
 
 @pytest.fixture
@@ -150,8 +151,6 @@ def test_a_tag_of_a_commit_whose_version_is_another_commits_now(history, open_re
 
 
 # --- no repository at all
-
-
 @pytest.mark.parametrize("at", [0, -1, 7, "v1", "0" * 32, "2026-01-01T00:00Z", datetime(2026, 1, 1, tzinfo=UTC)])
 def test_a_commit_of_a_repository_that_does_not_exist(repo, at):
     """Not even the one in version 0 is an empty store: that would read as fill values."""
@@ -223,8 +222,6 @@ def test_a_repository_that_was_taken_away_is_not_told_to_be_empty(history):
 
 
 # --- moving, copying, restoring
-
-
 @pytest.mark.parametrize("method", ["move", "copy"])
 @pytest.mark.parametrize(
     ("source", "destination", "match"),
@@ -265,8 +262,6 @@ def test_a_restore_of_what_never_was(repo, path):
 
 
 # --- branches in use
-
-
 def test_a_branch_that_somebody_uses_is_deleted(history):
     """A reader reads on; a transaction is told when it commits; one with a name keeps its branch."""
     history.branches["dev"] = history.head()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import in_child, run_python, said, tree
+from tests.tools.disk import in_child, run_python, said, tree
 
 pytestmark = pytest.mark.long
 
@@ -70,7 +70,6 @@ def test_a_warning_that_is_an_error_still_cleans_up(filled):
 
 
 # --- fork
-
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 

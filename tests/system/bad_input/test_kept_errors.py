@@ -211,9 +211,7 @@ def test_a_merge_in_conflict(old: Repository, vacuum: Callable[[Repository], int
 
 
 @VACUUMS
-def test_a_backup_that_failed(
-    old: Repository, vacuum: Callable[[Repository], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backup_that_failed(old, vacuum, tmp_path, monkeypatch):
     monkeypatch.setattr(backup._BackUp, "_copy_history", lambda self, last: no_room("copy"))
     with keeping(OSError):
         old.backup(tmp_path / "copy.tx")

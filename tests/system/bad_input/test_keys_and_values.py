@@ -7,7 +7,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.hostile import DOTS, unchecked_keys
+from tests.tools.commits import set_keys
+from tests.tools.hostile import DOTS, unchecked_keys
+from tests.tools.inside import open_named
 
 BAD_KEYS = ["", "/", "/a", "a/", "a//b", "x" * 4097, "ü" * 2049, "\udc80", *DOTS]
 
@@ -58,8 +60,7 @@ def test_a_path_that_leads_elsewhere(transactions, tmp_path, path):
 def test_such_a_key_in_a_commit_is_damage(tmp_path, key):
     """Whoever has written it was no writer of ours."""
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["good"] = b"1"
+    set_keys(repo, {"good": b"1"})
     before = repo.begin()
     list(before)
     before["good"] = b"2"
@@ -77,14 +78,12 @@ def test_such_a_key_in_a_commit_is_damage(tmp_path, key):
 @pytest.mark.parametrize("path", ["..", "a/..", "../.."])
 def test_such_a_path_that_was_deleted_in_a_commit(tmp_path, path):
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["good"] = b"1"
+    set_keys(repo, {"good": b"1"})
     before = repo.begin(isolation="serializable")
     before["good"] = b"2"
     list(before)
     with unchecked_keys():
-        with repo.begin() as other:
-            other[f"{path}/x"] = b"1"
+        set_keys(repo, {f"{path}/x": b"1"})
         with repo.begin() as other:
             other.delete_dir(path)
     with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
@@ -95,7 +94,7 @@ def test_such_a_path_that_was_deleted_in_a_commit(tmp_path, path):
 @pytest.mark.parametrize("key", ["..", "a/../b"])
 @pytest.mark.parametrize("kind", ["value", "prefix"])
 def test_such_a_key_that_a_participant_has_staged(repo, key, kind):
-    store, other = repo.engine.named("job"), repo.engine.named("job")
+    store, other = open_named(repo, "job"), open_named(repo, "job")
     store["good"] = b"1"
     with unchecked_keys():
         if kind == "value":
@@ -121,16 +120,13 @@ def test_a_key_that_is_not_a_string(transactions, key):
 
 
 def test_the_longest_key(repo):
-    with repo.transaction() as store:
-        store["x" * 4096] = b"1"
-        store["ü" * 2048] = b"2"
+    set_keys(repo, {"x" * 4096: b"1", "ü" * 2048: b"2"})
     assert list(repo.snapshot()) == ["x" * 4096, "ü" * 2048]
 
 
 @pytest.mark.parametrize("key", ["...", "..a/b", "a..", ".a/.b", "a\0b", "a\nb", "C:\\x", " "])
 def test_a_key_is_no_file_name(repo, key):
-    with repo.transaction() as store:
-        store[key] = b"1"
+    set_keys(repo, {key: b"1"})
     assert repo.snapshot()[key] == b"1"
     assert list(repo.snapshot()) == [key]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import tree
+from tests.tools.disk import tree
 from txstore.format import commitfile, encoding, records
 
 

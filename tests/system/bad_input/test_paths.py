@@ -7,7 +7,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.bad_input.disk import run_python, tree
+from tests.tools.commits import create_array, set_keys
+from tests.tools.disk import run_python, tree
 
 
 def refused(path: Path, match: str) -> None:
@@ -73,22 +74,19 @@ def test_a_directory_that_holds_something_else(tmp_path):
 def test_an_empty_directory_becomes_a_repository(tmp_path):
     (tmp_path / "data.tx").mkdir()
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     assert repo.snapshot()["a"] == b"1"
 
 
 def test_what_a_killed_creator_left_becomes_a_repository(tmp_path):
     whole = txstore.Repository(tmp_path / "whole.tx")
-    with whole.transaction() as store:
-        store["a"] = b"1"
+    set_keys(whole, {"a": b"1"})
     path = tmp_path / "data.tx"
     (path / ".staging").mkdir(parents=True)
     (path / "zarr.json").write_bytes((tmp_path / "whole.tx" / "zarr.json").read_bytes())
     repo = txstore.Repository(path)
     assert not repo.exists
-    with repo.transaction() as store:
-        store["a"] = b"2"
+    set_keys(repo, {"a": b"2"})
     assert repo.verify().faults == []
 
 
@@ -132,12 +130,10 @@ def test_zarr_on_nothing_says_so_and_creates_nothing(tmp_path, read):
 
 
 def test_what_is_there_is_opened_without_creating_anything(repo):
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     assert repo.exists is True
     again = txstore.Repository(repo.url, create=False)
-    with again.transaction() as store:
-        store["a"] = b"2"
+    set_keys(again, {"a": b"2"})
     session = txstore.TxStore(repo.url, create=False)
     session["a"] = b"3"
     session.commit()
@@ -190,8 +186,7 @@ def test_what_is_not_a_path(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 def test_zarr_on_the_bare_path_shows_how_to_open_it(repo, mode):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(4))
+    create_array(repo, "x", data=np.arange(4))
     before = tree(Path(repo.url))
     for read in (zarr.open, zarr.open_group):
         with pytest.raises(Exception, match=r"open it with txstore\.TxStore\(path\)"):
@@ -215,14 +210,12 @@ def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
     (tmp_path / "data.tx").symlink_to("data.tx.d")
     (tmp_path / "data.tx.d").mkdir()
     repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     before = tree(tmp_path / "data.tx.d")
     done = run_python(f"import sys, xarray, zarr; path = sys.argv[1]; {BY_MISTAKE[call]}", repo.url)
     assert "Cannot call rmtree on a symbolic link" in done.stderr
     assert tree(tmp_path / "data.tx.d") == before
-    with repo.transaction() as store:
-        store["a"] = b"2"
+    set_keys(repo, {"a": b"2"})
     assert repo.verify().faults == []
 
 
@@ -232,8 +225,7 @@ def xarray_dataset():
 
 @pytest.mark.parametrize("mode", [None, "w-"])
 def test_xarray_on_the_bare_path_changes_nothing(repo, mode):
-    with repo.transaction() as store:
-        store["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     before = tree(Path(repo.url))
     with pytest.raises(FileExistsError):
         xarray_dataset().to_zarr(repo.url, mode=mode, consolidated=False)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.bad_input.disk import NOBODY, in_child, run_python, said, tree
 from tests.system.bad_input.test_paths import BY_MISTAKE
+from tests.tools.commits import set_keys
+from tests.tools.disk import NOBODY, in_child, run_python, said, tree
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 USER = NOBODY if os.name == "posix" and os.getuid() == 0 else None
@@ -30,8 +31,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def repository(folder) -> Path:
     path = folder / "data.tx"
-    with txstore.Repository(path).transaction("first") as store:
-        store["a/b"] = b"1"
+    set_keys(txstore.Repository(path), {"a/b": b"1"}, "first")
     for found in [path, *path.rglob("*")]:
         found.chmod(0o555 if found.is_dir() else 0o444)
     return path
@@ -77,8 +77,7 @@ def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repos
 def test_a_write_to_a_read_only_repository_names_the_file(repository):
     def write():
         try:
-            with txstore.Repository(repository).transaction() as store:
-                store["a/b"] = b"2"
+            set_keys(txstore.Repository(repository), {"a/b": b"2"})
         except OSError as error:
             return type(error), error.filename
 
@@ -99,8 +98,7 @@ def test_a_tag_in_a_read_only_repository(repository):
 
 def test_a_session_goes_on_when_it_may_write_again(folder):
     path = folder / "data.tx"
-    with txstore.Repository(path).transaction() as store:
-        store["a"] = b"1"
+    set_keys(txstore.Repository(path), {"a": b"1"})
     if USER is not None:
         for found in [path, *path.rglob("*")]:
             os.chown(found, USER, USER)
@@ -132,8 +130,7 @@ def test_creating_where_one_may_not(folder):
     folder.chmod(0o555)
 
     def create():
-        with txstore.Repository(folder / "data.tx").transaction() as store:
-            store["a"] = b"1"
+        set_keys(txstore.Repository(folder / "data.tx"), {"a": b"1"})
 
     error = in_child(create, user=USER)
     assert isinstance(error, PermissionError)
@@ -160,8 +157,7 @@ def test_verify_reports_a_commit_file_that_may_not_be_read(repository):
     with_two = repository.parent / "two.tx"
     repo = txstore.Repository(with_two)
     for value in (b"1", b"2"):
-        with repo.transaction() as store:
-            store["a"] = value
+        set_keys(repo, {"a": value})
     (with_two / "commits/main/0000000000").chmod(0)
     faults = in_child(lambda: [fault.path for fault in txstore.Repository(with_two).verify().faults], user=USER)
     assert "commits/main/0000000000" in faults

@@ -1,10 +1,5 @@
 """Repairs of repositories that are damaged, and lie: what can't be told stays a fault, and nothing ends the repair."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 import txstore
@@ -41,9 +36,7 @@ def places_beyond_the_file(parts: Forged) -> None:
 
 @pytest.mark.parametrize("damage", ["frame", "header"])
 @pytest.mark.parametrize("lie", [packs_that_are_none, a_pack_that_is_not_listed, no_runs, places_beyond_the_file])
-def test_a_repair_comes_to_its_end(
-    forged: Callable[[Callable[[Forged], object]], Path], lie: Callable[[Forged], None], damage: str
-) -> None:
+def test_a_repair_comes_to_its_end(forged, lie, damage):
     path = forged(lie)
     head = max((path / "commits/main").iterdir())
     content = bytearray(head.read_bytes())

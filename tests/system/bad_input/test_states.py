@@ -12,7 +12,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import staged, tree
+from tests.tools.inside import staged
+from tests.tools.upkeep import tree
 from txstore.history import publisher as publishing
 
 
@@ -24,8 +25,6 @@ def filled(repo) -> txstore.Repository:
 
 
 # --- readers
-
-
 def test_writing_to_a_reader(filled):
     before = tree(filled)
     filled.tags["v1"] = 0
@@ -72,7 +71,6 @@ def test_a_mapping_of_a_commit_has_no_way_to_write(filled):
 
 
 # --- after the end
-
 ENDED = [
     ("written", lambda store: store.__setitem__("a", b"2")),
     ("deleted", lambda store: store.__delitem__("a")),
@@ -141,8 +139,6 @@ def test_a_failed_write_refuses_all_but_rollback(filled, monkeypatch):
 
 
 # --- writes in flight
-
-
 def test_a_block_within_a_block_that_failed_is_not_committed(filled):
     head = filled.head()
 
@@ -180,8 +176,6 @@ def test_commit_while_a_write_is_in_flight(filled, monkeypatch):
 
 
 # --- clocks
-
-
 def at(seconds: float) -> types.SimpleNamespace:
     return types.SimpleNamespace(**vars(time) | {"time_ns": lambda: int(seconds * 1e9)})
 
@@ -258,8 +252,6 @@ def test_commits_in_one_instant_have_times_that_ascend(filled, monkeypatch):
 
 
 # --- staged and never committed
-
-
 def test_dropping_what_is_staged_warns_and_counts(filled):
     store = txstore.TxStore(filled)
     for i in range(3):

@@ -1,7 +1,5 @@
 """Files that other programs leave in a repository: passed over, told of by `verify`, never deleted, never an error."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A cluster of worker processes, started once for a module, and repositories on a disk and on S3."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Iterator
@@ -12,10 +10,9 @@ import pytest
 
 import txstore
 from tests.system.remote import lease_times
-from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
+from tests.system.remote.conftest import server_of, short_leases  # noqa: F401 - fixtures
 from tests.system.remote.repositories import opened
 from tests.system.remote.servers import Server
-from txstore.storage import leases
 
 WORKERS = 2
 
@@ -52,16 +49,10 @@ def client(client_of_module: Any) -> Iterator[Any]:
     assert not client_of_module.futures, "release the futures: the client keeps the error that `gather` has raised"
 
 
-@pytest.fixture
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
-
-
 @pytest.fixture(params=["local", "s3"])
 def repo(
     request: pytest.FixtureRequest,
-    short_leases: None,
+    short_leases: None,  # noqa: F811
     tmp_path: Path,
     server_of: Callable[[str], Server],  # noqa: F811
 ) -> Iterator[txstore.Repository]:

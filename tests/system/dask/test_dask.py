@@ -1,7 +1,5 @@
 """Workers of a Dask cluster stage into one transaction: what they write is published whole, or not at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -17,6 +15,7 @@ import zarr.core.codec_pipeline
 
 import txstore
 from tests.system.dask.conftest import WORKERS
+from tests.tools.members import committed
 from txstore import engine
 from txstore.store import TxStore
 
@@ -27,10 +26,6 @@ def numbers(start: int, stop: int, chunk: int, **coordinates: Any) -> xarray.Dat
     """Return a data set of one variable along time, whose values are its times."""
     values = dask.array.arange(start, stop, chunks=chunk)
     return xarray.Dataset({"x": ("time", values)}, coords={"time": np.arange(start, stop), **coordinates})
-
-
-def published(repo: txstore.Repository, path: str = "x") -> list[int]:
-    return zarr.open_array(repo.snapshot(), path=path, mode="r")[:].tolist()
 
 
 def create(repo: txstore.Repository, length: int, chunk: int) -> None:
@@ -55,9 +50,9 @@ def test_an_array(client, repo):
     create(repo, 64, 4)
     with repo.transaction("by the cluster") as store:
         dask.array.to_zarr(dask.array.arange(64, chunks=8), zarr.open_array(store, path="x"))
-        assert published(repo) == [0] * 64
+        assert committed(repo) == [0] * 64
         assert 1 <= len(store.changes()["participants"]) <= WORKERS
-    assert published(repo) == list(range(64))
+    assert committed(repo) == list(range(64))
     assert [commit.message for commit in repo.log()] == ["by the cluster", "create"]
 
 
@@ -66,10 +61,10 @@ def test_a_data_set_its_regions_and_what_is_appended(client, repo):
         numbers(0, 32, 4).to_zarr(store, mode="w")
     with repo.transaction() as store:
         numbers(32, 48, 4).to_zarr(store, append_dim="time")
-        assert published(repo) == list(range(32))
+        assert committed(repo) == list(range(32))
         region = (numbers(8, 24, 8) * 10).drop_vars("time")
         region.to_zarr(store, region={"time": slice(8, 24)})
-        assert len(published(repo)) == 32
+        assert len(committed(repo)) == 32
     expected = np.arange(48)
     expected[8:24] *= 10
     found = xarray.open_zarr(repo.snapshot())
@@ -103,7 +98,7 @@ def test_regions_that_know_nothing_of_chunks(client, repo, where):
             region.to_zarr(store, region={"time": slice(start, start + 27)}, safe_chunks=False)
     expected = np.arange(64)
     expected[3:57] *= 10
-    assert published(repo) == expected.tolist()
+    assert committed(repo) == expected.tolist()
 
 
 def fail_in_one(block: np.ndarray, block_info: Any = None) -> np.ndarray:
@@ -117,7 +112,7 @@ def test_a_task_that_fails(client, repo):
     values = dask.array.arange(64, chunks=4).map_blocks(fail_in_one, dtype="i8", meta=np.empty(0, "i8"))
     with pytest.raises(RuntimeError, match="task 5"), repo.transaction() as store:
         dask.array.to_zarr(values, zarr.open_array(store, path="x"))
-    assert published(repo) == [0] * 64
+    assert committed(repo) == [0] * 64
     assert len(list(repo.log())) == 1
 
 
@@ -139,7 +134,7 @@ def test_tasks_that_fail_in_a_block_are_tried_again(client, repo, tmp_path):
     with repo.transaction() as store:
         tasks = [client.submit(fill_two_chunks, store, n, tmp_path, n % 3 == 0, retries=1) for n in range(20)]
         client.gather(tasks)
-    assert published(repo) == [element // 8 for element in range(160)]
+    assert committed(repo) == [element // 8 for element in range(160)]
 
 
 def test_half_of_a_task_is_not_published(client, repo, tmp_path):
@@ -156,7 +151,7 @@ def test_half_of_a_task_is_not_published(client, repo, tmp_path):
     assert lost.value.keys == ("x/c/14",)
     client.submit(fill_two_chunks, store, 7, tmp_path, False).result()
     store.commit()
-    assert published(repo) == [element // 8 for element in range(160)]
+    assert committed(repo) == [element // 8 for element in range(160)]
 
 
 def die_once(block: np.ndarray, flag: str, block_info: Any = None) -> np.ndarray:
@@ -181,12 +176,12 @@ def test_a_worker_is_killed_and_its_tasks_are_done_again(client, repo, tmp_path)
     try:
         store.commit()
     except txstore.ParticipantLostError as lost:
-        assert published(repo) == [0] * 160
+        assert committed(repo) == [0] * 160
         for key in lost.keys:
             start = 4 * int(key.rpartition("/")[2])
             zarr.open_array(store, path="x")[start : start + 4] = np.arange(start, start + 4)
         store.commit()
-    assert published(repo) == list(range(160))
+    assert committed(repo) == list(range(160))
     assert len(list(repo.log())) == 2
     client.wait_for_workers(WORKERS, timeout=60)
 
@@ -208,7 +203,7 @@ def test_a_process_is_one_participant_however_many_tasks_it_has(client, repo):
         assert len(store.changes()["participants"]) == WORKERS
         shared = store.mapping._staging.members.shared
         assert len([number for number in shared.participants() if number]) == WORKERS
-    assert published(repo) == [1] * 800
+    assert committed(repo) == [1] * 800
 
 
 def put(store: TxStore, key: str) -> None:
@@ -221,8 +216,6 @@ def stagings(transaction: bytes) -> int:
 
 
 # --- several tasks that write one chunk
-
-
 def add_under_a_lock(store: TxStore, element: int) -> None:
     with store.lock("x", element):
         z = zarr.open_array(store, path="x")
@@ -246,7 +239,7 @@ def test_tasks_that_take_turns_lose_nothing(client, repo, pipeline):
             client.gather([client.submit(add_under_a_lock, store, i % 16, pure=False) for i in range(200)])
     finally:
         client.run(zarr.config.reset)
-    assert sum(published(repo)) == 200
+    assert sum(committed(repo)) == 200
 
 
 def append_under_a_lock(store: TxStore, value: int) -> None:
@@ -259,7 +252,7 @@ def test_tasks_that_append_in_turns_lose_nothing(client, repo):
     create(repo, 16, 8)
     with repo.transaction() as store:
         client.gather([client.submit(append_under_a_lock, store, i, pure=False) for i in range(1, 31)])
-    appended = published(repo)[16:]
+    appended = committed(repo)[16:]
     assert appended[::3] == appended[1::3] == appended[2::3]
     assert sorted(appended[::3]) == list(range(1, 31))
 
@@ -272,4 +265,4 @@ def test_halves_of_chunks_in_a_synchronized_array(client, repo, where):
     values = dask.array.arange(1, 65, chunks=4)  # four tasks a chunk
     scheduler = client if where == "cluster" else "threads"
     dask.array.store(values, txstore.synchronized(repo, "x"), lock=False, scheduler=scheduler)
-    assert published(repo) == list(range(1, 65))
+    assert committed(repo) == list(range(1, 65))

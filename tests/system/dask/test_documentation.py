@@ -1,7 +1,5 @@
 """The examples of docs/how-to/dask.md run, from top to bottom, as they stand there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.workers import TIMEOUT
 
 pytestmark = pytest.mark.long
 

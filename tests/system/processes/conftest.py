@@ -1,8 +1,9 @@
 """What the tests of transactions of several processes share."""
 
-from __future__ import annotations
-
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,3 +21,12 @@ def store(repo: txstore.Repository) -> Iterator[TxStore]:
     store = repo.transaction()
     yield store
     store.rollback()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that others can reach, as they can't pytest's."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)

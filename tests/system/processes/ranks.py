@@ -1,7 +1,5 @@
 """Ranks: processes that share nothing with the test but the disk, and stage into a transaction as they are told."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -12,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.inside import options_of
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 
 NAME = "run-17"
@@ -81,15 +80,12 @@ class Rank:
     """A process that is told what to do. It dies with the test. `first` is called there before all."""
 
     def __init__(
-        self,
-        repo: txstore.Repository,
-        durability: str = "none",
-        first: Callable[[], object] | None = None,
+        self, repo: txstore.Repository, durability: str = "none", first: Callable[[], object] | None = None
     ) -> None:
-        self._pipe, theirs = QUICK.Pipe()
+        self.pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}
         if repo.engine.commits.staged.uploads:
-            options["storage_options"] = dict(repo.engine.access.storage_options)
+            options["storage_options"] = options_of(repo)
         self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, options, first), daemon=True)
         self.process.start()
         theirs.close()
@@ -100,11 +96,11 @@ class Rank:
         return self.answer()
 
     def begin(self, what: str, *arguments: Any, **options: Any) -> None:
-        self._pipe.send((what, arguments, options))
+        self.pipe.send((what, arguments, options))
 
     def answer(self) -> Any:
-        assert self._pipe.poll(TIMEOUT), "the rank does not answer"
-        well, answer = self._pipe.recv()
+        assert self.pipe.poll(TIMEOUT), "the rank does not answer"
+        well, answer = self.pipe.recv()
         if well:
             return answer
         raise Refused(*answer)

@@ -1,7 +1,5 @@
 """Processes commit at the same time, and a part of what they commit would break a constraint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import run_together
+from tests.tools.workers import run_together
 from txstore import ConstraintError
 from txstore.constraints import Complete, EqualLength, Sorted, Unique
 
@@ -79,8 +77,7 @@ def append_days(barrier: Any, url: str) -> list[int]:
     for day in range(1, 1 + DAYS):
         try:
             repo.run(
-                lambda store, day=day: zarr.open_array(store, path="time").append(np.array([day], "i4")),
-                retries=10_000,
+                lambda store, day=day: zarr.open_array(store, path="time").append(np.array([day], "i4")), retries=10_000
             )
         except ConstraintError:
             continue

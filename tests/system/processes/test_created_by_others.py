@@ -1,12 +1,10 @@
 """What one participant creates, others open: also those that had joined before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr
 
-from tests.system.processes.members import committed, fill, members
+from tests.tools.members import committed, fill, members
 from txstore.store import TxStore
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import txstore
-from tests.system.processes.workers import run_together
+from tests.tools.workers import run_together
 
 ROUNDS = 40
 

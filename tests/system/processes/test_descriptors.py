@@ -1,7 +1,5 @@
 """Descriptors are bounded: however many packs there are, a reader holds none of them open."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -13,8 +11,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore._native import local
 
 PACKS = 10_000

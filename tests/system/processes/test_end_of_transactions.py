@@ -1,7 +1,5 @@
 """The end of a transaction of several processes, whenever and however it comes: everything is published, or nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import ExitStack
@@ -11,10 +9,10 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.members import get, join_in_this_process, members, put, seal
-from tests.system.processes.steps import BeforeEach, forked, status_of
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
-from tests.transactions.faults import watch
+from tests.tools.faults import Killed, watch
+from tests.tools.members import get, join_in_this_process, members, put, seal
+from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.long
@@ -178,8 +176,6 @@ def test_the_child_can_end_nothing(repo, store):
 
 
 # --- the owner dies
-
-
 def own(url: str, pipe: Any) -> None:
     store = txstore.Repository(url).transaction()
     store["owner"] = b"1"
@@ -255,11 +251,7 @@ def test_the_owner_is_killed_at_each_step_of_its_commit(repo):
     assert none > 10
 
 
-class Crash(BaseException):
-    """No `except Exception` hides it."""
-
-
-@pytest.mark.parametrize("error", [Crash(), OSError(5, "the medium has failed")], ids=["crash", "error"])
+@pytest.mark.parametrize("error", [Killed(), OSError(5, "the medium has failed")], ids=["crash", "error"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_fault_at_each_step_of_the_commit(open_repo, error, when):
     step = 0

@@ -1,7 +1,5 @@
 """Rows are erased by processes that are killed at any moment, beside others that write and read the same array."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any
@@ -12,7 +10,7 @@ import zarr
 
 import txstore
 from tests.maintenance.erased_rows import array_of, contents, leaks
-from tests.system.processes.workers import QUICK, Worker, ended
+from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
 
 SECRET = np.frombuffer(random.Random(9).randbytes(8 * 64), np.uint64).reshape(8, 8)

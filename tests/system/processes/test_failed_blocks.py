@@ -1,7 +1,5 @@
 """A `with` block of a participant that fails: its part is given up, and can be done again, by whoever does it."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import committed, enter, fill, get, join, members, put
+from tests.tools.members import committed, enter, fill, get, join, members, put
 from txstore import TransactionStateError
 from txstore.store import TxStore
 

@@ -1,7 +1,5 @@
 """Followers beside writers that commit flat out, and beside writers that are killed: no commit missed, none twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import islice
@@ -9,8 +7,8 @@ from itertools import islice
 import pytest
 
 import txstore
-from tests.system.processes.steps import BeforeEachChange, commit_with_signal, forked, status_of
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
+from tests.tools.steps import BeforeEachChange, commit_with_signal, forked, status_of
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
 from txstore._native import local, local_fallback
 
 pytestmark = pytest.mark.long

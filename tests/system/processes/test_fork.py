@@ -1,7 +1,5 @@
 """Stores, snapshots and transactions that were there before a fork work in both processes afterwards."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -21,9 +19,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import clear, committed, fill, get, put, seal
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.members import clear, committed, fill, get, put, seal
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import TIMEOUT
 from txstore import processes
 from txstore.store import TxStore
 
@@ -363,8 +361,6 @@ def test_an_array_that_another_has_cleared_is_not_brought_back(repo, store):
 
 
 # --- threads
-
-
 def test_a_lock_that_a_thread_holds_is_free_in_the_child():
     lock, again = processes.new_lock(), processes.new_rlock()
     threading.Thread(target=again.acquire).start()

@@ -4,8 +4,6 @@ Whatever the others do then, with each path of it: nothing outside the root is c
 backup of it, or waited for, and each operation ends in a result or an error that says what is wrong.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -14,7 +12,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.steps import forked, status_of
 from tests.system.processes.test_shared_users import ALICE, BOB, GROUP, become, make_root, run_as
+from tests.tools.steps import forked, status_of
 
 pytestmark = [
     pytest.mark.long,
@@ -45,15 +43,6 @@ def imported() -> None:
         (Path(folder) / "private").mkdir()
         make_repository(Path(folder) / "data.tx")
         use(Path(folder) / "data.tx", Path(folder) / "private")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that others can reach, as they can't pytest's."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_repository(root: Path) -> None:
@@ -163,8 +152,6 @@ def use(root: Path, private: Path, expected: tuple[type[Exception], ...] = (Perm
 
 
 # --- what is put in the place of things
-
-
 def link(path: Path, private: Path, was_directory: bool) -> None:
     path.symlink_to(private / "home" if was_directory else private / "secret")
 

@@ -1,7 +1,5 @@
 """A process that works on several branches is killed at any moment: what was acknowledged is there, of each branch."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct
@@ -11,7 +9,7 @@ import pytest
 import txstore
 from tests.history.test_branches import on
 from tests.maintenance.test_history_races import GROUP
-from tests.system.processes.steps import forked, status_of
+from tests.tools.steps import forked, status_of
 
 pytestmark = pytest.mark.long
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK
+from tests.tools.workers import QUICK
 
 pytestmark = pytest.mark.long
 

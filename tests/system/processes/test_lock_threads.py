@@ -1,7 +1,5 @@
 """`with store.lock(...)` in threads of one transaction: they exclude one another as transactions do."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -17,11 +15,11 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.interrupts import Interrupts, needs_monitoring
-from tests.system.processes.members import committed, locked, members
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.interrupts import Interrupts, needs_monitoring
+from tests.tools.members import committed, locked, members
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import wait_until
+from tests.tools.workers import TIMEOUT
 from txstore import LockTimeoutError, TransactionStateError
 from txstore.sessions.lock_blocks import LockBlock
 from txstore.store import TxStore
@@ -76,8 +74,6 @@ def try_lock(store: TxStore, selection: Any, path: str = "x") -> str:
 
 
 # --- who waits for whom
-
-
 @pytest.mark.usefixtures("kind")
 def test_a_thread_has_a_chunk_alone(store, other):
     with store.lock("x", np.s_[0:5]):
@@ -207,8 +203,6 @@ def test_what_is_covered_may_have_changed_while_one_waited(store, other):
 
 
 # --- the end
-
-
 def test_who_waits_when_another_thread_commits_locks_in_the_next_transaction(repo, store, other):
     def locked_later() -> tuple[str, bool]:
         with store.lock("x", 0, timeout=None):
@@ -268,8 +262,6 @@ def try_lock_elsewhere_at(store: TxStore, selection: Any) -> str:
 
 
 # --- interrupts
-
-
 @needs_monitoring
 @pytest.mark.usefixtures("kind")
 def test_ctrl_c_at_any_point_leaves_nothing_locked(store, other):
@@ -290,9 +282,7 @@ def test_ctrl_c_at_any_point_leaves_nothing_locked(store, other):
     assert locks_of(store)._inside == []
 
 
-def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(
-    store: TxStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(store, monkeypatch):
     """The call's context is a copy: there the block is left, and not in the context of the thread."""
     blocks = [store.lock("x", 0)]
     blocks[0].__enter__()
@@ -335,8 +325,6 @@ def test_ctrl_c_while_one_waits_for_a_thread(store, other):
 
 
 # --- nothing is lost
-
-
 def increment(store: TxStore, path: str, element: int) -> None:
     """As docs/how-to/processes.md has it: an array that was opened before, or is opened now, makes no difference."""
     with store.lock(path, element):

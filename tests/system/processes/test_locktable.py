@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.bad_input.disk import in_child
-from tests.system.processes.lock_clients import (
+from tests.tools.disk import in_child
+from tests.tools.lock_clients import (
     INIT,
     TIMEOUT,
     Client,
-    Lost,
     TimedOut,
     clients,
     descriptors_of,
@@ -25,8 +24,7 @@ from tests.system.processes.lock_clients import (
     pids_of,
     take_byte,
 )
-from tests.system.processes.workers import run_together
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 
@@ -54,44 +52,7 @@ def blocked(client, *arguments, **named):
     wait_until(lambda: sleeps(client.pid))
 
 
-# ---- Exclusion -----------------------------------------------------------------------------------------------------
-
-
-def add_to_files(barrier, path, folder, seed, rounds):
-    table = open_table(path)
-    owner = table.owner()
-    barrier.wait()
-    for i in range(rounds):
-        names = [f"n/c/{(seed + i) % 5}", f"n/c/{seed * i % 5}"]
-        owner.acquire(names, 60)
-        for name in set(names):
-            file = Path(folder, name.replace("/", "."))
-            before = int(file.read_text() or "0") if file.exists() else 0
-            file.write_text(str(before + 1))
-        owner.release(names)
-    return sum(len({(seed + i) % 5, seed * i % 5}) for i in range(rounds))
-
-
-def test_processes_exclude_each_other(path, tmp_path):
-    """They open the file at once, too."""
-    folder = tmp_path / "numbers"
-    folder.mkdir()
-    added = run_together(add_to_files, *((str(path), str(folder), seed, 100) for seed in range(4)))
-    assert sum(int(file.read_text()) for file in folder.iterdir()) == sum(added)
-
-
-def test_a_holder_is_named_and_wakes_who_waits(path, owner):
-    with clients(path, 1) as [client]:
-        owner.acquire("a")
-        with pytest.raises(TimedOut) as caught:
-            client.acquire(["a", "b"], 0.05)
-        assert (caught.value.keys, caught.value.holder) == (["a"], os.getpid())
-        blocked(client, "a")
-        owner.release("a")
-        assert client.finish() == ()
-        with pytest.raises(TimedOut) as caught:
-            owner.acquire("a", 0)
-        assert caught.value.holder == client.pid
+# --- Exclusion
 
 
 def test_parking_between_processes(path):
@@ -112,21 +73,7 @@ def test_parking_between_processes(path):
         assert foreign.acquire("b", 0) == ("b",)
 
 
-# ---- Killed --------------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_holder_of_3000_locks(path):
-    keys = [f"position/c/{i}" for i in range(3000)]
-    with clients(path, 3) as [holder, waiter, other]:
-        holder.acquire(keys)
-        waiter.acquire("of the living")
-        blocked(waiter, ["of nobody", *keys])
-        os.kill(holder.pid, signal.SIGKILL)
-        assert sorted(waiter.finish()) == sorted(keys)
-        with pytest.raises(TimedOut):
-            other.acquire("of the living", 0)
-        waiter.release(keys)
-        assert other.acquire(keys, 0) == ()  # told once
+# --- Killed
 
 
 def test_trying_recovers_too(path):
@@ -194,20 +141,7 @@ def test_a_place_taken_anew_is_swept(path):
     os.close(fd)
 
 
-# ---- Stopped, interrupted ------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_holder_is_alive(path, owner):
-    with clients(path, 1) as [holder]:
-        holder.acquire("a")
-        os.kill(holder.pid, signal.SIGSTOP)
-        for timeout in (0, 0.1):
-            with pytest.raises(TimedOut) as caught:
-                owner.acquire("a", timeout)
-            assert caught.value.holder == holder.pid
-        os.kill(holder.pid, signal.SIGCONT)
-        holder.release("a")
-        assert owner.acquire("a", 0) == ()
+# --- Stopped, interrupted
 
 
 def test_control_c(path, owner):
@@ -254,9 +188,7 @@ def test_control_c_while_opening(path):
         os.close(fd)
 
 
-# ---- Forked --------------------------------------------------------------------------------------------------------
-
-
+# --- Forked
 def fork_a_child(table, owner, lasting):
     """A child that lives on and does not care."""
     owner.acquire("a")
@@ -269,18 +201,6 @@ def fork_a_child(table, owner, lasting):
         os._exit(0)
     os.read(reading, 2)
     return child
-
-
-def test_a_child_does_not_keep_its_parents_locks(path, owner):
-    with clients(path, 1, act=fork_a_child) as [parent]:
-        child = parent.act(True)
-        try:
-            with pytest.raises(TimedOut):
-                owner.acquire("a", 0)
-            parent.kill()
-            assert owner.acquire("a", 30) == ("a",)
-        finally:
-            os.kill(child, signal.SIGKILL)
 
 
 def test_a_childs_end_does_not_free_its_parents_locks(path, owner):
@@ -305,17 +225,7 @@ def test_programs_that_are_started_change_nothing(path, owner):
             owner.acquire("a", 0)
 
 
-# ---- The file ------------------------------------------------------------------------------------------------------
-
-
-def test_another_process_replaces_the_file(path):
-    with clients(path, 1) as [client]:
-        client.acquire("a")
-        path.unlink()
-        assert open_table(path).owner().acquire("a", 0) == ()
-        with pytest.raises(Lost) as caught:
-            client.fence()
-        assert caught.value.keys == ["a"]
+# --- The file
 
 
 def test_a_full_disk_is_an_error():

@@ -8,8 +8,6 @@ right to. In the end every lock is to be had.
 TXSTORE_KILL_ROUNDS says how many processes are killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap
@@ -26,12 +24,9 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.lock_clients import TimedOut, native, open_table
+from tests.tools.lock_clients import TimedOut, native, open_table
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")]
 
 ROUNDS = int(os.environ.get("TXSTORE_KILL_ROUNDS", "90"))
 PLACES = 24
@@ -47,30 +42,30 @@ class Shared:
     """The array, one row of counters a worker, and a log of what must not be."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        self._log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         size = 8 * (PLACES + workers * len(COUNTERS))
         with open(folder / "stamps", "a+b") as file:
             file.truncate(size)
-            self._map = mmap.mmap(file.fileno(), size)
-        self._numbers = memoryview(self._map).cast("Q")
+            self.map = mmap.mmap(file.fileno(), size)
+        self.numbers = memoryview(self.map).cast("Q")
 
     def stamp(self, place: int) -> int:
-        return self._numbers[place]
+        return self.numbers[place]
 
     def set_stamp(self, place: int, stamp: int) -> None:
-        self._numbers[place] = stamp
+        self.numbers[place] = stamp
 
     def count(self, worker: int, counter: str) -> None:
-        self._numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)] += 1
+        self.numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)] += 1
 
     def counted_by(self, worker: int, counter: str) -> int:
-        return self._numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)]
+        return self.numbers[PLACES + worker * len(COUNTERS) + COUNTERS.index(counter)]
 
     def counted(self, counter: str) -> int:
-        return sum(self._numbers[PLACES + COUNTERS.index(counter) :: len(COUNTERS)])
+        return sum(self.numbers[PLACES + COUNTERS.index(counter) :: len(COUNTERS)])
 
     def complain(self, what: str) -> None:
-        os.write(self._log, f"{os.getpid()}: {what}\n".encode())
+        os.write(self.log, f"{os.getpid()}: {what}\n".encode())
 
 
 class Worker:

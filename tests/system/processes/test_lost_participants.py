@@ -3,8 +3,6 @@
 Between two operations it has to be in a `with` block for that: see `test_operations`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -20,8 +18,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, enter, fill, get, join, locked, members, put, seal
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.members import Member, committed, enter, fill, get, join, locked, members, put, seal
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.long

@@ -1,7 +1,5 @@
 """Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,8 +14,8 @@ import zarr
 
 import txstore
 from tests.system.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
 from txstore import TransactionStateError
 
 ROOT = Path(__file__).parents[3]
@@ -56,8 +54,6 @@ def create_x(repo: txstore.Repository, **more: Any) -> None:
 
 
 # --- what it is for
-
-
 @pytest.mark.long
 def test_four_ranks_and_a_restart(repo: txstore.Repository) -> None:
     create_x(repo)
@@ -156,8 +152,6 @@ def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) ->
 
 
 # --- beginning
-
-
 def join_in_rounds(barrier: Any, url: str, number: int, rounds: int) -> list[str]:
     repo, found = txstore.Repository(url, durability="none"), []
     for i in range(rounds):
@@ -279,8 +273,6 @@ def test_a_name_and_locks_for_its_whole_life(repo: txstore.Repository) -> None:
 
 
 # --- leaving
-
-
 def test_leaving_by_an_exception_seals(repo: txstore.Repository) -> None:
     with pytest.raises(ZeroDivisionError), repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
@@ -369,8 +361,6 @@ def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository)
 
 
 # --- children of a rank
-
-
 def stage_in_child(store: Any, key: str) -> int:
     store[key] = value_of(key)
     return os.getpid()
@@ -409,8 +399,6 @@ def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
 
 
 # --- locks among ranks
-
-
 def test_ranks_take_turns_at_a_chunk(repo: txstore.Repository) -> None:
     create_x(repo, shape=(4,), chunks=(4,))
     with ranks(3, repo) as all_ranks:

@@ -1,7 +1,5 @@
 """Whoever ends a transaction with a name dies, or its disk fails, at each step: it is committed once, or all there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -24,9 +22,10 @@ from tests.system.processes.ranks import (
     stage_all,
     value_of,
 )
-from tests.system.processes.steps import BeforeEach, BeforeEachChange, forked, status_of
-from tests.transactions.faults import once, watch
-from tests.waiting import wait_until
+from tests.tools.faults import once, watch
+from tests.tools.inside import existing
+from tests.tools.steps import BeforeEach, BeforeEachChange, forked, status_of
+from tests.tools.waiting import wait_until
 from txstore import TransactionStateError
 from txstore.format import names
 
@@ -52,7 +51,7 @@ def end_and_die(url: str, end: str, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     watch(repo).before = BeforeEachChange(kill)
-    transaction = repo.engine.existing(NAME) if end == "rollback" else repo.transaction(name=NAME)
+    transaction = existing(repo, NAME) if end == "rollback" else repo.transaction(name=NAME)
     getattr(transaction, end)()
 
 
@@ -160,12 +159,12 @@ def test_one_who_was_attached_learns_of_a_commit(repo: txstore.Repository) -> No
     """The committer died right after its commit: what it has committed is not committed again, and it is said."""
     transaction = stage_all(repo)
     storage = watch(repo)
-    late = repo.engine.existing(NAME)
+    late = existing(repo, NAME)
     with forked(end_and_die_after_commit, repo.url) as child:
         status_of(child)
     assert is_committed(repo, transaction)
     with pytest.raises(TransactionStateError, match="no transaction"):
-        repo.engine.existing(NAME)
+        existing(repo, NAME)
     with pytest.raises(TransactionStateError, match=f"has committed it, as main@0 .{transaction}") as error:
         late.commit()
     assert error.value.state == "ended"
@@ -184,7 +183,7 @@ def test_one_who_was_attached_learns_of_a_commit(repo: txstore.Repository) -> No
 def end_and_die_after_commit(url: str) -> None:
     repo = txstore.Repository(url)
     watch(repo).before["sync_directory"] = die_if(lambda path: path == names.commits_directory("main") and repo.head())
-    repo.engine.existing(NAME).commit()
+    existing(repo, NAME).commit()
 
 
 def die_if(when: Callable[..., Any]) -> Callable[..., None]:
@@ -250,7 +249,7 @@ def test_taking_over_on_a_disk_that_fails_at_each_step(open_repo: Any) -> None:
         transaction = stage_all(repo)
         failing = txstore.Repository(repo.url)
         storage = watch(failing)
-        late = failing.engine.existing(NAME)
+        late = existing(failing, NAME)
         with forked(end_and_die_after_commit, repo.url) as child:
             status_of(child)
         steps = itertools.count()

@@ -1,7 +1,5 @@
 """How transactions with a name end: by one process, once, whole, or not at all; while others do so, too."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import queue
@@ -27,15 +25,15 @@ from tests.system.processes.ranks import (
     stage_all,
     value_of,
 )
-from tests.system.processes.steps import BeforeEach
-from tests.system.processes.workers import TIMEOUT
-from tests.transactions.faults import once, watch
+from tests.tools.faults import once, watch
+from tests.tools.inside import existing
+from tests.tools.steps import BeforeEach
+from tests.tools.workers import TIMEOUT
 from txstore import TransactionStateError
 from txstore.format import names
 
+
 # --- while others are attached
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_refused_while_another_process_is_attached(repo: txstore.Repository, end: str) -> None:
     with ranks(1, repo) as (rank,):
@@ -212,15 +210,15 @@ def test_two_end_it_at_once(repo: txstore.Repository) -> None:
     """Whoever comes second neither disturbs the first nor takes the transaction for his own."""
     stage_all(repo)
     storage, refused = watch(repo), []
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
 
     def end_too(*_: Any) -> None:
         other = txstore.Repository(repo.url)
         if not other.engine.storage.exists(names.sealed_path(bytes.fromhex(transaction.id))):
             return
         for end in (
-            lambda: other.engine.existing(NAME).commit(),
-            lambda: other.engine.existing(NAME).rollback(),
+            lambda: existing(other, NAME).commit(),
+            lambda: existing(other, NAME).rollback(),
             lambda: other.transaction(name=NAME),
         ):
             with pytest.raises(TransactionStateError, match="another process"):
@@ -240,13 +238,13 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
     """Between holding the record and sealing it, whoever looks must not take the ender for dead."""
     stage_all(repo)
     storage, seen = watch(repo), []
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
     other = txstore.Repository(repo.url)
 
     def look(source: str, target: str) -> None:
         if target == names.sealed_path(bytes.fromhex(transaction.id)) or source.endswith(".sealed"):
             with pytest.raises(TransactionStateError, match="another process"):
-                other.engine.existing(NAME).commit()
+                existing(other, NAME).commit()
             seen.append(len(other.transactions()))
 
     storage.before["rename_noreplace"] = storage.after["rename_noreplace"] = look
@@ -259,11 +257,8 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
 def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
-    late = repo.engine.existing(NAME)
-    real, hooks = (
-        txstore.storage.local._hold,
-        [lambda: getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()],
-    )
+    late = existing(repo, NAME)
+    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
 
     def interrupted(descriptor: int) -> bool:
         if hooks:
@@ -290,7 +285,7 @@ def test_the_name_is_freed_under_the_lock_that_it_is_given_under(repo: txstore.R
             freed.append(repo.engine.storage.is_held(names.STAGING_LOCK))
 
     storage.before["delete"] = look
-    repo.engine.existing(NAME).commit()
+    existing(repo, NAME).commit()
     assert freed == [True]
 
 
@@ -298,7 +293,7 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
     """Who has found it, and comes too late, begins the next one."""
     transaction = stage_all(repo)
     storage = watch(repo)
-    endings = [lambda: txstore.Repository(repo.url).engine.existing(NAME).commit()]
+    endings = [lambda: existing(txstore.Repository(repo.url), NAME).commit()]
     storage.before["create"] = lambda path: endings.pop()() if endings else None
     store = repo.transaction(name=NAME)
     assert endings == []
@@ -311,8 +306,6 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
 
 
 # --- after the end
-
-
 def test_late_writers_of_this_process(repo: txstore.Repository) -> None:
     one, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
     one["a"] = value_of("a")
@@ -351,8 +344,6 @@ def test_a_transaction_with_nothing_staged_makes_no_commit(repo: txstore.Reposit
 
 
 # --- conflicts with commits that others made
-
-
 def test_a_conflict_leaves_it_staged(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         store["c"] = b"old"
@@ -380,8 +371,6 @@ def test_other_commits_do_not_disturb_it(repo: txstore.Repository) -> None:
 
 
 # --- durability
-
-
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, monkeypatch: Any) -> None:
     """Its record, and its name: else nobody would find what the ranks have sealed."""
@@ -455,7 +444,7 @@ def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Reposito
     """Else a power loss could bring it back with half of its packs."""
     transaction = bytes.fromhex(stage_all(repo))
     storage = watch(repo)
-    repo.engine.existing(NAME).rollback()
+    existing(repo, NAME).rollback()
     calls = [call[:2] for call in storage.calls]
     record = calls.index(("delete", names.sealed_path(transaction)))
     synced = calls.index(("sync_directory", names.STAGING), record)
@@ -465,8 +454,6 @@ def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Reposito
 
 
 # --- listing while it changes
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
@@ -478,7 +465,7 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
 
         def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
             if next(steps) == at:
-                getattr(txstore.Repository(repo.url).engine.existing(NAME), end)()
+                getattr(existing(txstore.Repository(repo.url), NAME), end)()
 
         watch(listing).before = BeforeEach(end_it)
         found = listing.transactions()
@@ -488,7 +475,7 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
             break
         assert named(repo) == []
     assert step > 10
-    getattr(repo.engine.existing(NAME), end)()
+    getattr(existing(repo, NAME), end)()
 
 
 def test_looking_while_it_ends(repo: txstore.Repository) -> None:
@@ -499,22 +486,20 @@ def test_looking_while_it_ends(repo: txstore.Repository) -> None:
 
         def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
             if next(steps) == at:
-                txstore.Repository(repo.url).engine.existing(NAME).rollback()
+                existing(txstore.Repository(repo.url), NAME).rollback()
 
         watch(looking).before = BeforeEach(end_it)
         try:
-            assert looking.engine.existing(NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
+            assert existing(looking, NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
         except TransactionStateError as error:
             if error.state != "ended":
                 raise
         if next(steps) <= step:
             break
-    repo.engine.existing(NAME).rollback()
+    existing(repo, NAME).rollback()
 
 
-def test_who_begins_anew_begins_after_the_last_commit_of_the_name(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo, monkeypatch):
     with repo.transaction(name=NAME) as first:
         first["a"] = b"first"
     storage, real = repo.engine.storage, repo.engine.storage.lock

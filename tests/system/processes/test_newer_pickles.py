@@ -1,7 +1,5 @@
 """A pickle of a store carries how far its sender had seen: whoever opens it sees at least that."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -12,9 +10,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import committed, fill, get, members, put
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import SPAWN
+from tests.tools.members import committed, fill, get, members, put
+from tests.tools.steps import forked, status_of
+from tests.tools.workers import SPAWN
 from txstore.store import TxStore
 
 _kept: list[Any] = []  # what a worker keeps from one task to the next, as caches and closures do

@@ -1,7 +1,5 @@
 """I8: what a participant has staged counts when its operation has ended: one call of zarr's API."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -19,18 +17,14 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, fill, get, members, put
-from tests.system.processes.steps import forked, status_of
-from tests.system.processes.workers import TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.members import Member, committed, fill, fill_chunk, get, members, put
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import wait_until
+from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 
 #: How often each way to end workers is tried: as often as one likes, `TXSTORE_ROUNDS=200`.
 ROUNDS = int(os.environ.get("TXSTORE_ROUNDS", "2"))
-
-
-def fill_chunk(store: TxStore, number: int) -> None:
-    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
 
 
 def terminated_pool(store: TxStore, method: str) -> None:
@@ -85,8 +79,6 @@ def test_what_has_returned_is_committed(open_repo, way):
 
 
 # --- within an operation
-
-
 def die_at_write(store: TxStore, count: int) -> None:
     """Die right before the n-th frame, or the seal, that an append to an array of two chunks writes."""
     writer = store.mapping._staging.part.writer
@@ -251,8 +243,6 @@ def test_operations_in_a_serializable_transaction(repo, store):
 
 
 # --- tasks that are done again
-
-
 def test_what_was_done_again_counts_instead_of_what_a_killed_worker_has_done(repo, store):
     """As Dask does it: its scheduler did not hear that the task was done. Others have written beside it."""
     with members(store, 3) as (worker, again, other):

@@ -1,13 +1,11 @@
 """Several processes in one transaction: what they stage, in which order, and who sees it; the owner commits it all."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, append, clear, committed, fill, get, locked, members, put, remove
-from tests.system.processes.workers import QUICK, SPAWN, TIMEOUT
-from tests.waiting import wait_until
+from tests.tools.members import Member, append, clear, committed, fill, fill_region, get, locked, members, put, remove
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]
@@ -28,12 +26,6 @@ BIG = 3 << 20
 
 
 # --- every way to start a process
-
-
-def fill_region(store: TxStore, number: int) -> None:
-    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
-
-
 def with_executor(context: Any, store: TxStore) -> None:
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         list(pool.map(fill_region, [store] * 4, range(4), timeout=TIMEOUT))
@@ -117,8 +109,6 @@ def test_dask_processes_fill_one_array(repo, store):
 
 
 # --- two that write one chunk
-
-
 def test_halves_of_one_chunk_under_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(locked, "x", np.s_[0:2], fill, "x", 0, 2, 1)
@@ -389,18 +379,12 @@ def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, st
 
 
 # --- what is staged
-
-
 def stage_by_threads(store: TxStore, name: str, count: int, size: int) -> None:
     def stage(thread: int) -> None:
         for i in range(count):
             store[f"{name}/{thread}/{i}"] = bytes([i % 256]) * size
 
-    threads = [threading.Thread(target=stage, args=(thread,)) for thread in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    run_threads(*(partial(stage, thread) for thread in range(3)))
 
 
 @pytest.mark.long
@@ -533,8 +517,6 @@ def test_read_only_copies_see_what_is_staged_and_stage_nothing(repo, store):
 
 
 # --- bad input
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_pickle_that_is_used_after_the_end(repo, store, end):
     store["key"] = b"1"

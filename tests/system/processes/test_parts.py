@@ -1,7 +1,5 @@
 """Processes that write tiles of any shape, which chunks have no part in: nothing is lost, and nothing conflicts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from multiprocessing.connection import Connection
@@ -13,9 +11,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import members
-from tests.system.processes.workers import QUICK, TIMEOUT
-from tests.transactions.parts import write_part
+from tests.tools.members import members
+from tests.tools.parts import write_part
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.errors import ConflictError
 from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction

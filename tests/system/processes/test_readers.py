@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended, in_time
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, in_time
 
 pytestmark = pytest.mark.long
 
@@ -161,8 +161,6 @@ def test_threads_that_share_a_repository(open_repo):
 
 
 # --- a committer that stands still while it holds the lock
-
-
 def commit_and_hang(path, hanging) -> None:
     """Commit, and stop between the rename and the release of the lock."""
     repo = txstore.Repository(path)

@@ -1,7 +1,5 @@
 """What writers left that died is deleted by the next one; what living ones have staged is not."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.system.processes.members import members, put
-from tests.system.processes.workers import SPAWN, TIMEOUT
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
+from tests.tools.members import members, put
+from tests.tools.workers import SPAWN, TIMEOUT
 from txstore.format.packfile import participants_pack
 
 pytestmark = pytest.mark.long

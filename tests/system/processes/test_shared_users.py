@@ -1,18 +1,15 @@
 """A repository of several users: what one of them creates the others may write, whatever anybody's umask."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools
 import multiprocessing
 import os
-import shutil
 import signal
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,10 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.bad_input.disk import in_child, said
-from tests.system.processes.steps import commit_with_signal, forked, status_of
+from tests.tools.commits import create_array, set_keys
+from tests.tools.disk import in_child, said
+from tests.tools.inside import staged
+from tests.tools.steps import commit_with_signal, forked, status_of
 
 pytestmark = [
     pytest.mark.long,
@@ -38,15 +37,6 @@ def imported() -> None:
     """Import what the children need: they may not be allowed to read it."""
     with tempfile.TemporaryDirectory() as folder:
         everything(Path(folder) / "data.tx", "root")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that others can reach, as they can't pytest's."""
-    path = Path(tempfile.mkdtemp())
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def make_root(folder: Path, mode: int = 0o2775, name: str = "data.tx") -> Path:
@@ -88,8 +78,7 @@ def everything(root: Path, who: str) -> None:
         group.require_array(who, shape=(4,), chunks=(2,), dtype="i8")[:] = 7
         store["shared"] = who.encode()
     repo.tags[f"{who}-{repo.head().version}"] = repo.head().version
-    with txstore.Repository(root, durability="none").begin(f"{who}, large") as transaction:
-        transaction[f"large/{who}"] = os.urandom(3_000_000)
+    set_keys(txstore.Repository(root, durability="none"), {f"large/{who}": os.urandom(3_000_000)}, f"{who}, large")
     with repo.transaction(f"{who}, locked", lock=[who]) as store:
         zarr.open_array(store, path=who)[0] = 8
     named = repo.transaction(name=who)
@@ -139,8 +128,7 @@ def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, f
 
     def write() -> None:
         repo = txstore.Repository(root)
-        with repo.transaction() as store:
-            zarr.create_array(store, name="a", shape=(2,), chunks=(2,), dtype="i1")
+        create_array(repo, "a", shape=(2,), chunks=(2,), dtype="i1")
         with repo.transaction() as store, store.lock("a"):
             zarr.open_array(store, path="a")[:] = 1
 
@@ -168,17 +156,13 @@ def test_two_users_take_turns(folder):
     assert repo.verify().faults == []
     assert {path.stat().st_gid for path in root.rglob("*")} == {GROUP}
     assert {path.stat().st_uid for path in (root / "commits/main").iterdir()} == {ALICE, BOB}
-    assert not repo.engine.storage.list(".staging")
+    assert not staged(repo)
 
 
 def test_one_who_is_not_in_the_group(folder):
     root = make_root(folder)
     run_as(ALICE, everything, root, "alice")
-
-    def read() -> bytes:
-        return bytes(txstore.Repository(root).snapshot()["shared"])
-
-    assert run_as(BOB, read, groups=()) == b"alice"
+    assert run_as(BOB, lambda: bytes(txstore.Repository(root).snapshot()["shared"]), groups=()) == b"alice"
     with pytest.raises(AssertionError, match="PermissionError"):
         run_as(BOB, everything, root, "bob", groups=())
 
@@ -248,8 +232,7 @@ def commit_as(user: int, root: Path, times: int) -> None:
     become(user)
     repo = txstore.Repository(root, durability="none")
     for i in range(times):
-        with repo.begin(f"{user}/{i}") as transaction:
-            transaction[f"{user}/{i}"] = b"1"
+        set_keys(repo, {f"{user}/{i}": b"1"}, f"{user}/{i}")
 
 
 def test_two_users_at_the_same_time(folder):
@@ -298,8 +281,7 @@ def test_a_directory_that_is_shared_a_moment_later(folder, later):
 
 
 def commit_other(root: Path) -> None:
-    with txstore.Repository(root).begin("other") as transaction:
-        transaction["other"] = b"1"
+    set_keys(txstore.Repository(root), {"other": b"1"}, "other")
 
 
 def commit_impatiently(root: Path) -> None:
@@ -325,8 +307,7 @@ def signal_within(root: Path, step: int, number: int) -> None:
     become(ALICE)
     for name in STEPS_WITHIN:
         setattr(os, name, watched(getattr(os, name)))
-    with txstore.Repository(root).begin() as transaction:
-        transaction["alice"] = b"1"
+    set_keys(txstore.Repository(root), {"alice": b"1"})
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -353,7 +334,7 @@ def test_nobody_meets_what_has_no_permissions_yet(folder, number):
         repo = txstore.Repository(root)
         assert repo.verify().faults == []
         assert {"other", f"{BOB}/0", f"{ALICE}/1"} <= set(repo.mapping())
-        assert not repo.engine.storage.list(".staging")
+        assert not staged(repo)
         if os.WIFEXITED(status):
             break
     assert status == 0
@@ -397,7 +378,7 @@ def test_what_another_user_left_when_killed(folder):
         repo = txstore.Repository(root)
         assert repo.head().message == "other"
         assert repo.verify().faults == []
-        assert not repo.engine.storage.list(".staging")
+        assert not staged(repo)
         if not os.WIFSIGNALED(status):
             break
     assert status == 0
@@ -418,5 +399,4 @@ def test_an_orphan_of_another_user_is_moved_aside(folder):
 def commit_as_now(root: Path, times: int) -> None:
     repo = txstore.Repository(root, durability="none")
     for i in range(times):
-        with repo.begin() as transaction:
-            transaction[f"{os.getuid()}/{i}"] = b"1"
+        set_keys(repo, {f"{os.getuid()}/{i}": b"1"})

@@ -4,8 +4,6 @@ A lock makes a process follow what its siblings have staged, and so gives it kno
 that its array object was opened with.
 """
 
-from __future__ import annotations
-
 import gc
 import pickle
 from collections.abc import Callable, Iterator
@@ -20,8 +18,8 @@ import zarr
 import zarr.core.codec_pipeline
 
 import txstore
-from tests.system.processes.members import Member, join_in_this_process
-from tests.transactions.arrays import append, array, attributes, both, create, edit_document, put, resize, values
+from tests.tools.arrays import append, array, attributes, both, create, edit_document, put, resize, values
+from tests.tools.members import Member, join_in_this_process
 from txstore import ParticipantLostError, StaleArrayError, TransactionStateError
 from txstore.store import TxStore
 
@@ -32,8 +30,6 @@ Step = Callable[[TxStore], object]
 
 
 # --- a participant that keeps what it has opened
-
-
 class Keeper:
     """Where a participant keeps its store and array object from one step to the next."""
 
@@ -96,10 +92,10 @@ class Crew:
         self.repo = repo
         self.store = store
         self.do = do
-        self._end = end
+        self.end = end
 
     def commit(self) -> None:
-        self._end()
+        self.end()
         self.store.commit()
 
 
@@ -223,8 +219,6 @@ def test_neither_does_it_read_what_it_would_decode_wrongly(crew: Crew) -> None:
 
 
 # --- what goes on as before
-
-
 def test_chunks_inside_of_what_was_appended_to_are_written(crew: Crew) -> None:
     append(7, 7)(crew.store)
     crew.do(write, slice(0, 4), 5)
@@ -256,8 +250,6 @@ def test_an_array_that_was_written_again_as_it_was_is_not_stale(crew: Crew) -> N
 
 
 # --- writing the document itself
-
-
 def add_attribute(z: zarr.Array) -> None:
     z.attrs["b"] = 2
 
@@ -285,8 +277,6 @@ def test_an_older_array_object_does_not_write_the_document(crew: Crew, earlier: 
 
 
 # --- an operation of which a half is staged
-
-
 def test_a_half_that_is_staged_when_the_other_is_refused_is_not_committed(crew: Crew) -> None:
     append(7, 7)(crew.store)
     with pytest.raises(StaleArrayError):
@@ -312,8 +302,6 @@ def test_a_resize_that_has_deleted_chunks_before_it_was_refused_is_not_committed
 
 
 # --- the owner's own array object, and pickles of it
-
-
 @pytest.fixture
 def owner(repo: txstore.Repository, pipeline: str) -> Iterator[Crew]:
     with txstore.TxStore(repo) as store:
@@ -323,9 +311,7 @@ def owner(repo: txstore.Repository, pipeline: str) -> Iterator[Crew]:
 
 
 @pytest.mark.parametrize("created", [False, True], ids=["opened", "created"])
-def test_the_owners_array_object_after_a_worker_has_appended(
-    repo: txstore.Repository, pipeline: str, created: bool
-) -> None:
+def test_the_owners_array_object_after_a_worker_has_appended(repo, pipeline, created):
     with repo.transaction() as store:
         if created:
             z = zarr.create_array(store, name="x", shape=(6,), chunks=(4,), dtype="i4", overwrite=True)
@@ -412,8 +398,6 @@ def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
 
 
 # --- I7: who writes a document relies on what it has written of it before
-
-
 def test_a_document_that_another_has_written_since_is_not_written_blindly(repo: txstore.Repository) -> None:
     with repo.begin() as first:
         first["g/zarr.json"] = b"1"

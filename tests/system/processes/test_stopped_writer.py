@@ -1,20 +1,15 @@
 """A writer that stands still at any step of its commit: readers go on as if it were not there, and so does it later."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import pytest
 
 import txstore
-from tests.system.processes.steps import commit_with_signal, forked, status_of
-from tests.system.processes.workers import QUICK, Worker, ended, in_time
+from tests.tools.steps import commit_with_signal, forked, status_of
+from tests.tools.workers import QUICK, Worker, ended, in_time
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")]
 
 
 def look(repo: txstore.Repository) -> list[str]:

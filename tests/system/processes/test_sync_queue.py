@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK
-from tests.transactions.faults import watch
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.commits import set_keys
+from tests.tools.faults import always, watch
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
 from txstore.storage import commit_lock, sync_queue
@@ -89,8 +90,7 @@ class Committer:
 @pytest.fixture
 def repo(open_repo: OpenRepo) -> txstore.Repository:
     repo = open_repo()
-    with repo.transaction() as store:
-        store["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     return repo
 
 
@@ -202,9 +202,7 @@ def test_who_reads_what_one_ahead_has_written_knows_it(repo: txstore.Repository,
     whole(repo, "a", "b")
 
 
-def test_whoever_waits_longer_than_it_may_is_told_for_whom(
-    repo: txstore.Repository, open_repo: OpenRepo, begin: Begin
-) -> None:
+def test_whoever_waits_longer_than_it_may_is_told_for_whom(repo, open_repo, begin):
     first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
     second.synced()  # and waits for the first
     with open_repo(commit_timeout=0.05).begin() as third:
@@ -217,9 +215,7 @@ def test_whoever_waits_longer_than_it_may_is_told_for_whom(
     whole(repo, "a", "b", "c")
 
 
-def test_who_stands_behind_a_stopped_one_is_told_of_it(
-    repo: txstore.Repository, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stands_behind_a_stopped_one_is_told_of_it(repo, begin, monkeypatch):
     monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
     first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
     messages: list[str] = []
@@ -238,9 +234,7 @@ def test_who_stands_behind_a_stopped_one_is_told_of_it(
 
 
 @pytest.mark.parametrize("what", ["scratch", "branch", "of a branch"])
-def test_who_does_not_queue_waits_until_it_is_empty(
-    repo: txstore.Repository, open_repo: OpenRepo, begin: Begin, what: str
-) -> None:
+def test_who_does_not_queue_waits_until_it_is_empty(repo, open_repo, begin, what):
     repo.branches["dev"] = repo.commit(0)
     first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
     other = open_repo(durability="none" if what == "scratch" else "fsync")
@@ -249,8 +243,7 @@ def test_who_does_not_queue_waits_until_it_is_empty(
         if what == "branch":
             del other.branches["dev"]
         else:
-            with other.begin(branch="main" if what == "scratch" else "dev") as transaction:
-                transaction["c"] = b"1"
+            set_keys(other, {"c": b"1"}, branch="main" if what == "scratch" else "dev")
 
     thread = threading.Thread(target=act)
     thread.start()
@@ -285,25 +278,18 @@ def test_a_line_that_says_nothing_is_waited_for(repo: txstore.Repository, begin:
 
 
 def test_on_a_full_disk_the_turn_is_kept(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     turn: list[str | None] = []
     watch(repo).before["file.sync"] = lambda: turn.append(whose_turn(f"{repo.url}/locks", "commit"))
-    with repo.begin() as transaction:
-        transaction["a"] = b"1"
+    set_keys(repo, {"a": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(sync_queue.os, "pwrite", full)
-        with repo.begin() as transaction:
-            transaction["b"] = b"1"
+        patch.setattr(sync_queue.os, "pwrite", always(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        set_keys(repo, {"b": b"1"})
     assert turn[0] is None
     assert turn[1] is not None
     whole(repo, "a", "b")
 
 
 # --- many, and some of them killed
-
-
 def _commit_on_and_on(url: str, acknowledge: Connection, number: int, round_: int) -> None:
     chance = random.Random(f"{number} {round_}")
     repo = txstore.Repository(url)
@@ -366,5 +352,4 @@ def test_killed_at_random_moments_while_many_queue(repo: txstore.Repository) -> 
         assert len(there - told) <= 4 * (round_ + 1)  # those that were killed before they could tell
         assert int(found["counter"]) == len(there) == len(list(repo.log())) - 1
         assert repo.verify().faults == []
-    with repo.transaction() as store:
-        store["after"] = b"1"
+    set_keys(repo, {"after": b"1"})

@@ -3,8 +3,6 @@
 TXSTORE_ROUNDS says how many writes each process does in the first test; in the others it is half as many.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import defaultdict
@@ -16,7 +14,8 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended, run_together
+from tests.tools.commits import commit, create_array
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, run_together
 from txstore import synchronized
 from txstore.transactions.regions import APPEND, METADATA
 
@@ -42,8 +41,6 @@ def open_x(store, path="x"):
 
 
 # --- elements of shared chunks
-
-
 def increment(barrier, url, place: int) -> int:
     repo = Counted(url)
     a = synchronized(repo, "x", lock_timeout=LOCK_TIMEOUT)
@@ -76,15 +73,12 @@ def increment_together(barrier, url) -> int:
 
 
 def test_every_increment_of_one_element(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i8")
+    create_array(repo, "x", shape=(8,), chunks=(4,), dtype="i8")
     run_together(increment_together, *[(repo.url,)] * 4)
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 4 * ROUNDS
 
 
 # --- appending
-
-
 def block(process: int, number: int) -> np.ndarray:
     """Rows that say whose they are: process, number of the block, place in it. Of 1 to 7 rows."""
     length = 1 + (process + number) % 7
@@ -125,8 +119,7 @@ def numbers_of_each(found: list[tuple[int, int]]) -> dict[int, list[int]]:
 
 def test_processes_that_append(repo):
     ways = ["synchronized", "transaction", "synchronized", "transaction"]
-    with repo.transaction() as store:
-        zarr.create_array(store, name="rows", shape=(0, 3), chunks=(5, 2), dtype="i8")
+    create_array(repo, "rows", shape=(0, 3), chunks=(5, 2), dtype="i8")
     begun = run_together(append_blocks, *((repo.url, process, way) for process, way in enumerate(ways)))
     found = blocks_of(zarr.open_array(repo.snapshot(), path="rows", mode="r")[:])
     assert numbers_of_each(found) == {process: list(range(ROUNDS)) for process in range(len(ways))}
@@ -134,7 +127,6 @@ def test_processes_that_append(repo):
 
 
 # --- an appender, writers of what is there, and an editor of attributes
-
 # Time steps to begin with, and in a chunk: the last of those who fill in shares a chunk with the first appends.
 STEPS, CHUNK, WIDTH = 22, 6, 6
 
@@ -196,8 +188,6 @@ def test_an_appender_beside_writers_and_an_editor(repo):
 
 
 # --- creating
-
-
 def create_arrays(barrier, url, process: int) -> int:
     repo = Counted(url)
     g = synchronized(repo, lock_timeout=LOCK_TIMEOUT)
@@ -215,8 +205,7 @@ def create_arrays(barrier, url, process: int) -> int:
 
 
 def test_processes_that_create(repo):
-    with repo.transaction() as store:
-        zarr.create_group(store)
+    commit(repo, zarr.create_group)
     won = run_together(create_arrays, *((repo.url, process) for process in range(3)))
     rounds = ROUNDS // 2
     assert sum(won) == rounds
@@ -229,8 +218,6 @@ def test_processes_that_create(repo):
 
 
 # --- holders that die or stop
-
-
 def hold(url, lock, held) -> None:
     with txstore.Repository(url).transaction(lock=lock) as store:
         x = open_x(store)
@@ -251,8 +238,7 @@ def a_holder(repo, lock):
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signals here")
 @pytest.mark.parametrize("lock", [{"x": 0}, {"x": METADATA}, ["x"]])
 def test_the_locks_of_a_killed_process_are_free(repo, lock):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.zeros(8), chunks=(4,))
+    create_array(repo, "x", data=np.zeros(8), chunks=(4,))
     a = synchronized(repo, "x", lock_timeout=0)
 
     def write():
@@ -285,8 +271,7 @@ def write_until_killed(url, process: int, acknowledge) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signals here")
 def test_appenders_that_are_killed(repo):
     """What was acknowledged is there, whole and once; one append more may be; the others go on."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="rows", shape=(0, 3), chunks=(5, 2), dtype="i8")
+    create_array(repo, "rows", shape=(0, 3), chunks=(5, 2), dtype="i8")
     acknowledged, processes = {}, 6
     pipes = [SPAWN.Pipe(duplex=False) for _ in range(processes)]
     workers = []

@@ -3,8 +3,6 @@
 TXSTORE_KILL_ROUNDS says how many are killed; `make torture` kills ten thousand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

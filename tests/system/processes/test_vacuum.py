@@ -1,7 +1,5 @@
 """Maintenance beside those who read and write in other processes: nobody waits, conflicts or misses anything."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -15,24 +13,20 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import content, oldest_kept_of, put, rewrite, staged, tree
-from tests.system.processes.steps import BeforeEach, forked, status_of
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
-from tests.transactions.faults import watch
-from tests.waiting import wait_until
+from tests.tools.faults import watch
+from tests.tools.inside import staged
+from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, tree
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks")]
 
 ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
 
 # --- readers
-
-
 def read_and_wait(url: str, version: int, ready: str, go: str) -> None:
     snapshot = txstore.Repository(url).mapping(at=version)
     Path(ready).touch()
@@ -120,8 +114,6 @@ def test_a_forked_transaction(repo):
 
 
 # --- users who may only read
-
-
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users")
 def test_a_reader_who_may_not_write(signs, tmp_path_factory):
     import shutil
@@ -175,8 +167,6 @@ def test_a_reader_who_may_not_write(signs, tmp_path_factory):
 
 
 # --- writers
-
-
 def write_stream(url: str, prefix: str, go: str, durability: str = "none") -> dict[str, bytes]:
     """Commit until told to stop; each writes its own keys and one that is counted up. No commit may fail."""
     repo = txstore.Repository(url, durability=durability)
@@ -289,8 +279,6 @@ def test_a_writer_stopped_right_before_its_rename(repo, signs):
 
 
 # --- killed at any point
-
-
 def maintain_with_signal(url: str, step: int, number: int) -> None:
     repo = txstore.Repository(url)
     count = 0
@@ -329,8 +317,6 @@ def test_killed_at_any_step(open_repo, tmp_path):
 
 
 # --- retention by several
-
-
 def write_with_retention(barrier, url: str, prefix: str, commits: int, retention: int) -> int:
     repo = txstore.Repository(url, durability="none", retention=retention)
     most = 0

@@ -1,7 +1,5 @@
 """A commit behind one that does not end: it says for whom it waits, and ends when it was told to, with nothing lost."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -12,14 +10,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txstore
-from tests.system.processes.steps import forked, status_of
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.commits import set_keys
+from tests.tools.inside import staged
+from tests.tools.steps import forked, status_of
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import run_threads
 from txstore.storage import commit_lock
 from txstore.storage.commit_lock import this_user
 
@@ -46,7 +48,6 @@ class Holder:
         told = os.environ | {"PYTHONPATH": str(Path(txstore.__file__).parents[1])}
         command = [sys.executable, "-c", HOLD, url, path]
         self.process = subprocess.Popen(command, env=told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"held\n"
 
     def stop(self) -> None:
@@ -77,8 +78,7 @@ def hold() -> Iterator[Callable[..., Holder]]:
 @pytest.fixture
 def impatient(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     """A repository with a commit, of which commits wait for others for a moment only."""
-    with open_repo().begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(open_repo(), {"first": b"1"})
     return open_repo(commit_timeout=0.05)
 
 
@@ -96,11 +96,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def committing(repo: txstore.Repository, key: str = "mine") -> Iterator[threading.Thread]:
-    def commit() -> None:
-        with repo.begin() as transaction:
-            transaction[key] = b"1"
-
-    thread = threading.Thread(target=commit)
+    thread = threading.Thread(target=lambda: set_keys(repo, {key: b"1"}))
     thread.start()
     yield thread
     thread.join(TIMEOUT)
@@ -113,14 +109,9 @@ def our_threads() -> list[str]:
 
 
 # --- the warning
-
-
 @pytest.mark.parametrize("end", ["release", "kill"])
-def test_who_waits_is_told_for_whom(
-    repo: txstore.Repository, hold: Callable[..., Holder], warned: list[str], end: str
-) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+def test_who_waits_is_told_for_whom(repo, hold, warned, end):
+    set_keys(repo, {"first": b"1"})
     holder = hold(repo.url)
     holder.stop()
     with committing(repo):
@@ -135,8 +126,7 @@ def test_who_waits_is_told_for_whom(
 
 
 def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.NEXT)
         os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
@@ -160,8 +150,7 @@ def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Reposi
     ],
 )
 def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: list[str], content: bytes) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), content.ljust(256, b"\0"), 64)
@@ -172,8 +161,7 @@ def test_what_a_holder_says_may_be_anything(repo: txstore.Repository, warned: li
 
 
 def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
         assert commit_lock.try_lock(file.fileno(), commit_lock.TURN)
         os.pwrite(file.fileno(), b'{"pid": 1, "who": "\\u001b[31ma\\nb\\u202e", "since": 0}', 64)
@@ -184,8 +172,7 @@ def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: li
 
 
 def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[str]) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+    set_keys(repo, {"first": b"1"})
     with open(Path(repo.url, "locks", "commit"), "rb", buffering=0) as file:
         shared = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, shared)
@@ -195,11 +182,8 @@ def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[
     assert "a program that only reads" in warned[0]
 
 
-def test_warnings_that_are_errors_change_nothing(
-    repo: txstore.Repository, hold: Callable[..., Holder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with repo.begin() as transaction:
-        transaction["first"] = b"1"
+def test_warnings_that_are_errors_change_nothing(repo, hold, monkeypatch):
+    set_keys(repo, {"first": b"1"})
     tried = []
     real = commit_lock.Wait.warn
 
@@ -218,11 +202,7 @@ def test_warnings_that_are_errors_change_nothing(
 
 
 # --- the end of waiting
-
-
-def test_nothing_is_lost_and_the_commit_can_be_tried_again(
-    impatient: txstore.Repository, hold: Callable[..., Holder]
-) -> None:
+def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     holder = hold(impatient.url)
     holder.stop()
     transaction, session = impatient.begin(), txstore.TxStore(impatient)
@@ -241,7 +221,7 @@ def test_nothing_is_lost_and_the_commit_can_be_tried_again(
     session.commit()
     snapshot = impatient.snapshot()
     assert (snapshot["a"], snapshot["b"]) == (b"1", bytes(2_000_000))
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
 
 
 def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
@@ -250,7 +230,7 @@ def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..
         store["a"] = b"1"
     with pytest.raises(txstore.CommitTimeoutError):
         impatient.run(lambda store: store.__setitem__("a", b"1"))
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
     holder.release()
     assert "a" not in impatient.snapshot()
 
@@ -273,15 +253,14 @@ def test_a_named_transaction(impatient: txstore.Repository, hold: Callable[..., 
 
 def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
     for number in range(12):
-        with impatient.begin() as transaction:
-            transaction[f"{number}"] = bytes(100)
+        set_keys(impatient, {f"{number}": bytes(100)})
     before = dict(impatient.mapping())
     holder = hold(impatient.url)
     tasks: list[Callable[[], Any]] = [impatient.optimize, lambda: impatient.vacuum(keep=1)]
     for task in tasks:
         with pytest.raises(txstore.CommitTimeoutError):
             task()
-    assert impatient.engine.storage.list(".staging") == []
+    assert staged(impatient) == []
     (Path(impatient.url) / "heads" / "main").write_bytes(b"damage")
     with pytest.raises(txstore.CommitTimeoutError):
         impatient.verify(repair=True)
@@ -332,25 +311,18 @@ def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txs
     def commit(number: int) -> None:
         try:
             for nth in range(30):
-                with repos[number].begin() as transaction:
-                    transaction[f"{number}/{nth}"] = b"1"
+                set_keys(repos[number], {f"{number}/{nth}": b"1"})
         except BaseException as error:  # noqa: BLE001 - the test is told
             failed.append(error)
 
-    threads = [threading.Thread(target=commit, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    run_threads(*(partial(commit, number) for number in range(3)))
     assert failed == []
     assert len(repos[0].snapshot()) == 90
     wait_until(lambda: not our_threads())
 
 
 @pytest.mark.parametrize("limits", [{}, {"commit_timeout": TIMEOUT}], ids=["in the kernel", "in a thread"])
-def test_an_interrupt_while_waiting(
-    open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder], limits: dict[str, float]
-) -> None:
+def test_an_interrupt_while_waiting(open_repo, hold, limits):
     """What is waited for is given back when it comes."""
     repo = open_repo(**limits)
     with repo.begin() as transaction:
@@ -378,8 +350,7 @@ def test_an_interrupt_while_waiting(
 
 
 def commit_here(url: str) -> None:
-    with txstore.Repository(url).begin() as transaction:
-        transaction["child"] = b"1"
+    set_keys(txstore.Repository(url), {"child": b"1"})
 
 
 def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
@@ -396,8 +367,6 @@ def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository,
 
 
 # --- elsewhere
-
-
 def test_threads_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     repo = txstore.Repository("memory://waiting/data.tx", commit_timeout=0.05)
     transaction = repo.begin()

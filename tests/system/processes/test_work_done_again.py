@@ -3,8 +3,6 @@
 By the owner, or by anybody else. Until all of it was written again, the commit is refused.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import random
@@ -18,8 +16,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import Member, committed, enter, get, join, members
-from tests.system.processes.workers import TIMEOUT
+from tests.tools.members import Member, committed, enter, get, join, members
+from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions import staged_refs
 

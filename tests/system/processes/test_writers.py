@@ -3,7 +3,8 @@
 import pytest
 
 import txstore
-from tests.system.processes.workers import run_together
+from tests.tools.inside import staged
+from tests.tools.workers import run_together
 
 
 def write_own_keys(barrier, path, number: int, commits: int, durability: str) -> None:
@@ -61,7 +62,7 @@ def test_every_increment_counts(repo, processes, times, durability):
     assert repo.snapshot()["count"] == b"%d" % (processes * times)
     assert repo.head().version == processes * times  # those that conflicted took no version
     assert sum(runs) >= processes * times
-    assert not repo.engine.storage.list(".staging")
+    assert not staged(repo)
 
 
 def write_once(barrier, path, number: int) -> str:

@@ -6,8 +6,6 @@ locks, so that every commit must be there, none may conflict, and no lock may st
 commit, and what it has committed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

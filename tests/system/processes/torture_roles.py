@@ -4,15 +4,13 @@ Every commit says in a marker of its own what it did, so that what stands at the
 has given the log up.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time
 from datetime import timedelta
 
 import txstore
-from tests.transactions.faults import watch
+from tests.tools.faults import watch
 
 CHILDREN = 2
 LONGEST_PAUSE = 0.02  # seconds

@@ -5,8 +5,6 @@ started again, as a service manager does. All of it ends with this process. On D
 ceph-common radosgw.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

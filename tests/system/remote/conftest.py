@@ -1,7 +1,5 @@
 """The servers, started when a test first asks for one, and object stores over them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Iterator
@@ -11,9 +9,10 @@ from pathlib import Path
 import pytest
 import zarr.core.sync
 
-from tests.system.remote import servers
+from tests.system.remote import lease_times, servers
 from tests.system.remote.proxy import Proxy
 from tests.system.remote.servers import Server
+from txstore.storage import leases
 from txstore.storage.objects import client, obstore_backend
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
@@ -109,6 +108,12 @@ def proxy(server_of: Callable[[str], Server]) -> Iterator[Proxy]:
     """A proxy in front of S3."""
     with Proxy(server_of("s3").port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
+    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
 
 
 @pytest.fixture

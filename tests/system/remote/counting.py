@@ -1,7 +1,5 @@
 """`CountingObjects`: an object store that counts what is asked of it, by the kind of request."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Sequence

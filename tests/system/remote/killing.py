@@ -1,13 +1,11 @@
 """Killing processes that tell in files of their own what was acknowledged, one after the other, at any step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.system.processes.workers import Worker
-from tests.waiting import wait_until
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Worker
 
 
 def acknowledged(files: Sequence[Path]) -> list[str]:

@@ -1,7 +1,5 @@
 """Leases that are soon over: for tests, in the process of the test and in those that it starts."""
 
-from __future__ import annotations
-
 from txstore.storage import leases
 from txstore.store import TxStore
 

@@ -64,7 +64,7 @@ class Faults:
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
         self.writing = threading.Lock()
-        self._left = self.first
+        self.left = self.first
 
     def draw(self, method: str, path: str = "") -> str:
         """Return what happens to the next request: "", or the name of a fault."""
@@ -75,10 +75,10 @@ class Faults:
             for name in ("lost", "busy", "unnamed", "conflict", "reset", "kept", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
-                    if self._left is not None:
-                        if self._left == 0:
+                    if self.left is not None:
+                        if self.left == 0:
                             return ""
-                        self._left -= 1
+                        self.left -= 1
                     return name
         return ""
 
@@ -95,14 +95,14 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Proxy:
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self.thread.join(10)
         self._server.close_clients()
 
     def send_kept(self) -> list[int]:

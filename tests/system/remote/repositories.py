@@ -1,16 +1,14 @@
 """Repositories on the servers, and what lies in them."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 import pytest
 
 import txstore
 from tests.system.remote import lease_times
 from tests.system.remote.servers import Server
-from tests.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
+from tests.tools.inside import objects_of, options_of
+from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
 from txstore.format import names
 from txstore.storage import leases
 
@@ -25,12 +23,8 @@ def again(repo: txstore.Repository) -> txstore.Repository:
     return txstore.Repository(repo.url, storage_options=options_of(repo))
 
 
-def options_of(repo: txstore.Repository) -> dict[str, Any]:
-    return dict(repo.engine.access.storage_options)
-
-
 def paths(repo: txstore.Repository, directory: str = names.STAGING) -> list[str]:
-    return [found.name for found in repo.engine.storage.objects.list(directory)]
+    return [found.name for found in objects_of(repo).list(directory)]
 
 
 def packs(repo: txstore.Repository) -> set[str]:

@@ -4,8 +4,6 @@ S3 decides conditional writes one after the other. moto looks first and writes t
 requests: so requests that write come in one at a time here.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

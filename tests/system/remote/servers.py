@@ -138,8 +138,6 @@ def needs(*packages: str) -> None:
 
 
 # --- each of them
-
-
 @contextmanager
 def memory(directory: Path) -> Iterator[Server]:
     yield Server("memory", "memory://txstore-tests", {}, 0)

@@ -4,8 +4,6 @@ A user is a process whose number is the name of a file in the directory FOLDER/u
 the tests are killed, and several workers of one run can share a server without one of them being in charge.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

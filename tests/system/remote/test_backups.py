@@ -1,7 +1,5 @@
 """Backups from each kind of storage to each: whole, run again, and of what is new."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,13 +1,9 @@
 """What users get wrong on object stores, and what goes wrong beneath them: the error, and what is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server
 import logging
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -18,16 +14,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import below
 from tests.system.remote.proxy import Faults
 from tests.system.remote.servers import AZURE_KEY, Server
-from tests.waiting import TIMEOUT
-from txstore.errors import (
-    CorruptionError,
-    LocksUnavailableError,
-    RepositoryNotFoundError,
-    SnapshotExpiredError,
-)
+from tests.tools.inside import finish_head_cache, objects_of
+from tests.tools.upkeep import below
+from txstore.errors import CorruptionError, LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.storage import kept
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
@@ -36,12 +27,6 @@ pytestmark = pytest.mark.long
 
 def opened(server: Server, url: str, **options: object) -> txstore.Repository:
     return txstore.Repository(url, storage_options=server.storage_options, **options)  # type: ignore[arg-type]
-
-
-def objects_of(repo: txstore.Repository) -> ObjectStore:
-    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
-    assert objects is not None
-    return objects
 
 
 def write(repo: txstore.Repository) -> None:
@@ -58,14 +43,12 @@ def one(s3: Server) -> tuple[Server, str]:
     """A repository on S3 with one array."""
     repo = opened(s3, s3.url())
     write(repo)
-    repo.engine.commits.head_caches._writer.finish(TIMEOUT)  # or it would be there again when a test has deleted it
+    finish_head_cache(repo)  # or it would be there again when a test has deleted it
     forget_what_was_read()
     return s3, repo.url
 
 
 # --- the place
-
-
 def test_a_wrong_bucket(s3):
     with pytest.raises(OSError, match="no such bucket") as caught:
         opened(s3, "s3://there-is-no-such-bucket/data.tx")
@@ -112,28 +95,7 @@ def test_options_that_mean_nothing_for_a_local_path(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_that_is_missing():
-    code = """if True:
-        import sys
-        sys.modules["s3fs"] = sys.modules["obstore"] = None
-        import txstore
-        try:
-            txstore.Repository("s3://bucket/data.tx")
-        except ImportError as error:
-            print(error)
-    """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "pip install 'txstore[s3]'" in said
-
-
-def test_a_scheme_that_nobody_knows():
-    with pytest.raises(ValueError, match="nonsense://"):
-        txstore.Repository("nonsense://bucket/data.tx")
-
-
 # --- the permission
-
-
 def test_a_read_only_key(one, proxy):
     server, url = one
     proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
@@ -158,7 +120,7 @@ def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
     with repo.transaction("large") as store:
         store["large"] = bytes(2 << 20)
     repo.engine.commits.oldest_kept.write(repo.engine.commits.head())
-    repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+    finish_head_cache(repo)
     forget_what_was_read()
     proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")
     with pytest.raises(PermissionError, match="not allowed to read this"):
@@ -173,7 +135,7 @@ def test_a_key_that_may_not_delete(s3, proxy):
         repo = opened(through, url)
         with repo.begin(f"{number}") as mapping:
             mapping["a"] = b"%d" % number
-        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+        finish_head_cache(repo)
     assert sorted(path for path, _ in below(objects_of(repo))) == [
         "commits/main/0000000000",
         "commits/main/0000000001",
@@ -192,16 +154,6 @@ def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
     with pytest.raises(PermissionError, match="not allowed"), repo.begin() as mapping:
         mapping["a"] = b"1"
     assert list(below(objects_of(repo))) == []
-
-
-@pytest.mark.usefixtures("drops_conditions")
-def test_a_server_that_lies_about_exclusivity(s3, proxy):
-    proxy.faults = Faults(drops={"if-none-match": ""})
-    repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
-    with pytest.raises(OSError, match=r"ignores conditional writes.*single_writer=True"):
-        write(repo)
-    assert list(below(objects_of(repo))) == []
-    assert not repo.exists
 
 
 @pytest.fixture
@@ -331,8 +283,6 @@ def test_a_file_system_that_nobody_knows(promised):
 
 
 # --- the objects
-
-
 def packs_and_commits(objects: ObjectStore) -> list[str]:
     return [path for path, _ in below(objects) if path.startswith(("packs/", "commits/"))]
 
@@ -399,8 +349,6 @@ def test_format_json_has_vanished(one):
 
 
 # --- locks, secrets
-
-
 def test_locks(one):
     server, url = one
     repo = opened(server, url)

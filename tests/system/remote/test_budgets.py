@@ -1,7 +1,5 @@
 """How many requests it takes, as a proxy in front of S3 counts them: the promises of docs/how-to/remote.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +8,8 @@ import zarr
 
 import txstore
 from tests.system.remote.proxy import Proxy
-from tests.waiting import TIMEOUT, wait_for_background_cleanup, wait_for_requests
+from tests.tools.inside import finish_head_cache
+from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests
 from txstore.history import listings, object_head_caches
 from txstore.storage import kept, leases, remote
 
@@ -41,7 +40,7 @@ def finish_head_caches(*repos: txstore.Repository) -> None:
     wait_for_requests()
     wait_for_background_cleanup()
     for repo in repos:
-        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+        finish_head_cache(repo)
 
 
 def begin(proxy: Proxy, *writers: txstore.Repository) -> None:

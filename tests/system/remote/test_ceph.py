@@ -4,8 +4,6 @@ TXSTORE_GATEWAY_KILLS is how often the gateway is killed, and how often the OSD 
 in their bucket, too: this gateway ignores conditions then. `make ceph`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -18,13 +16,13 @@ import pytest
 
 import txstore
 from tests import reliability
-from tests.maintenance.upkeep import content, put, rewrite
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.ceph_server import create_bucket
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.killing import acknowledged
 from tests.system.remote.versioning import Bucket, check_repaired, write_until_stopped
-from tests.waiting import wait_until
+from tests.tools.upkeep import content, put, rewrite
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, Worker, ended
 
 pytestmark = pytest.mark.long
 

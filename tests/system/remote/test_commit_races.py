@@ -3,8 +3,6 @@
 TXSTORE_COMMIT_ROUNDS is how often all of them commit at once; the promise of docs/how-to/remote.md is for 200.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +11,8 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
+from tests.tools.workers import QUICK, Worker, ended
 
 pytestmark = pytest.mark.long
 
@@ -58,7 +56,6 @@ def commit_at_once(url: str, options: dict[str, Any], process: int, barrier: Any
             local.wait(TIMEOUT)
             try:
                 commit = transaction.commit().commit
-                assert commit is not None
                 made.append((process, thread, number, commit.id))
             except txstore.ConflictError:
                 transaction.rollback()

@@ -1,7 +1,5 @@
 """Erasing on object stores: files are objects, what was read is cached, and nobody tells who reads."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator
@@ -14,17 +12,18 @@ import zarr
 import txstore
 from tests.maintenance.erased_rows import array_of
 from tests.maintenance.test_erase import SECRETS, check_all_is_told, fill, leaks
-from tests.maintenance.upkeep import below, put
-from tests.system.processes.workers import SPAWN, TIMEOUT, Worker, ended
 from tests.system.remote.repositories import again, opened
 from tests.system.remote.servers import Server
+from tests.tools.inside import join_shared, objects_of
+from tests.tools.upkeep import below, put
+from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
 
 pytestmark = pytest.mark.long
 
 
 def scanned(repo: txstore.Repository) -> list[str]:
     """What `leaks` finds in all objects, but those that a cleanup in the background deletes meanwhile."""
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
 
     def found() -> Iterator[tuple[str, bytes]]:
         for path, _ in below(objects):
@@ -43,7 +42,7 @@ def filled(server: Server) -> txstore.Repository:
         mapping["s/mine"] = SECRETS["s/c/0"]
         shared = mapping.participation.share()
         other = again(repo)
-        theirs = other.engine.join(shared, other.engine.commits.identity.id)
+        theirs = join_shared(other, shared)
         theirs["s/theirs"] = SECRETS["s/c/1"]
         theirs["k/theirs"] = b"kept"
         theirs.participation.seal()
@@ -124,7 +123,7 @@ def test_a_process_that_had_read_it_writes_none_of_it(s3: Server) -> None:
         is_erased.set()
         worker.result()
     erased = [ROWS[0, 2], *ROWS[1, [2, 5]], *ROWS[2]]
-    found = {path: bytes(repo.engine.storage.objects.get(path)) for path, _ in below(repo.engine.storage.objects)}
+    found = {path: bytes(objects_of(repo).get(path)) for path, _ in below(objects_of(repo))}
     pieces = [*(each.tobytes() for each in erased), NOTE.encode()]
     assert [path for path, content in found.items() if any(piece in content for piece in pieces)] == []
     copy = zarr.open_array(again(repo).snapshot(), path="vc", mode="r")[:]

@@ -1,7 +1,5 @@
 """Nothing holds up an event loop: not a slow server, and not what is dropped there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
@@ -13,7 +11,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.system.remote.proxy import Faults
-from tests.waiting import wait_until
+from tests.tools.inside import objects_of
+from tests.tools.waiting import wait_until
 from txstore.storage import kept
 
 pytestmark = pytest.mark.long
@@ -26,12 +25,12 @@ class Turns:
     """Lets the server hear of a request only when the loop has turned meanwhile: it does not wait for the answer."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.stood: list[str] = []
 
     def __call__(self, method: str, path: str) -> None:
         turned = threading.Event()
-        self._loop.call_soon_threadsafe(turned.set)
+        self.loop.call_soon_threadsafe(turned.set)
         if not self.stood and not turned.wait(STANDS):
             self.stood.append(f"{method} {path}")
 
@@ -110,6 +109,6 @@ async def test_what_is_dropped_on_a_loop_is_deleted_elsewhere(s3, proxy):
     proxy.faults = Faults(hold=turns)
     held.clear()
     gc.collect()
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     await asyncio.to_thread(wait_until, lambda: not objects.list(".staging") and not objects.list("packs"))
     assert turns.stood == [], "the loop stood still while this was asked for"

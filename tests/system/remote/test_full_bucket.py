@@ -1,7 +1,5 @@
 """A bucket at its quota: what has to go can go, and whoever writes is told. The proxy counts objects, as Ceph does."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Sequence
 from unittest.mock import Mock
@@ -9,9 +7,10 @@ from unittest.mock import Mock
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import below, content, rewrite
 from tests.system.remote.proxy import Faults, Proxy
-from tests.waiting import TIMEOUT
+from tests.tools.faults import always
+from tests.tools.inside import existing, finish_head_cache
+from tests.tools.upkeep import below, content, rewrite
 from txstore.storage import remote
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import open_objects
@@ -26,7 +25,7 @@ class Bucket:
 
     def __init__(self, server, proxy: Proxy) -> None:
         self.proxy = proxy
-        self._server = server
+        self.server = server
         through = server.with_options(endpoint_url=proxy.url)
         self.url, self.options = through.url(), through.storage_options
 
@@ -35,7 +34,7 @@ class Bucket:
 
     @property
     def names(self) -> list[str]:
-        return [path for path, _ in below(open_objects(self.url, self._server.storage_options))]
+        return [path for path, _ in below(open_objects(self.url, self.server.storage_options))]
 
     def fill(self, room: int = 0) -> None:
         most = len(self.names) + room
@@ -43,7 +42,7 @@ class Bucket:
 
     def settle(self, repo: txstore.Repository) -> None:
         """Wait for what is written in the background."""
-        repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+        finish_head_cache(repo)
 
 
 @pytest.fixture
@@ -146,17 +145,13 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     repo = full.open()
     full.proxy.faults = Faults()
     commits = repo.engine.commits
-    commits.oldest_kept.write = stop
+    commits.oldest_kept.write = always(InterruptedError("killed"))
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)
     full.settle(repo)
     full.fill()
     assert full.open().vacuum(keep=1).oldest_kept >= COMMITS
     assert len([name for name in full.names if not name.startswith("operations/")]) < COMMITS
-
-
-def stop(*arguments: object) -> None:
-    raise InterruptedError("killed")
 
 
 def test_there_is_no_room_at_all(full):
@@ -180,7 +175,7 @@ def test_a_transaction_with_a_name_is_rolled_back(bucket):
     bucket.settle(repo)
     del store
     bucket.fill()
-    bucket.open().engine.existing("large").rollback()
+    existing(bucket.open(), "large").rollback()
     assert [name for name in bucket.names if name.startswith((".staging/", "packs/"))] == []
     assert {"heads/main", "zarr.json"} <= set(bucket.names)
 

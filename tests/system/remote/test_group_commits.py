@@ -3,18 +3,17 @@
 TXSTORE_TRAIN_COMMITS is how many commits each of those makes that are not killed.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
+from tests.tools.inside import stored_commit
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.commit_queue import group_commits
 from txstore.history import whole_groups
 
@@ -66,6 +65,6 @@ def test_writers_are_killed(server_of, tmp_path, faults):
     assert set(told) <= set(made), "a commit that was acknowledged is lost"
     assert len(set(made) - set(told)) <= KILLED, "of each that was killed, one commit at most is not acknowledged"
     assert {key.replace("/c/", "/") for key in repo.mapping() if key != "a"} == set(made)
-    stored = [repo.engine.commits.files.read("main", version) for version in range(len(log))]
+    stored = [stored_commit(repo, version) for version in range(len(log))]
     assert any(each.header.group_commit for each in stored), "nobody has met anybody"
     assert repo.verify().faults == []

@@ -3,8 +3,6 @@
 TXSTORE_LOST_COMMITS is how many commits four writers make while answers are lost; the promise is for 500.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import threading
@@ -15,10 +13,10 @@ from contextlib import contextmanager
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
-from tests.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.errors import CommitUnknownError
 from txstore.storage import late_answers
 from txstore.storage.objects import client, obstore_backend
@@ -52,6 +50,13 @@ def open_repo(through: Server) -> Iterator[Open]:
         mapping["a"] = b"0"
     yield open_repo
     assert open_repo().verify().faults == []
+
+
+def staged(open_repo: Open) -> tuple[txstore.Repository, txstore.Transaction]:
+    repo = open_repo()
+    transaction = repo.begin("second")
+    transaction["a"] = b"1"
+    return repo, transaction
 
 
 @contextmanager
@@ -124,9 +129,7 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
 
 @pytest.mark.parametrize("fault", ["lost", "busy", "unnamed", "conflict", "reset"])
 def test_what_passes_is_waited_for(open_repo, proxy, fault):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    repo, transaction = staged(open_repo)
     with faults(proxy, within=VERSION, first=2, **{fault: 1.0}):
         transaction.commit()
     assert messages(repo) == ["first", "second"]
@@ -136,9 +139,7 @@ def test_what_passes_is_waited_for(open_repo, proxy, fault):
 @pytest.mark.parametrize("fault", ["lost", "busy", "reset"])
 def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, proxy, quick, fault):
     """Nothing but the version fails: reading it back tells what has become of the commit, where there is an answer."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    repo, transaction = staged(open_repo)
     with faults(proxy, within=VERSION, methods=WRITES, **{fault: 1.0}):
         if fault == "lost":  # the server has it, and says so when it is asked
             transaction.commit()
@@ -174,16 +175,13 @@ def test_a_commit_that_is_made_when_it_was_given_up(open_repo, proxy, monkeypatc
 
 
 def test_the_version_can_not_be_read_back(open_repo, proxy, quick):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     with (
         faults(proxy, within=VERSION, methods=frozenset({"PUT", "GET"}), lost=1.0),
         pytest.raises(CommitUnknownError) as it,
     ):
         transaction.commit()
     commit = open_repo().resolve(it.value.commit_id)
-    assert commit is not None
     assert commit.message == "second"
     assert "repo.resolve" in str(it.value)
     assert messages(open_repo()) == ["first", "second"]
@@ -196,11 +194,11 @@ class LateOne:
 
     def __init__(self) -> None:
         self.may_land = threading.Event()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._path: str | None = None
 
     def __call__(self, method: str, path: str) -> None:
-        with self._lock:
+        with self.lock:
             if self._path is not None or method not in WRITES or VERSION not in path:
                 return
             self._path = path
@@ -277,9 +275,7 @@ def test_an_answer_that_is_held(server_of, engine, whose):
 
 def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
     """Nothing is there: the server may yet come to it, so it is waited for, and not in silence."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     late, told = LateOne(), threading.Event()
     tell = late_answers._tell
     monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), told.set()))
@@ -299,9 +295,7 @@ def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
 
 def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch):
     """Neither the request nor the look at the version is answered: nobody else is said to have been faster."""
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = b"1"
+    _repo, transaction = staged(open_repo)
     may_answer, tell = threading.Event(), late_answers._tell
     monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), may_answer.set()))
 

@@ -1,7 +1,5 @@
 """Merges on object stores: what one side has moved, and the other has changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import zarr

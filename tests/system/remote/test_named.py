@@ -1,7 +1,5 @@
 """Transactions with a name on an object store: its processes share nothing but the server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -12,23 +10,18 @@ import pytest
 
 import txstore
 from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, stage, value_of
-from tests.system.processes.workers import QUICK, TIMEOUT, Worker, ended
 from tests.system.remote import lease_times
-from tests.system.remote.repositories import again, assert_tidy, opened, options_of
+from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
+from tests.tools.inside import existing, objects_of, options_of
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import ParticipantLostError, TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
 from txstore.transactions.participants.shared import SharedTransaction
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
 
 @pytest.fixture
@@ -53,8 +46,6 @@ def crew(repo: txstore.Repository, count: int) -> Any:
 
 
 # --- what it is for
-
-
 def test_ranks_and_a_restart(repo):
     with crew(repo, 3) as all_ranks:
         for number, rank in enumerate(all_ranks):
@@ -67,13 +58,13 @@ def test_ranks_and_a_restart(repo):
         assert named(repo) == [NAME]
         for _ in range(2):
             with pytest.raises(txstore.ParticipantLostError) as lost:
-                again(repo).engine.existing(NAME).commit()
+                existing(again(repo), NAME).commit()
             assert lost.value.keys == ("2/a", "2/b")
         assert again(repo).head() is None
         all_ranks[0].do("join")
         all_ranks[0].do("put", "2/a", "2/b")
         all_ranks[0].do("leave")
-    again(repo).engine.existing(NAME).commit()
+    existing(again(repo), NAME).commit()
     assert content(repo) == [f"{number}/{key}" for number in range(3) for key in "ab"]
     assert named(repo) == []
     assert_tidy(repo)
@@ -98,8 +89,6 @@ def test_it_goes_on_while_anybody_lives(repo):
 
 
 # --- races
-
-
 def join_in_rounds(barrier: Any, url: str, options: dict[str, Any], number: int, rounds: int) -> list[str]:
     lease_times.shorten()
     repo, found = txstore.Repository(url, storage_options=options), []
@@ -125,7 +114,7 @@ def test_several_begin_at_once(repo):
     assert len(set(found[0])) == rounds
     assert sorted(named(repo)) == [f"round-{i}" for i in range(rounds)]
     for i in range(rounds):
-        again(repo).engine.existing(f"round-{i}").commit()
+        existing(again(repo), f"round-{i}").commit()
     assert content(repo) == sorted(f"{i}/{number}" for i in range(rounds) for number in range(count))
     assert_tidy(repo)
 
@@ -142,7 +131,7 @@ def stage_and_commit(url: str, options: dict[str, Any], number: int, count: int)
                 with repo.transaction(name=NAME) as store:
                     store[key] = value_of(key)
                 staged.append(key)  # not before: to leave the block may be refused, and then it does not count
-                repo.engine.existing(NAME).commit()
+                existing(repo, NAME).commit()
             except (TransactionStateError, ParticipantLostError):
                 # A commit that was tried in vain refused somebody's write, which is not done again yet.
                 time.sleep(0.01)
@@ -156,14 +145,14 @@ def test_it_ends_and_the_next_begins_while_its_name_is_looked_for(repo, monkeypa
 
     def overtaken(*arguments):
         monkeypatch.setattr(SharedTransaction, "find", find)
-        again(repo).engine.existing(NAME).commit()
+        existing(again(repo), NAME).commit()
         stage(again(repo), "b")
         return find(*arguments)
 
     monkeypatch.setattr(SharedTransaction, "find", overtaken)
     with again(repo).transaction(name=NAME) as store:
         assert store.mapping["b"] == value_of("b")
-    again(repo).engine.existing(NAME).commit()
+    existing(again(repo), NAME).commit()
     assert content(repo) == ["a", "b"]
     assert_tidy(repo)
 
@@ -176,7 +165,7 @@ def test_whoever_finishes_commits(repo):
     while named(repo):  # the last one to leave was perhaps refused, while another was still there
         assert time.monotonic() < deadline
         try:
-            again(repo).engine.existing(NAME).commit()
+            existing(again(repo), NAME).commit()
         except TransactionStateError:
             time.sleep(0.1)
     assert content(repo) == staged
@@ -198,7 +187,7 @@ def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, monkeypa
         found = listed(storage, path)
         if storage is late.engine.storage and path.startswith(names.PACKS) and found and not rolled_back:
             rolled_back.append(path)
-            again(repo).engine.existing(NAME).rollback()
+            existing(again(repo), NAME).rollback()
         return found
 
     monkeypatch.setattr(RemoteStorage, "list", list_and_roll_back)
@@ -208,15 +197,13 @@ def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, monkeypa
         with late.transaction(name=NAME) as store:
             assert store.mapping.id != ended_id
             store["b"] = value_of("b")
-        again(repo).engine.existing(NAME).commit()
+        existing(again(repo), NAME).commit()
         assert content(repo) == ["b"]
     assert rolled_back
     assert_tidy(repo)
 
 
 # --- who dies while it ends the transaction
-
-
 #: Every fourth step by default: each is a repository with a transaction of its own.
 ALL_STEPS = "TXSTORE_KILL_ROUNDS" in os.environ
 
@@ -239,7 +226,7 @@ class Deadly:
 def end_and_die(url: str, options: dict[str, Any], end: str, step: int) -> None:
     leases.BEAT, leases.TERM = 1000.0, 4000.0  # no renewals, which would be counted, and none is missed here
     repo = txstore.Repository(url, storage_options=options)
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
     storage = repo.engine.storage
     storage.objects = storage.leases._objects = Deadly(storage.objects, step)
     getattr(transaction, end)()
@@ -273,7 +260,7 @@ def test_who_ends_it_is_killed_at_each_step(server_of, end):
         with again(repo).transaction(name=NAME) as store:
             assert store.changes()["set"] == (KEYS if there else [])
             store["more"] = value_of("more")
-        made = again(repo).engine.existing(NAME)
+        made = existing(again(repo), NAME)
         if number % 2:
             made.commit()
             assert content(repo) == ([*KEYS, "more"] if there or is_committed else ["more"])
@@ -298,7 +285,7 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
     """Another may be ending the transaction by now."""
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
-    transaction = repo.engine.existing(NAME)
+    transaction = existing(repo, NAME)
     shared = transaction._staging.members.shared
     seal = shared.seal
 
@@ -312,20 +299,20 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
         transaction.commit()
     assert again(repo).head() is None
     monkeypatch.undo()
-    again(repo).engine.existing(NAME).commit()
+    existing(again(repo), NAME).commit()
     assert content(repo) == ["a"]
 
 
 def test_a_name_that_is_left_over_is_given_to_the_next(repo):
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
-    store = repo.engine.existing(NAME)
-    name = repo.engine.storage.objects.get(f"{names.STAGING}/named-{NAME}")
+    store = existing(repo, NAME)
+    name = objects_of(repo).get(f"{names.STAGING}/named-{NAME}")
     store.rollback()
-    repo.engine.storage.objects.put(f"{names.STAGING}/named-{NAME}", [name])
+    objects_of(repo).put(f"{names.STAGING}/named-{NAME}", [name])
     assert named(repo) == []
     with repo.transaction(name=NAME) as store:
         store["b"] = value_of("b")
-    repo.engine.existing(NAME).commit()
+    existing(repo, NAME).commit()
     assert content(repo) == ["b"]
     assert_tidy(repo)

@@ -1,13 +1,11 @@
 """Directories that other machines share. Where the kernel has no such client, one is played: what differs is forced."""
 
-from __future__ import annotations
-
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ import pytest
 import zarr
 
 import txstore
-from tests.transactions.faults import watch
+from tests.tools.faults import always, watch
+from tests.tools.workers import run_threads
 from txstore import CommitUnknownError
 from txstore.history import opening
 from txstore.history.opening import open_storage
@@ -60,9 +59,7 @@ def test_it_reads_by_ranges_and_maps_nothing(repo: txstore.Repository) -> None:
         assert repo.url not in maps.read()
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(
-    repo: txstore.Repository, tmp_path: Path
-) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(repo, tmp_path):
     put(repo, a=bytes(3 << 20), b=b"b" * 100)
     snapshot = repo.snapshot()
     assert snapshot.mapping["b"] == b"b" * 100
@@ -91,14 +88,14 @@ class Late:
     def __init__(self, repo: txstore.Repository, name: str, seconds: float) -> None:
         self.watched = watch(repo)
         self.watched.before["read_tail"] = self
-        self._name = name
-        self._until = time.monotonic() + seconds
+        self.name = name
+        self.until = time.monotonic() + seconds
 
     def ends(self) -> None:
-        self._until = 0.0
+        self.until = 0.0
 
     def __call__(self, path: str, *_: object) -> None:
-        if path.endswith(self._name) and time.monotonic() < self._until:
+        if path.endswith(self.name) and time.monotonic() < self.until:
             raise FileNotFoundError(errno.ENOENT, "not seen yet", path)
 
 
@@ -127,20 +124,14 @@ def test_an_answer_that_is_lost(open_repo: Callable[..., txstore.Repository]) ->
     """A server that has made the link, and is asked again: the name exists, and it is ours."""
     repo = open_repo()
     put(repo, a=b"1")
-
-    def lost(*_: object) -> None:
-        raise FileExistsError(errno.EEXIST, "it exists")
-
     watched = watch(repo)
-    watched.after["rename_noreplace"] = lost
+    watched.after["rename_noreplace"] = always(FileExistsError(errno.EEXIST, "it exists"))
     put(repo, a=b"2")
     del watched.after["rename_noreplace"]
     assert [commit.version for commit in repo.log()] == [1, 0]
 
 
-def test_the_version_is_never_seen(
-    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_the_version_is_never_seen(monkeypatch, open_repo):
     """It exists, and can't be read back for longer than anything is believed: that is an error, and nothing is lost."""
     monkeypatch.setattr(NetworkStorage, "capabilities", replace(NETWORK, stale_seconds=0.2))
     repo, other = open_repo(), open_repo()
@@ -164,18 +155,12 @@ def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository
         for i in range(10):
             repos[number].run(lambda store, i=i: store.mapping.update({f"{number}.{i}": b"1"}))
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(repos))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_threads(*(partial(write, number) for number in range(len(repos))))
     assert len(open_repo().snapshot().mapping) == 40
     assert len(list(open_repo().log())) == 40
 
 
-def test_what_another_machine_stages_is_not_taken_for_abandoned(
-    monkeypatch: pytest.MonkeyPatch, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_what_another_machine_stages_is_not_taken_for_abandoned(monkeypatch, open_repo):
     """On sshfs nobody sees what other machines have locked."""
     repo, other = open_repo(), open_repo()
     put(repo, a=b"1")
@@ -188,9 +173,7 @@ def test_what_another_machine_stages_is_not_taken_for_abandoned(
     assert sorted(open_repo().snapshot().mapping) == ["a", "b", "c"]
 
 
-def test_what_nobody_has_written_for_long_is_abandoned(
-    tmp_path: Path, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_what_nobody_has_written_for_long_is_abandoned(tmp_path, open_repo):
     repo = open_repo()
     put(repo, a=b"1")
     left = tmp_path / "data.tx" / ".staging" / f"{'ab' * 16}.0"

@@ -1,7 +1,5 @@
 """What every object store does, over real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -14,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.system.processes.steps import status_of
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.steps import status_of
 from txstore.storage.objects import async_backend, azure, obstore_backend
 from txstore.storage.objects.interface import Object, ObjectStore, check_creation, open_objects
 

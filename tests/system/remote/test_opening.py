@@ -1,7 +1,5 @@
 """Which store a URL and its options lead to; no server is needed but that of HTTP in this process."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import pickle
@@ -167,8 +165,6 @@ def test_an_engine_that_is_no_engine(monkeypatch):
 
 
 # --- obstore: when, and with what
-
-
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No credentials in the environment."""
@@ -195,7 +191,6 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_options_in_terms_of_obstore(bare, url, options, expected):
     connection = obstore_backend.connection_of(target(url, options))
-    assert connection is not None
     assert {name: connection.arguments.get(name) for name in expected} == expected
 
 
@@ -236,8 +231,6 @@ def test_which_engine_is_chosen(bare, monkeypatch):
 
 
 # --- those that can't create exclusively
-
-
 @pytest.fixture
 def http_url(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "d").mkdir()

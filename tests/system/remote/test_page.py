@@ -1,7 +1,5 @@
 """The page beside a repository, on each of the servers."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

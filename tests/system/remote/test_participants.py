@@ -1,7 +1,5 @@
 """Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -18,34 +16,31 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.members import (
+from tests.system.remote import lease_times
+from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
+from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
+from tests.system.remote.servers import Server
+from tests.tools.inside import objects_of, options_of
+from tests.tools.members import (
     Member,
     clear,
     committed,
     enter,
     fill,
+    fill_chunk,
+    fill_region,
     get,
     join_in_this_process,
     members,
     put,
     seal,
 )
-from tests.system.processes.workers import QUICK, TIMEOUT
-from tests.system.remote import lease_times
-from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
-from tests.system.remote.repositories import assert_tidy, opened, options_of, packs, paths, referred
-from tests.system.remote.servers import Server
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
 from txstore.store import TxStore
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
 
 @pytest.fixture
@@ -80,12 +75,6 @@ def store(repo: txstore.Repository) -> Iterator[TxStore]:
 
 
 # --- every way to start a process
-
-
-def fill_region(store: TxStore, number: int) -> None:
-    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
-
-
 def test_workers_of_a_pool_fill_one_array(repo_anywhere):
     store = begin(repo_anywhere)
     with ProcessPoolExecutor(2, mp_context=QUICK, initializer=lease_times.shorten) as pool:
@@ -117,13 +106,7 @@ def test_one_process_each_fills_one_array(repo, store, method):
     assert_tidy(repo)
 
 
-def fill_chunk(store: TxStore, number: int) -> None:
-    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
-
-
 # --- two that write one key, and what each sees
-
-
 def crew(store: TxStore, count: int, *, joined: bool = True):
     return members(store, count, joined=joined, first=lease_times.shorten)
 
@@ -188,19 +171,7 @@ def test_a_conflict_with_another_commit_leaves_all_staged_and_can_be_tried_again
     assert store.changes()["set"] == ["x/c/1", "x/c/2"]
 
 
-def test_a_commit_in_between_that_does_not_conflict(repo, store):
-    with crew(store, 1) as (member,):
-        member.do(fill_chunk, 1)
-        with repo.transaction() as other:
-            other["other"] = b"1"
-        store.commit()
-        assert committed(repo)[4:8] == [2] * 4
-        assert repo.mapping()["other"] == b"1"
-
-
 # --- the end
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
     store["key"] = b"1"
@@ -232,8 +203,6 @@ def test_rollback_deletes_what_was_uploaded(repo, store):
 
 
 # --- those who die
-
-
 def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     with crew(store, 2) as (worker, other):
         other.do(fill_chunk, 5)
@@ -379,8 +348,6 @@ def test_who_joins_a_transaction_whose_owner_has_died_is_told(repo, store):
 
 
 # --- vacuum
-
-
 def upload_and_wait(url: str, options: dict, pipe) -> None:
     lease_times.shorten()
     store = txstore.Repository(url, storage_options=options).transaction()
@@ -426,7 +393,7 @@ def test_a_vacuum_leaves_what_the_living_have_staged(repo, store, uploader, monk
 
 def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, uploader, monkeypatch):
     process, _ = uploader
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     for stray in (f"{'ab' * 16}.held", f"{'cd' * 16}.7.held"):
         objects.put(f"{names.STAGING}/{stray}", [b"0" * 32])
     with crew(store, 1) as (member,):
@@ -446,8 +413,6 @@ def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, 
 
 
 # --- in one process
-
-
 def read_and_write_more(store: TxStore) -> None:
     assert bytes(store["small"]) == b"owner"
     assert bytes(store["large"]) == bytes([7]) * (3 << 20)
@@ -507,26 +472,3 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
         assert store.mapping._staging.members.siblings._tails[1].is_sealed
     assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)
-
-
-def fail_in_block(store: TxStore) -> None:
-    with pytest.raises(RuntimeError), store:
-        fill(store, "x", 0, 6, 1)
-        raise RuntimeError
-
-
-def test_the_process_that_began_does_again_what_failed(repo: txstore.Repository) -> None:
-    store = begin(repo)
-    with members(store, 1) as (worker,):
-        fill(store, "x", 5, 8, 3)
-        worker.do(fail_in_block)
-        with pytest.raises(txstore.ParticipantLostError):
-            store.commit()
-        assert zarr.open_array(store, path="x")[:8].tolist() == [0] * 5 + [3] * 3
-        fill(store, "x", 0, 5, 2)
-        with pytest.raises(txstore.ParticipantLostError) as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/1",)
-        fill(store, "x", 5, 6, 2)
-        store.commit()
-    assert committed(repo)[:8] == [2] * 6 + [3] * 2

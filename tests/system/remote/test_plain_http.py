@@ -1,7 +1,5 @@
 """A repository that a plain web server serves: what is read without lists, and what says that it needs them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,9 +95,7 @@ def test_a_vacuum_leaves_no_reader_behind(repo: txstore.Repository, base: str) -
 
 
 @pytest.mark.parametrize("damage", ["no commit", "no head cache", "head cache"])
-def test_without_the_newest_commit_there_is_no_other(
-    repo: txstore.Repository, base: str, tmp_path: Path, damage: str
-) -> None:
+def test_without_the_newest_commit_there_is_no_other(repo, base, tmp_path, damage):
     head_cache = tmp_path / "data.tx/heads/main"
     if damage == "no commit":
         (tmp_path / "data.tx/commits/main/0000000001").unlink()

@@ -1,7 +1,5 @@
 """Stores on object stores in other processes, forked or handed a pickle; and the memory that a writer needs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess
@@ -13,10 +11,11 @@ import pytest
 import zarr
 
 import txstore
-from tests.maintenance.upkeep import tree
-from tests.system.processes.workers import SPAWN, Worker, ended
 from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.inside import objects_of
+from tests.tools.upkeep import tree
+from tests.tools.workers import SPAWN, Worker, ended
 
 pytestmark = pytest.mark.long
 
@@ -129,7 +128,7 @@ def test_the_memory_of_a_writer_is_bounded(server_of, engine, record_property):
     assert above <= MOST
     repo = txstore.Repository(url, storage_options=server.storage_options)
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[-1, :3].tolist() != [0, 0, 0]
-    repo.engine.storage.objects.delete(packs(repo))  # moto holds it all in memory
+    objects_of(repo).delete(packs(repo))  # moto holds it all in memory
 
 
 def packs(repo: txstore.Repository) -> list[str]:

@@ -1,8 +1,7 @@
 """What requests are made, and what happens where answers are lost or the server is busy. S3 behind a proxy."""
 
-from __future__ import annotations
-
 import threading
+from functools import partial
 
 import pytest
 
@@ -11,6 +10,7 @@ from tests.system.remote.conftest import with_engine
 from tests.system.remote.counting import CountingObjects
 from tests.system.remote.proxy import Faults, Proxy, kind_of
 from tests.system.remote.servers import Server, azure_connection
+from tests.tools.workers import run_threads
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import ObjectStore, check_creation, open_objects
 
@@ -164,11 +164,7 @@ def test_racing_creators_behind_a_bad_network(s3, proxy):
                 continue
             told[number].append(thread)
 
-    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join(120)
+    run_threads(*(partial(run, thread) for thread in range(threads)))
     for number, winners in told.items():
         whose = int(store.get(f"c/{number}").split()[0])
         assert winners in ([whose], []), f"{number}: {winners} were told that they won, it is of {whose}"
@@ -221,6 +217,7 @@ def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine
     proxy.faults = Faults(drops={"if-none-match": ""})
     with pytest.raises(OSError, match="single_writer=True"):
         commit(txstore.Repository(url, storage_options=options), "refused")
+    assert open_objects(url, options).list("") == []
     alone = txstore.Repository(url, storage_options=options, single_writer=True)
     for number in range(3):
         commit(alone, f"{number}")

@@ -3,8 +3,6 @@
 TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/how-to/remote.md is for 200.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -13,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.workers import QUICK
 from tests.system.remote.conftest import STORES
+from tests.tools.workers import QUICK
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
 pytestmark = pytest.mark.long

@@ -1,7 +1,5 @@
 """`txstore serve` over object stores: what each request reads lies far away, and is read in threads."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 Here the proxy does not pass on `If-None-Match` from a moment on, with versions or without.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -15,13 +13,14 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.workers import QUICK, Worker, ended
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.killing import acknowledged
 from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
-from tests.waiting import wait_until
+from tests.tools.faults import always
+from tests.tools.waiting import wait_until
+from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.history import listings, object_head_caches
 from txstore.history.creation_proof import CreationProof
@@ -113,12 +112,16 @@ def commit(repo: txstore.Repository, key: str) -> txstore.Commit:
     return repo.head()
 
 
-def taken_twice(place: Place) -> tuple[txstore.Repository, txstore.Repository]:
-    """Let two commits take one version; the second, "late", stops all. Return the repositories that made them."""
+def rivals(place: Place) -> tuple[txstore.Repository, txstore.Repository, txstore.Transaction, txstore.Commit]:
+    """Two repositories; the second has staged "late" when the first commits "taken"."""
     first, second = place.open(), place.open()
     commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    return first, second, staged(second, "late"), commit(first, "taken")
+
+
+def taken_twice(place: Place) -> tuple[txstore.Repository, txstore.Repository]:
+    """Let two commits take one version; the second, "late", stops all. Return the repositories that made them."""
+    first, second, late, _ = rivals(place)
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError):
         late.commit()
@@ -192,12 +195,8 @@ def test_a_commit_is_not_acknowledged_that_may_have_taken_anothers_place(place, 
 def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch):
     """Nothing that the first one has done makes what came later look older."""
     taken_twice(place)
-
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", interrupted)
+        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             place.open().verify(repair=True)
     place.open().verify(repair=True)
@@ -207,10 +206,7 @@ def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch)
 
 def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting):
     """Nothing tells of it at once: two commits are lost, and both processes learn that."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    first, second, late, taken = rivals(place)
     first.tags["release"] = taken
     place.ignore_conditions()
     late.commit()
@@ -232,11 +228,8 @@ def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting)
 
 def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     """What is there now is put in one line all the same, and the report says that nothing else was looked at."""
-    monkeypatch.setattr(S3Backend, "list_versions", refused)
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    monkeypatch.setattr(S3Backend, "list_versions", always(Refusal(501, "not implemented")))
+    first, _second, late, taken = rivals(place)
     place.switch_versioning_on()
     with pytest.raises(txstore.CommitUnknownError):
         late.commit()
@@ -250,10 +243,6 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     assert place.open().verify().faults == []
     assert lost_of(report) == {taken.id}, "the head cache named it"
     assert taken.id not in {each.id for each in place.open().log()}
-
-
-def refused(*arguments: Any) -> None:
-    raise Refusal(501, "not implemented")
 
 
 def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting):
@@ -356,10 +345,7 @@ def test_a_question_that_has_to_be_answered_and_is_not_stops_nobody(place, unans
 
 
 def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, trusting, unanswered):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    taken = commit(first, "taken")
+    _first, second, late, taken = rivals(place)
     place.switch_versioning_on()
     unanswered(place)
     with pytest.raises(txstore.CommitUnknownError):
@@ -376,10 +362,7 @@ def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, tr
 
 def test_an_answer_of_before_the_switch_comes_late(place, trusting, monkeypatch):
     """It comes between the version's creation and the question whether that was exclusive; it was another thread's."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, _second, late, _ = rivals(place)
     place.switch_versioning_on()
     confirm = CreationProof.confirm
 
@@ -503,16 +486,12 @@ def test_a_committer_is_killed_before_it_stops_others(place, trusting):
 
 def replaced_by_the_dead(place: Place, first: txstore.Repository) -> txstore.Commit:
     """Return a commit that was replaced by "late", whose committer dies before it learns of that."""
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     second = place.open()
     late = staged(second, "late")
     taken = commit(first, "taken")
     place.switch_versioning_on()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(CreationProof, "confirm", killed)
+        patched.setattr(CreationProof, "confirm", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     place.create_exclusively()
@@ -537,17 +516,10 @@ def test_what_was_made_on_top_of_a_dead_committers_is_kept(place, trusting):
 
 
 def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, monkeypatch):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
-
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(CreationProof, "confirm", interrupted)
+        patched.setattr(CreationProof, "confirm", always(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             late.commit()
     with pytest.raises(OSError, match=CAUSE):
@@ -558,10 +530,7 @@ def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, mo
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatch, error):
     """After Ctrl-C at once, since the process may end; after an error when it commits next."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
     put, errors = second.engine.commits.storage.objects.put, [error]
 
@@ -615,10 +584,7 @@ def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, 
 
 def test_a_repair_asks_the_server_anew(place, trusting):
     """Also of a process that has asked before, and was told that it creates exclusively."""
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "late")
-    commit(first, "taken")
+    first, second, late, _ = rivals(place)
     place.ignore_conditions()
     let_time_pass(second)
     with pytest.raises(txstore.CommitUnknownError):

@@ -1,7 +1,5 @@
 """Values that stay in objects of S3, or on a web server, read by repositories here and there."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import multiprocessing
@@ -166,13 +164,7 @@ def leading(web: str) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_a_server_that_leads_to_another_host(
-    open_repo: Callable[..., txstore.Repository],
-    web: str,
-    leading: Callable[..., str],
-    tmp_path: Path,
-    code: int,
-) -> None:
+def test_a_server_that_leads_to_another_host(open_repo, web, leading, tmp_path, code):
     """It may know places that nobody else can reach but us: not one request goes there."""
     pytest.importorskip("aiohttp")
     asked = []

@@ -5,8 +5,6 @@ below, with the reason; so is what asks for no repository. A share of the tests,
 servers by default; TXSTORE_REMOTE=10 runs ten times as many, TXSTORE_REMOTE=all all of them.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import zlib
@@ -16,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.maintenance.upkeep import below
 from tests.system.remote.conftest import STORES, with_engine
 from tests.system.remote.servers import Server
+from tests.tools.upkeep import below
 from txstore.history import opening
 from txstore.storage.objects import client
 
@@ -65,7 +63,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "test_what_only_a_deleted_branch_needs_goes": _FILES,
     },
     "test_late_writes.py": {
-        "test_late_writes_after_a_failed_write_are_refused": "only an upload can fail: see test_late_writes.py here",
+        "test_late_writes_after_a_failed_write_are_refused": "only an upload can fail: see test_late_writes.py here"
     },
     "test_operations.py": {
         "test_a_backup_has_the_records": "credentials are given elsewhere",
@@ -102,12 +100,9 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "test_reading_fifty_commits_holds_no_descriptor": _MAPPED,
     },
     "test_zarr.py": {
-        "test_the_fused_pipeline_alone_leaves_the_event_loop": "on object stores no pipeline holds up the event loop",
+        "test_the_fused_pipeline_alone_leaves_the_event_loop": "on object stores no pipeline holds up the event loop"
     },
-    "test_usage.py": {
-        "test_a_commit_of_several_processes_is_being_made": _PACKS,
-        "test_it_adds_up": _FILES,
-    },
+    "test_usage.py": {"test_a_commit_of_several_processes_is_being_made": _PACKS, "test_it_adds_up": _FILES},
     "test_vacuum.py": {
         "test_a_commit_at_every_step_of_a_vacuum": _PINS,
         "test_a_copy_of_the_directory_has_no_locks": _FILES,

@@ -10,7 +10,8 @@ import zarr
 
 import txstore
 from tests.system.remote.repositories import packs, paths, referred
-from tests.transactions.arrays import array
+from tests.tools.arrays import array
+from tests.tools.inside import objects_of
 from tests.transactions.test_late_writes import *
 from tests.transactions.test_late_writes import nothing_arrives, sevens_first
 from txstore import TransactionStateError
@@ -27,7 +28,7 @@ def failing(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> Failin
     """Everything staged is uploaded, in small packs; inside the context that of the sevens fails, and others wait."""
     monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
     monkeypatch.setattr(object_writer, "OBJECT_SIZE", 600 << 10)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
     put = objects.put
 
     def put_but_sevens(path: str, parts: Sequence[Any]) -> None:
@@ -51,9 +52,7 @@ def assert_nothing_is_left(repo: txstore.Repository, store: txstore.TxStore) -> 
     assert not [path for path in paths(repo) if not path.endswith(names.LEASE)]
 
 
-def test_late_writes_after_a_failed_upload_are_refused(
-    repo: txstore.Repository, store: txstore.TxStore, failing: Failing
-) -> None:
+def test_late_writes_after_a_failed_upload_are_refused(repo, store, failing):
     data = sevens_first()
     z = zarr.create_array(store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=None)
     store.commit()

@@ -1,7 +1,5 @@
 """The machines of `tests/store/test_stateful.py`: fewer examples, since each step waits for a server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 

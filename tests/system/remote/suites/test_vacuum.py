@@ -9,7 +9,8 @@ import pytest
 import txstore
 from tests.maintenance.test_vacuum import *
 from tests.maintenance.test_vacuum import Steps
-from tests.maintenance.upkeep import below
+from tests.tools.inside import objects_of
+from tests.tools.upkeep import below
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +27,7 @@ class ObjectSteps(Steps):
         super().__init__(Path())
 
     def copy(self, name: str) -> None:
-        source, target = self.repo.engine.storage.objects, self.open(name).engine.storage.objects
+        source, target = objects_of(self.repo), objects_of(self.open(name))
         for path, _ in below(source):
             target.put(path, [source.get(path)])
 
@@ -34,7 +35,7 @@ class ObjectSteps(Steps):
         """The server is there for the tests alone."""
 
     def watch(self, repo: txstore.Repository) -> None:
-        objects = repo.engine.storage.objects
+        objects = objects_of(repo)
         for name in REQUESTS:
             setattr(objects, name, self._watched(getattr(objects, name)))
 

@@ -1,7 +1,5 @@
 """A writer that gets a signal at one step of its transaction: before the n-th thing it does with the storage."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -13,8 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import txstore
-from tests.system.processes.workers import TIMEOUT
-from tests.transactions.faults import Hook, watch
+from tests.tools.faults import Hook, watch
+from tests.tools.workers import TIMEOUT
 
 
 class BeforeEach(dict[str, Hook]):

@@ -1,7 +1,5 @@
 """Random histories: processes that make them, of which some are killed in the middle, and a loop that checks them."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import multiprocessing
@@ -18,7 +16,7 @@ from typing import Any
 
 import zarr
 
-from tests.transactions.arrays import HAS_RECTILINEAR
+from tests.tools.arrays import HAS_RECTILINEAR
 
 #: What is imported when it is first needed: each process would do so anew, which takes longer than its work.
 LATE = [
@@ -55,12 +53,12 @@ class Crew:
         """`killed`: in so many of a thousand histories, one process is killed."""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*LATE, work.__module__])
-        self._work, self._killed = work, killed
+        self.work, self.killed = work, killed
         self._members = [self._member() for _ in range(workers)]
 
     def _member(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self._work), daemon=True)
+        process = self._context.Process(target=serve, args=(theirs, self.work), daemon=True)
         process.start()
         return process, ours
 
@@ -69,7 +67,7 @@ class Crew:
         for number, (_, connection) in enumerate(self._members):
             connection.send((str(path), f"{seed}/{number}"))
         others = [each for _, each in self._members]
-        if drawn.randrange(1000) < self._killed:
+        if drawn.randrange(1000) < self.killed:
             which = drawn.randrange(len(self._members))
             process, connection = self._members[which]
             connection.poll(drawn.random() * 0.4)

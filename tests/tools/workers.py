@@ -1,6 +1,4 @@
-"""Processes that run a function each, and give back what it returned or raised."""
-
-from __future__ import annotations
+"""Processes that run a function each, and give back what it returned or raised; and threads that do."""
 
 import multiprocessing
 import threading
@@ -85,3 +83,22 @@ def in_time(function: Callable[[], Any]) -> Any:
     if isinstance(answer[0], BaseException):
         raise answer[0]
     return answer[0]
+
+
+def run_threads(*functions: Callable[[], object]) -> None:
+    """Run a thread for each, and fail if one raises or does not end."""
+    failures: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - the test is told
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+    assert failures == []

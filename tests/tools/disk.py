@@ -1,7 +1,5 @@
 """What is on the disk, children of the test's process, and a repository that is small but has a part of every kind."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

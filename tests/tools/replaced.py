@@ -1,7 +1,5 @@
 """An opened repository whose storage is another one from now on: one that fails, or tells what it is asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from txstore.engine import Engine

@@ -1,7 +1,5 @@
 """Writes a commit's file anew with another header: its checksums are right, whatever the header says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from txstore.history.opening import open_commits, open_storage
 def forge_header(repository: Path, version: int, **changes: Any) -> None:
     path = repository / names.commit_path("main", version)
     stored = open_commits(open_storage(repository)).files.read("main", version)
-    assert stored is not None
     before, encoded = path.read_bytes()[: stored.footer.header_offset], replace(stored.header, **changes).encode()
     length = len(before) + len(encoded) + FOOTER_SIZE
     footer = Footer(len(encoded), len(before), length, stored.header.id, crc32c(encoded))

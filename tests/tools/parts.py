@@ -1,7 +1,5 @@
 """Writing a part of a chunk as a codec pipeline does it: `Transaction.modify` with a region."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commits that list a pack with a compacted run: the format allows it, and no commit of TxStore makes one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

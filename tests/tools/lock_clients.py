@@ -1,11 +1,8 @@
 """Lock tables with exceptions of their own, and processes that use one and do as they are told."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import struct
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes.workers import QUICK
+from tests.tools.workers import QUICK
 from txstore.locks.holders import find_holders
 
 TIMEOUT = 60
@@ -82,25 +79,6 @@ def descriptors_of(path: object, process: int | str = "self") -> list[int]:
         except FileNotFoundError:  # of the listing itself, or closed meanwhile
             continue
     return found
-
-
-def run_threads(*functions: Callable[[], object]) -> None:
-    """Run a thread for each, and fail if one raises or does not end."""
-    failures: list[BaseException] = []
-
-    def run(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001 - the test is told
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-    assert failures == []
 
 
 class Client:

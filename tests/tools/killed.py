@@ -1,13 +1,11 @@
 """Processes that are killed while they commit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import islice
 
 import txstore
-from tests.waiting import TIMEOUT
+from tests.tools.waiting import TIMEOUT
 
 
 def killed_after(commits: int, repo: txstore.Repository, program: str) -> None:

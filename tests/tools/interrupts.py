@@ -1,7 +1,5 @@
 """Ctrl-C at any moment of a function: before each instruction of it, to be raised where the interpreter raises it."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import signal
@@ -32,21 +30,21 @@ class Interrupts:
     ) -> None:
         """`expected` is what the function raises when nothing interrupts it; interrupted is each `step`-th moment."""
         self.count = 0
-        self._step = step
+        self.step = step
         self.where = ""
-        self._function = function
-        self._expected = expected
-        self._left = 0
+        self.function = function
+        self.expected = expected
+        self.left = 0
 
     def __repr__(self) -> str:
         return f"interrupt {self.count}, at {self.where}"
 
     def again(self) -> bool:
         """Return False when the function has come to its end."""
-        self.count += self._step
-        self._left = self.count
+        self.count += self.step
+        self.left = self.count
         self.where = ""
-        before = signal.signal(signal.SIGINT, self._handle), sys.unraisablehook
+        before = signal.signal(signal.SIGINT, self.handle), sys.unraisablehook
         sys.unraisablehook = _pass_interrupts
         tool, event = sys.monitoring.DEBUGGER_ID, sys.monitoring.events.INSTRUCTION
         sys.monitoring.use_tool_id(tool, "interrupts")
@@ -55,25 +53,25 @@ class Interrupts:
                 sys.monitoring.set_local_events(tool, code, event)
             sys.monitoring.register_callback(tool, event, self._count)
             try:
-                self._function()
+                self.function()
             finally:
                 sys.monitoring.register_callback(tool, event, None)
         except BaseException as error:
-            expected = self._expected is not None and isinstance(error, self._expected)
+            expected = self.expected is not None and isinstance(error, self.expected)
             if not expected and not (self.where and _came_of_interrupt(error)):
                 raise
         finally:
             sys.monitoring.free_tool_id(tool)
             signal.signal(signal.SIGINT, before[0])
             sys.unraisablehook = before[1]
-        return self._left <= 0
+        return self.left <= 0
 
     def _count(self, code: CodeType, offset: int) -> None:
-        self._left -= 1
-        if self._left <= 0:
+        self.left -= 1
+        if self.left <= 0:
             sys.monitoring.register_callback(sys.monitoring.DEBUGGER_ID, sys.monitoring.events.INSTRUCTION, _ctrl_c)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if not self.where and frame is not None:  # else it was sent more than once
             self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
             sys.monitoring.register_callback(sys.monitoring.DEBUGGER_ID, sys.monitoring.events.INSTRUCTION, None)

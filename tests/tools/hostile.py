@@ -1,7 +1,5 @@
 """Repositories that no writer of ours would make: as somebody writes them who is out for mischief."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the tests of this folder do to arrays, in few words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,7 @@ import zarr
 import zarr.core.metadata.v3
 
 import txstore
-from tests.transactions.parts import write_part
+from tests.tools.parts import write_part
 
 HAS_RECTILINEAR = hasattr(zarr.core.metadata.v3, "RectilinearChunkGridMetadata")
 

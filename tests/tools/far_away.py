@@ -1,14 +1,12 @@
 """Stores in memory that count as far away, and what is asked of them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.waiting import wait_for_requests
+from tests.tools.waiting import wait_for_requests
 from txstore.history import object_head_caches, object_versions
 from txstore.storage.objects import client
 

@@ -1,7 +1,5 @@
 """What the tests of maintenance share: commits of a few keys, a model of them, and what the directory holds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,10 +75,6 @@ def bytes_of_head(repo: txstore.Repository) -> int:
 
 def oldest_kept_of(repo: txstore.Repository) -> int:
     return repo.engine.commits.oldest_kept.of("main")
-
-
-def staged(repo: txstore.Repository) -> list[str]:
-    return sorted(repo.engine.storage.list(".staging"))
 
 
 def below(objects: ObjectStore, directory: str = "") -> Iterator[tuple[str, int]]:

@@ -1,7 +1,5 @@
 """Processes that have been sent a store in a transaction, and do with it what they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import zarr
 
 import txstore
-from tests.system.processes.workers import QUICK, TIMEOUT
+from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.transaction import Transaction
@@ -39,6 +37,14 @@ def locked(store: TxStore, path: str, selection: Any, then: Callable[..., Any], 
 
 def fill(store: TxStore, path: str, start: int, stop: int, value: int) -> None:
     zarr.open_array(store, path=path)[start:stop] = value
+
+
+def fill_chunk(store: TxStore, number: int) -> None:
+    fill(store, "x", 4 * number, 4 * number + 4, number + 1)
+
+
+def fill_region(store: TxStore, number: int) -> None:
+    fill(store, "x", 8 * number, 8 * number + 8, number + 1)
 
 
 def append(store: TxStore, path: str, value: int) -> None:
@@ -115,12 +121,7 @@ def _serve(pipe: Any, store: TxStore, first: Callable[[], object] | None) -> Non
 
 @contextmanager
 def members(
-    store: TxStore,
-    count: int,
-    context: Any = QUICK,
-    *,
-    joined: bool = True,
-    first: Callable[[], object] | None = None,
+    store: TxStore, count: int, context: Any = QUICK, *, joined: bool = True, first: Callable[[], object] | None = None
 ) -> Iterator[list[Member]]:
     """Start processes that have joined a transaction; kill what is left of them at the end."""
     with ExitStack() as stack:

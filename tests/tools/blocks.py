@@ -8,8 +8,6 @@ What a page does not show is said in comments of HTML:
 - `<!-- page needs: module, module -->`: the whole page is.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
@@ -18,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: What is run of a page; other languages are for reading.
 RUN = {"python", "console", "{code-cell} python"}
 FENCE = re.compile(r"^```+(.*)$")
@@ -52,7 +50,7 @@ class Page:
 
     def script(self) -> str:
         lines = [""] * (max((block.line + len(block.code) for block in self.wanted), default=0) + 1)
-        lines[0] = "from tests.blocks import console as _console"
+        lines[0] = "from tests.tools.blocks import console as _console"
         for block in self.wanted:
             code = list(_commands(block.code)) if block.language == "console" else _plain(block.code)
             lines[block.line : block.line + len(code)] = code

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import txstore
-from tests.replaced import replace_storage
+from tests.tools.replaced import replace_storage
 
 Hook = Callable[..., object]
+
+
+class Killed(BaseException):
+    """A process ends right here: no `except Exception` catches it."""
 
 
 class Watched:
@@ -68,8 +72,8 @@ def once(error: BaseException, when: Callable[..., bool] = lambda *_: True) -> H
     return hook
 
 
-def always(error: BaseException) -> Hook:
-    def hook(*_: object) -> None:
+def always(error: BaseException | type[BaseException]) -> Hook:
+    def hook(*_: object, **__: object) -> None:
         raise error
 
     return hook

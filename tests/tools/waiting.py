@@ -1,7 +1,5 @@
 """Waiting for what another thread or process is about to do."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,0 +1,47 @@
+"""What tests need of a repository and its public interface does not have: here, and in no test, is said where it is."""
+
+from typing import Any
+
+import txstore
+from tests.tools.waiting import TIMEOUT
+
+
+def existing(repo: txstore.Repository, name: str) -> Any:
+    """Join the transaction of that name, which must be there."""
+    return repo.engine.existing(name)
+
+
+def open_named(repo: txstore.Repository, name: str) -> Any:
+    """Begin or join the transaction of that name, as a mapping."""
+    return repo.engine.named(name)
+
+
+def join_shared(repo: txstore.Repository, shared: bytes) -> Any:
+    """Join the transaction with that id, as a mapping."""
+    return repo.engine.join(shared, repo.engine.commits.identity.id)
+
+
+def objects_of(repo: txstore.Repository) -> Any:
+    """The object store, or file server, that a repository lies on."""
+    return repo.engine.storage.objects
+
+
+def options_of(repo: txstore.Repository) -> dict[str, Any]:
+    return dict(repo.engine.access.storage_options)
+
+
+def stored_commit(repo: txstore.Repository, version: int, branch: str = "main") -> Any:
+    return repo.engine.commits.files.read(branch, version)
+
+
+def branch_id(repo: txstore.Repository, name: str) -> str:
+    return repo.engine.branch(name)
+
+
+def finish_head_cache(repo: txstore.Repository) -> None:
+    """Wait until the head cache is written, which is done in the background."""
+    repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+
+
+def staged(repo: txstore.Repository) -> list[str]:
+    return sorted(repo.engine.storage.list(".staging"))
