@@ -86,7 +86,7 @@ export class Run {
   async *below(prefix, start = prefix, since = 0) {
     const { index } = this;
     const isWanted = (/** @type {number} */ block) => !since || !index.highest(block) || index.highest(block) > since;
-    const isWithin = (/** @type {number} */ block) => block < index.count && (compare(index.firstKey(block), prefix) <= 0 || startsWith(index.firstKey(block), prefix));
+    const isWithin = (/** @type {number} */ block) => index.mayHold(block, prefix);
     let asked = Math.max(0, index.blockOf(start));
     let many = 1;
     for (let block = asked; isWithin(block); block++) {
@@ -97,6 +97,25 @@ export class Run {
       if (!isWanted(block)) continue;
       const entries = (await this.block(block)).filter(({ key, seq }) => compare(key, start) >= 0 && startsWith(key, prefix) && !(seq && seq <= since));
       if (entries.length) yield entries;
+    }
+  }
+
+  /**
+   * Begin to read the blocks in which one of the names right below a prefix ends, and the next begins.
+   * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most blocks
+   */
+  readAhead(prefix, start, most) {
+    const { index } = this;
+    const nameIn = (/** @type {number} */ block) => {
+      const key = index.firstKey(block);
+      const end = key.indexOf(47, prefix.length);
+      return end < 0 ? key : key.subarray(0, end);
+    };
+    let left = most;
+    for (let block = Math.max(0, index.blockOf(start)); left > 0 && index.mayHold(block, prefix); block++) {
+      if (block + 1 < index.count && compare(nameIn(block), nameIn(block + 1)) === 0) continue;
+      void this.block(block);
+      left--;
     }
   }
 
@@ -205,6 +224,11 @@ class Index {
       view.getUint32(at, true) + high * 2 ** 32, view.getUint32(at + 8, true), view.getUint32(at + 12, true),
       this.keysAt + view.getUint32(at + 24, true), view.getUint32(at + 28, true),
     ];
+  }
+
+  /** Tell whether a block, or one behind it, may have keys that begin so. @param {number} block @param {Uint8Array} prefix */
+  mayHold(block, prefix) {
+    return block < this.count && (compare(this.firstKey(block), prefix) <= 0 || startsWith(this.firstKey(block), prefix));
   }
 
   /** The highest seq in a block; 0: it is not told. @param {number} block */

@@ -82,6 +82,11 @@ export class Store {
     }
   }
 
+  /** Begin to read what tells the first names right below a prefix. @param {string} prefix @param {string} start @param {number} most */
+  async readAhead(prefix, start, most) {
+    for (const name of this.stored?.header.runs ?? []) (await this.run(name)).readAhead(encode(prefix), encode(start), most);
+  }
+
   /** @param {Uint8Array} key @param {Entry} entry */
   textOf(key, entry) {
     try {

@@ -1,17 +1,22 @@
 // The history of all branches, from the files of commits.
 
-const MOST = 25; // commits in an answer: each may take a request
+import { NotFoundError } from "../reader/errors.js";
+import { differing } from "./compare.js";
+import { hasKeys } from "./nodes.js";
+
 const SOUGHT = 200; // commits that are looked at for one answer about a path
 const NONE = "0".repeat(32);
-const KEPT = 2000; // commits that are remembered
+const KEPT = 20_000; // commits that are remembered
+const WALKS = 100; // walks that are remembered
 
 export class History {
   constructor(repository) {
     this.repository = repository;
     this.known = new Map(); // commits that were seen, by id
     this.called = new Map(); // branches and tags, by id of their commits
-    this.heads = null; // as of the last look: [[name, commit], ...]
+    this.heads = []; // as of the last look: [[name, commit], ...]
     this.walks = new Map(); // walks that an answer may go on with, by the name that it has given
+    this.given = 0;
   }
 
   note(stored) {
@@ -20,74 +25,85 @@ export class History {
     return stored;
   }
 
-  /** The commit that a branch, a tag or an id names. */
+  /** The commit that a branch, a tag, or an id or its first digits name. */
   async stored(ref) {
     const known = this.known.get(ref);
     if (known) return known;
-    const found = await this.repository.find(ref);
-    if (!found) throw Object.assign(new Error("nothing was committed yet"), { name: "NotFoundError" });
+    const branch = await this.repository.branch(ref);
+    const found = (branch && (await this.repository.head(branch))) ?? (await this.repository.tagged(ref)) ?? (/^[0-9a-f]{8,32}$/.test(ref) && (await this.byDigits(ref)));
+    if (!found) throw new NotFoundError(`${JSON.stringify(ref)} is no branch, tag or commit here`);
     return this.note(found);
+  }
+
+  async byDigits(digits) {
+    for (const [id, stored] of this.known) if (id.startsWith(digits)) return stored;
+    if (!this.heads.length) await this.look();
+    const walk = new Walk(this, this.heads.map(([, stored]) => stored));
+    for (let stored = await walk.next(); stored; stored = await walk.next()) if (this.note(stored).header.id.startsWith(digits)) return stored;
+    return undefined;
   }
 
   /** The first parent: null if there is none, undefined if it is no longer kept. */
   async parent(stored) {
-    if (stored.header.parent === NONE) return null;
-    const known = this.known.get(stored.header.parent);
-    if (known) return known;
-    const { fork, branch, version } = stored.header;
-    const found = await this.repository.commits.made(fork ?? branch, version - 1);
-    return found?.header.id === stored.header.parent ? this.note(found) : undefined;
+    const { parent, fork, branch, version } = stored.header;
+    if (parent === NONE) return null;
+    const found = this.known.get(parent) ?? (await this.repository.commits.made(fork ?? branch, version - 1));
+    return found?.header.id === parent ? this.note(found) : undefined;
   }
 
-  async about(url) {
+  /** Look for the newest commit of each branch, and for tags. Where the host lists no names, `main` is what is known. */
+  async look() {
     const { repository } = this;
-    // Most servers list names. Where one does not, `main` is what is known.
     const listed = (names) => names.catch(() => null);
     const [branches, tags, main] = await Promise.all([listed(repository.branches()), listed(repository.tags()), repository.find("main")]);
     const others = (branches ?? []).filter((name) => name !== "main");
     const named = await Promise.all(others.map(async (name) => [name, await repository.find(name)]));
     this.heads = [["main", main], ...named].filter(([, stored]) => stored);
-    const records = await Promise.all((tags ?? []).map(async (name) => [name, (await repository.tag(name))?.id]));
+    const found = await Promise.all((tags ?? []).map(async (name) => [name, (await repository.tag(name))?.id]));
     this.called = new Map();
     const call = (id, kind, name) => {
       if (!this.called.has(id)) this.called.set(id, { branches: [], tags: [] });
       this.called.get(id)[kind].push(name);
     };
     for (const [name, stored] of this.heads) call(this.note(stored).header.id, "branches", name);
-    for (const [name, id] of records) if (id) call(id, "tags", name);
+    for (const [name, id] of found) if (id) call(id, "tags", name);
     return {
-      url, name: decodeURIComponent(new URL(url).pathname.replace(/\/+$/, "").split("/").at(-1)) || url, exists: this.heads.length > 0, read_only: true, origins: [],
-      id: repository.id, format: 1, lists: branches !== null,
+      exists: this.heads.length > 0, lists: branches !== null,
       head: Object.fromEntries(this.heads.map(([name, { header }]) => [name, header.id])),
-      branches: this.heads.map(([name, { header }]) => ({ name, head: header.id, commits: header.seq })),
-      tags: records.filter(([, id]) => id).map(([name, commit]) => ({ name, commit })),
+      branches: this.heads.map(([name, { header }]) => ({ name, head: header.id })),
+      tags: found.filter(([, id]) => id).map(([name, commit]) => ({ name, commit })),
     };
   }
 
-  /** Commits, the newest first: of all branches, or from one on. An answer is short; `next` tells how to go on. */
-  async commits({ from, before, path, limit = MOST }, signal) {
-    const walk = this.walks.get(before) ?? new Walk(this, from ? [await this.stored(from)] : (this.heads ?? []).map(([, stored]) => stored));
+  /** Commits, the newest first: of all branches, or from one on. With a path, those that changed something there. `next` tells how to go on. */
+  async commits({ from, before, path, limit }, signal) {
+    const walk = this.walks.get(before) ?? new Walk(this, from ? [await this.stored(from)] : this.heads.map(([, stored]) => stored));
+    this.walks.delete(before);
     const found = [];
-    for (let looked = 0; found.length < Math.min(limit, MOST) && looked < SOUGHT; looked++) {
+    for (let looked = 0; found.length < limit && looked < (path ? SOUGHT : limit); looked++) {
       signal?.throwIfAborted();
       const stored = await walk.next();
       if (!stored) return { commits: found, next: null };
       this.note(stored);
-      if (!path || (await this.hasWritten(stored, path))) found.push(this.told(stored));
+      if (!path || (await this.hasChanged(stored, path))) found.push(this.told(stored));
     }
-    const next = String(this.walks.size + 1);
+    const next = String(++this.given);
     this.walks.set(next, walk);
+    if (this.walks.size > WALKS) this.walks.delete(this.walks.keys().next().value);
     return { commits: found, next };
   }
 
-  /** Whether a commit has set or deleted a key at or below a path. Its own run is the first. */
-  async hasWritten(stored, path) {
+  /** Whether a commit has changed a key at or below a path. Its own run, which is the first, has all that it may have changed. */
+  async hasChanged(stored, path) {
     const [own] = stored.header.runs;
     if (!own || own.pack) return false;
     const store = this.repository.storeOf(stored);
     const run = await store.run(own);
-    const encoded = new TextEncoder().encode(`${path}/`);
-    return !(await run.below(encoded).next()).done || [...run.index.prefixes].some((each) => each.startsWith(`${path}/`) || `${path}/`.startsWith(each));
+    const isNamed = [...run.index.prefixes].some((each) => each.startsWith(`${path}/`) || `${path}/`.startsWith(each));
+    if (!isNamed && !(await hasKeys(run.below(new TextEncoder().encode(`${path}/`))))) return false;
+    const parent = await this.parent(stored);
+    if (parent === undefined) return false; // what it has changed is not known
+    return !(await differing([this.repository.storeOf(parent ?? undefined), store], path).next()).done;
   }
 
   told(stored) {
@@ -95,31 +111,35 @@ export class History {
     const { id, version, branch, time, author, message, properties, parent, mergedParent } = this.repository.commitOf(stored);
     const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = header.statistics;
     return {
-      id, name: `${branch}@${version}`, branch, version, seq: header.seq, parents: [parent, mergedParent].filter(Boolean),
-      time: time.toISOString(), author, message, properties,
+      id, branch, version, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(), author, message, properties,
       statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
       ...(this.called.get(id) ?? { branches: [], tags: [] }),
     };
   }
 
-  /** The commits with these numbers in the history of one, the newest first, as far as they are found without a long walk. */
-  async bySeq(stored, seqs) {
-    const found = new Map();
-    await Promise.all(seqs.map(async (seq) => {
-      // Where nothing was merged, a version is made by one commit.
-      const version = seq - (stored.header.seq - stored.header.version);
-      const { branch } = stored.header;
-      const each = version === stored.header.version ? stored : version >= 0 && version < stored.header.version ? await this.repository.commits.made(branch, version).catch(() => undefined) : undefined;
-      if (each?.header.seq === seq) found.set(seq, each);
-    }));
-    const left = new Set(seqs.filter((seq) => !found.has(seq)));
-    if (left.size) {
-      for await (const each of this.repository.below(stored, SOUGHT)) {
-        if (left.delete(each.header.seq)) found.set(each.header.seq, each);
-        if (!left.size) break;
-      }
-    }
-    return found;
+  /** A commit and its ancestors by the first parent, the newest first. Those that were seen before are not read again. */
+  async *line(stored) {
+    let last = stored;
+    for (let next = last; next; next = this.known.get(last.header.parent)) yield (last = next);
+    if (last.header.parent === NONE) return;
+    const kept = this.heads.flatMap(([, { header }]) => (header.branch === last.header.branch ? [header.oldestKept] : []));
+    const rest = this.repository.below(last, Infinity, kept.length ? Math.max(...kept) : undefined);
+    await rest.next();
+    yield* rest;
+  }
+
+  /** The commit with this number in the history of another one; null: it is no longer kept. */
+  async bySeq(stored, seq) {
+    const { header } = stored;
+    // Along one line, versions and numbers are equally far apart.
+    const version = seq - (header.seq - header.version);
+    const name = this.repository.names.get(header.branch);
+    const lineage = version >= 0 && name ? ((await this.repository.branch(name))?.lineage ?? []) : [];
+    const branch = lineage.reduce((found, { id, upto }) => (version <= upto ? id : found), header.branch);
+    const found = seq === header.seq ? stored : version >= 0 ? await this.repository.commits.made(branch, version) : undefined;
+    if (found?.header.seq === seq) return this.note(found);
+    for await (const each of this.line(stored)) if (each.header.seq <= seq) return each.header.seq === seq ? this.note(each) : null;
+    return null;
   }
 }
 
@@ -129,18 +149,17 @@ class Walk {
     this.history = history;
     this.seen = new Set();
     this.lines = []; // {line, head}: ancestors by the first parent, and the next of them
-    this.begin = begin;
+    this.begin = [...begin];
   }
 
   async add(stored) {
-    const line = this.history.repository.below(stored);
+    const line = this.history.line(stored);
     const { value: head } = await line.next();
     if (head) this.lines.push({ line, head });
   }
 
   async next() {
-    const begin = this.begin.splice(0);
-    for (const stored of begin) await this.add(stored);
+    for (const stored of this.begin.splice(0)) await this.add(stored);
     while (this.lines.length) {
       const newest = this.lines.reduce((one, other) => (other.head.header.time > one.head.header.time ? other : one));
       const stored = newest.head;
