@@ -49,7 +49,7 @@ export const nameOf = (path) => (path ? path.slice(path.lastIndexOf("/") + 1) : 
 
 /** A number as people read it: six digits that count. */
 export function shown(value) {
-  if (typeof value === "bigint" || typeof value === "string" || typeof value === "boolean") return String(value);
+  if (typeof value === "bigint" || typeof value === "string" || typeof value === "boolean") return String(value).replace(/^\0/, "");
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return count(value);
