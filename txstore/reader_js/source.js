@@ -32,6 +32,7 @@ import { CorruptionError, RequestError } from "./errors.js";
  * @property {typeof fetch} [fetch] called instead of `fetch`: to sign requests, say
  * @property {number} [retries] how often a request is made again that the server could not answer; by default 4
  * @property {RequestInit} [init] of each request
+ * @property {boolean} [listsPages] whether the server is known to list names by pages: else that is found out
  */
 
 /** Ranges of one file with less than this between them are read by one request. */
@@ -70,7 +71,7 @@ export class HttpSource {
     /** @type {Map<string, string>} of which version each file is */
     this.tags = new Map();
     /** @type {Promise<Way | undefined> | undefined} how the server lists names, if that was found out */
-    this.way = undefined;
+    this.way = options.listsPages ? Promise.resolve(this.listPage.bind(this)) : undefined;
   }
 
   /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
@@ -224,7 +225,7 @@ export class HttpSource {
     const ofBuckets = [this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1))];
     const tried = (/** @type {Way} */ way) => way("commits", {}, 1).catch(unlessBusy);
     try {
-      if (await tried(this.listPage.bind(this))) return this.listPage.bind(this);
+      if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
       const found = await Promise.all(ofBuckets.map(tried));
       const way = ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
       if (!way) this.way = undefined; // there may be no commit yet

@@ -15,6 +15,8 @@ import txstore
 from tests.serving.browser import sample
 from tests.serving.browser.conftest import REPOSITORIES, SERVED
 from tests.serving.browser.staging import staging
+from txstore.constraints import EqualLength
+from txstore.views import Reduce
 
 pytestmark = pytest.mark.long
 
@@ -209,6 +211,32 @@ def test_details(look: Look, weather: txstore.Repository) -> None:
     expect(fact(page, "Codecs")).to_have_text("bytes → zstd")
     expect(fact(page, "Chunks stored")).to_contain_text("120 of 144")
     expect(page.locator("td", has_text="Air temperature at 2 m")).to_be_visible()
+
+
+def test_what_a_commit_declares(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        root = zarr.create_group(store)
+        for name in ("a", "b"):
+            root.create_array(name, shape=(3,), chunks=(1,), dtype="i4", dimension_names=["x"])[:2] = 1
+        store.constraints["equal"] = EqualLength(["a", "b"])
+        store.views["sum"] = Reduce("a", "x", "max", "d")
+        store.views["late"] = Reduce("b", "x", "min", "e", when="follow")
+    repo.feeds.create("means", paths="b")
+    repo.views["late"].update()
+    with repo.transaction() as store:
+        zarr.open_array(store, path="b")[0] = 3
+    looking = look(repo, "#/tree/main/?view=details")
+    about = looking.page.locator(".node")
+    expect(about.locator("tr", has_text="equal length")).to_contain_text('"paths": [ "a", "b" ]')
+    expect(about.locator("tr", has_text="sum")).to_have_text("sumreduceby each commitadcurrent")
+    expect(about.locator("tr", has_text="late")).to_have_text("latereducelaterbebehind")
+    looking.go(f"#/tree/{repo.commit(-2).id}/e?view=details")
+    expect(about.locator("tr", has_text="late")).to_have_text("latereducelaterbecurrent")
+    expect(about.locator("tr", has_text="equal length")).to_have_count(0)
+    page = looking.go("#/work")
+    expect(page.locator("tr", has_text="means")).to_contain_text("2 commits")
+    assert repo.feeds["means"].status().behind == 2
 
 
 @SERVED
@@ -434,6 +462,40 @@ def test_comparing_begins_with_what_came_last(look: Look, weather: txstore.Repos
     page = look(weather, "#/diff").page
     expect(page.locator(".diff summary")).to_contain_text("satellite/radiance")
     assert page.get_by_role("combobox", name="After").input_value() == weather.head().id[:10]
+
+
+def test_nodes_that_were_moved_and_regions_that_touch(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo()
+    with repo.transaction() as store:
+        root = zarr.create_group(store)
+        root.create_array("old/name", data=np.arange(6.0), chunks=(2,))
+        root.create_array("a", data=np.zeros((90, 90), "i2"), chunks=(10, 10))
+        root.create_array("kept", data=np.arange(3))
+        root.create_group("kind")
+    with repo.transaction() as store:
+        store.move("old", "new")
+        array = zarr.open_array(store, path="a")
+        array[20:50, 30:60] = 1
+        array[80, 80] = 1
+        array.attrs["of"] = {"deep": {"is": 2**60 + 1, "stays": 1}}
+        zarr.create_array(store, name="kind", data=np.arange(2), overwrite=True)
+    with repo.transaction() as store:
+        zarr.open_array(store, path="a").attrs["of"] = {"deep": {"is": 2**60 + 2, "stays": 1.0}}
+    told = repo.diff(-3, -2)
+    looking = look(repo, f"#/history/{repo.commit(-2).id}")
+    page = looking.page
+    expect(page.locator(".detail .nodes li")).to_have_count(len(told))
+    expect(page.locator(".detail .nodes li", has_text="new/name").locator(".badge")).to_have_text("moved")
+    page = looking.go(f"#/diff/{repo.commit(-3).id}/{repo.commit(-2).id}")
+    expect(page.locator(".diff")).to_have_count(len(told))
+    assert [each.inner_text() for each in page.locator(".diff summary .badge").all()] == [each.change for each in told]
+    expect(page.locator(".diff", has_text="new/name").locator("summary")).to_contain_text("from old/name")
+    page.locator(".diff", has_text="of.deep").locator("summary").click()
+    expect(page.locator(".regions code")).to_have_text(["[20:50, 30:60]", "[80:90, 80:90]"])
+    page = looking.go(f"#/diff/{repo.commit(-2).id}/main")
+    row = page.locator(".diff tr", has_text="of.deep.is")
+    expect(row.locator("pre")).to_have_text([str(2**60 + 1), str(2**60 + 2)])
+    expect(page.locator(".diff tr", has_text="of.deep.stays").locator("pre")).to_have_text(["1", "1.0"])
 
 
 # --- usage and work

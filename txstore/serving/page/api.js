@@ -27,7 +27,7 @@ export const zarrAddress = (ref, path = "") => address(`at/${encodeURIComponent(
 let opened = null;
 
 function there() {
-  return (opened ??= openRepository(files).then(
+  return (opened ??= openRepository(files, { listsPages: hasServer }).then(
     (repository) => ({ repository, history: new History(repository), nodes: new Nodes(repository) }),
     (error) => {
       opened = null;

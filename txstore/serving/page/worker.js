@@ -33,7 +33,7 @@ onmessage = async ({ data }) => {
     const done = await read(data);
     postMessage({ done }, [done.values, done.missing].flatMap((each) => each.buffer ?? []));
   } catch (error) {
-    postMessage({ failed: String(error?.message ?? error) });
+    postMessage({ failed: [error, error?.cause].map((each) => each?.message).filter(Boolean).join(": ") });
   }
 };
 
