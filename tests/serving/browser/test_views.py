@@ -196,9 +196,9 @@ def test_a_long_group_is_read_in_parts(look: Look, open_repo: Callable[..., txst
             zarr.create_group(store, path=f"many/g{i:03}")
     page = look(repo, "#/tree/main/many").page
     tree = page.get_by_role("tree")
-    expect(tree.get_by_role("treeitem")).to_have_count(2 + 200 + 1)
+    expect(tree.get_by_role("treeitem")).to_have_count(2 + 50 + 1)
     tree.get_by_role("treeitem", name="Show more").click()
-    expect(tree.get_by_role("treeitem")).to_have_count(2 + 400 + 1)
+    expect(tree.get_by_role("treeitem")).to_have_count(2 + 250 + 1)
     tree.get_by_role("treeitem", name="Show more").click()
     expect(tree.get_by_role("treeitem")).to_have_count(2 + 450)
 

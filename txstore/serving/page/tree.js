@@ -6,6 +6,7 @@ import { drawNode } from "./node.js";
 import { failure, link, refPicker } from "./parts.js";
 import { count, lengths, nameOf } from "./words.js";
 
+const FIRST = 50; // members that are read for the first view, and at once afterwards: each may take a request
 const PAGE = 200;
 
 export async function show(view, parts, query) {
@@ -35,7 +36,7 @@ export async function show(view, parts, query) {
   const firstPages = new Map();
   function firstPage(path) {
     if (!firstPages.has(path)) {
-      const asked = api.tree(ref, { path, limit: PAGE }, signal);
+      const asked = api.tree(ref, { path, limit: FIRST }, signal);
       firstPages.set(path, asked);
       asked.catch(() => firstPages.delete(path));
     }
