@@ -191,7 +191,7 @@ def test_the_token_in_the_address_becomes_a_cookie(locked: Application) -> None:
 @pytest.mark.parametrize("root", ["", "/weather"])
 def test_the_token_in_the_path_is_for_what_has_but_a_url(locked: Application, root: str) -> None:
     below = f"{root}/t/{TOKEN}"
-    for place in ("/at/main/zarr.json", "/api/repository", "/api/preview/main/three/plain", "/", "/page/main.js"):
+    for place in ("/at/main/zarr.json", "/api/repository", "/files/format.json", "/", "/page/main.js"):
         answer = ask(locked, below + place, root_path=root)
         assert answer.status == 200, place
         assert "set-cookie" not in answer.headers

@@ -6,7 +6,7 @@ an erasure overwrites packs under their old names.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from txstore.engine import Engine
 from txstore.format import names
@@ -74,6 +74,8 @@ class Files:
     async def _send_list(self, scope: Scope, send: Send, directory: str) -> None:
         """Send a page as web servers make one of a directory."""
         found = await in_thread(lambda: self._there().list(directory))
+        if not found:
+            await in_thread(self._engine.commits.identity.check_there)
         if directory == "commits":
             links = [f"{name}/" for name in found if names.is_branch_id(name)]
         else:
@@ -85,6 +87,6 @@ class Files:
         await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
 
 
-async def _pieces(file: OpenFile, span: range, most: int) -> AsyncIterator[bytes]:
+async def _pieces(file: OpenFile, span: range, most: int) -> AsyncGenerator[bytes]:
     for start in range(span.start, span.stop, most):
         yield await in_thread(file.read, start, min(most, span.stop - start))

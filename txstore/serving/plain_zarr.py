@@ -11,7 +11,7 @@ import re
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -94,7 +94,7 @@ class PlainZarr:
         await answer_selected(scope, receive, send, selected, _kind_of(key), pieces)
 
 
-async def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> AsyncIterator[bytes]:
+async def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> AsyncGenerator[bytes]:
     """Yield a value that lies in a mapped file, or a part of it, piece by piece."""
     if len(span) < found.length:
         view = _there(snapshot.get_part(key, slice(span.start, span.stop)), key, len(span))
@@ -106,7 +106,7 @@ async def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> As
         yield bytes(view[start : start + PIECE])
 
 
-async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncIterator[bytes]:
+async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncGenerator[bytes]:
     """Yield a value from remote storage, or a part of it, piece by piece.
 
     For a long value the checksum is complete only at the last piece: if it is wrong, the connection ends before that
