@@ -18,6 +18,8 @@ const MAX_KEY = 4096;
 /** The part of a run that its index takes, and the least of its end that is read at first. */
 const INDEX_PART = 0.016;
 const LEAST = 8192;
+/** Blocks that are read at once. */
+const AT_ONCE = 128;
 
 /**
  * An entry: what a run says of a key.
@@ -77,19 +79,43 @@ export class Run {
   }
 
   /**
-   * Yield the entries whose keys begin so, in order.
-   * @param {Uint8Array} prefix @param {Uint8Array} [start] the first key to look at
-   * @returns {AsyncGenerator<Entry>}
+   * Yield the entries whose keys begin so, in order, block by block. The longer that goes on, the more blocks are read at once.
+   * @param {Uint8Array} prefix @param {Uint8Array} [start] the first key to look at @param {number} [since] only entries with a higher seq, or with none
+   * @returns {AsyncGenerator<Entry[]>}
    */
-  async *below(prefix, start = prefix) {
-    for (let block = Math.max(0, this.index.blockOf(start)); block < this.index.count; block++) {
-      const first = this.index.firstKey(block);
-      if (compare(first, prefix) > 0 && !startsWith(first, prefix)) return;
-      for (const entry of await this.block(block)) {
-        if (compare(entry.key, start) < 0) continue;
-        if (!startsWith(entry.key, prefix)) return;
-        yield entry;
+  async *below(prefix, start = prefix, since = 0) {
+    const { index } = this;
+    const isWanted = (/** @type {number} */ block) => !since || !index.highest(block) || index.highest(block) > since;
+    const isWithin = (/** @type {number} */ block) => index.mayHold(block, prefix);
+    let asked = Math.max(0, index.blockOf(start));
+    let many = 1;
+    for (let block = asked; isWithin(block); block++) {
+      if (block + (many >> 2) >= asked) {
+        for (const end = asked + many; asked < end && isWithin(asked); asked++) if (isWanted(asked)) void this.block(asked);
+        many = Math.min(AT_ONCE, many * 2);
       }
+      if (!isWanted(block)) continue;
+      const entries = (await this.block(block)).filter(({ key, seq }) => compare(key, start) >= 0 && startsWith(key, prefix) && !(seq && seq <= since));
+      if (entries.length) yield entries;
+    }
+  }
+
+  /**
+   * Begin to read the blocks in which one of the names right below a prefix ends, and the next begins.
+   * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most blocks
+   */
+  readAhead(prefix, start, most) {
+    const { index } = this;
+    const nameIn = (/** @type {number} */ block) => {
+      const key = index.firstKey(block);
+      const end = key.indexOf(47, prefix.length);
+      return end < 0 ? key : key.subarray(0, end);
+    };
+    let left = most;
+    for (let block = Math.max(0, index.blockOf(start)); left > 0 && index.mayHold(block, prefix); block++) {
+      if (block + 1 < index.count && compare(nameIn(block), nameIn(block + 1)) === 0) continue;
+      void this.block(block);
+      left--;
     }
   }
 
@@ -198,6 +224,17 @@ class Index {
       view.getUint32(at, true) + high * 2 ** 32, view.getUint32(at + 8, true), view.getUint32(at + 12, true),
       this.keysAt + view.getUint32(at + 24, true), view.getUint32(at + 28, true),
     ];
+  }
+
+  /** Tell whether a block, or one behind it, may have keys that begin so. @param {number} block @param {Uint8Array} prefix */
+  mayHold(block, prefix) {
+    return block < this.count && (compare(this.firstKey(block), prefix) <= 0 || startsWith(this.firstKey(block), prefix));
+  }
+
+  /** The highest seq in a block; 0: it is not told. @param {number} block */
+  highest(block) {
+    const at = block * RECORD + 16;
+    return this.view.getUint32(at, true) + this.view.getUint32(at + 4, true) * 2 ** 32;
   }
 
   /** @param {number} block */

@@ -221,12 +221,12 @@ export class HttpSource {
   async findWay() {
     const parts = new URL(this.url).pathname.split("/").filter(Boolean).map(decodeURIComponent);
     /** @type {Way[]} */
-    const ways = [
-      this.listPage.bind(this), this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1)),
-    ];
+    const ofBuckets = [this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1))];
+    const tried = (/** @type {Way} */ way) => way("commits", {}, 1).catch(unlessBusy);
     try {
-      const found = await Promise.all(ways.map((way) => way("commits", {}, 1).catch(unlessBusy)));
-      const way = ways.find((_, each) => found[each]?.length) ?? ways.find((_, each) => each && found[each]);
+      if (await tried(this.listPage.bind(this))) return this.listPage.bind(this);
+      const found = await Promise.all(ofBuckets.map(tried));
+      const way = ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
       if (!way) this.way = undefined; // there may be no commit yet
       return way;
     } catch (error) {

@@ -43,38 +43,48 @@ export class Store {
    * @returns {AsyncGenerator<string>}
    */
   async *keys(prefix = "", reading = {}) {
-    for await (const [key] of this.entries(prefix, prefix, reading)) yield key;
+    for await (const page of this.pages(prefix, prefix, reading)) for (const [key] of page) yield key;
   }
 
   /**
-   * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them.
-   * @param {string} prefix @param {string} start @param {Reading} [reading]
-   * @returns {AsyncGenerator<[string, Entry]>}
+   * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them: many at a time.
+   * @param {string} [prefix] @param {string} [start] @param {Reading} [reading]
+   * @returns {AsyncGenerator<[string, Entry][]>}
    */
-  async *entries(prefix, start, reading = {}) {
+  async *pages(prefix = "", start = prefix, reading = {}) {
     const [wanted, first] = [prefix, start].map((each) => encode(each.replace(/^\//, "")));
     const names = this.stored?.header.runs ?? [];
     const runs = await Promise.all(names.map((name) => this.run(name)));
-    const sources = runs.map((run) => run.below(wanted, first));
-    /** @type {(Entry | undefined)[]} the next entry of each run */
-    const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
-    for (;;) {
+    const sources = runs.map((run) => ({ pages: run.below(wanted, first), page: /** @type {Entry[]} */ ([]), at: 0, isDone: false }));
+    while (!sources.every(({ isDone }) => isDone)) {
       reading.signal?.throwIfAborted();
-      /** @type {Entry | undefined} */
-      let least;
-      let newest = -1;
-      next.forEach((entry, run) => {
-        if (entry && (!least || compare(entry.key, least.key) < 0)) [least, newest] = [entry, run];
-      });
-      if (!least) return;
-      const { key, kind } = least;
-      const text = this.textOf(key, least);
-      for (const [run, entry] of next.entries()) {
-        if (entry && compare(entry.key, key) === 0) next[run] = (await sources[run].next()).value ?? undefined;
+      await Promise.all(sources.filter(({ page, at, isDone }) => !isDone && at === page.length).map(async (source) => {
+        const { value, done } = await source.pages.next();
+        Object.assign(source, { page: value ?? [], at: 0, isDone: Boolean(done) });
+      }));
+      /** @type {[string, Entry][]} */
+      const found = [];
+      while (sources.every(({ page, at, isDone }) => isDone || at < page.length)) {
+        /** @type {Entry | undefined} */
+        let least;
+        let newest = -1;
+        sources.forEach(({ page, at }, run) => {
+          if (at < page.length && (!least || compare(page[at].key, least.key) < 0)) [least, newest] = [page[at], run];
+        });
+        if (!least) break;
+        const { key, kind } = least;
+        const text = this.textOf(key, least);
+        for (const source of sources) if (source.at < source.page.length && compare(source.page[source.at].key, key) === 0) source.at++;
+        const isHidden = runs.slice(0, newest).some((run) => run.hides(text));
+        if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) found.push([text, least.seq ? least : { ...least, seq: names[newest].seq }]);
       }
-      const isHidden = runs.slice(0, newest).some((run) => run.hides(text));
-      if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) yield [text, least.seq ? least : { ...least, seq: names[newest].seq }];
+      yield found;
     }
+  }
+
+  /** Begin to read what tells the first names right below a prefix. @param {string} prefix @param {string} start @param {number} most */
+  async readAhead(prefix, start, most) {
+    for (const name of this.stored?.header.runs ?? []) (await this.run(name)).readAhead(encode(prefix), encode(start), most);
   }
 
   /** @param {Uint8Array} key @param {Entry} entry */

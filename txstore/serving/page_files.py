@@ -113,7 +113,7 @@ def _files(tags: Sequence[str]) -> dict[str, bytes]:
     page = {path.relative_to(_PAGE).as_posix(): path for path in sorted(_PAGE.rglob("*")) if path.suffix in _KINDS}
     index = page.pop("index.html").read_text(encoding="utf-8")
     reader = {f"reader/{path.name}": path for path in sorted(_READER.glob("*.js")) if path.name not in _NOT_OF_PAGE}
-    early = [*reader, *(name for name in page if name.startswith("without_server/"))]
+    early = [*reader, *(name for name in page if name.startswith("answers/"))]
     links = [f'<link rel="modulepreload" href="page/{name}">' for name in early]
     files = {f"page/{name}": path.read_bytes() for name, path in (page | reader).items()}
     return files | {"index.html": index.replace("</head>", "\n".join([*tags, *links, "</head>"])).encode()}

@@ -1,11 +1,12 @@
 // The history: all commits, newest first, as a graph; and the details of the chosen commit.
 
-import { api, commitOf, remember } from "./api.js";
+import { api } from "./api.js";
 import { h, replace } from "./dom.js";
 import { ROW, draw, layOut, width } from "./graph.js";
 import { chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
 import { count, json, plural, quoted, short, size, title, when } from "./words.js";
 
+const FIRST = 25; // commits that are read for the first view, and at once afterwards: each may take a request
 const PAGE = 100;
 const AHEAD = 30; // rows that are drawn beyond what is seen
 const NODES_SHOWN = 100;
@@ -56,8 +57,7 @@ export async function show(view, parts, query) {
     if (state.loading || state.ended) return state.loading;
     state.loading = (async () => {
       try {
-        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? 5 * PAGE : PAGE }, signal);
-        answer.commits.forEach(remember);
+        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? PAGE : FIRST }, signal);
         state.commits.push(...answer.commits);
         state.next = answer.next;
         state.ended = !answer.next; // with a path, an answer may be empty and not the last
@@ -153,7 +153,7 @@ export async function show(view, parts, query) {
 
   /** Choose a commit that may be far below. */
   async function chooseById(id) {
-    const commit = await commitOf(id, signal);
+    const commit = await api.commitOf(id, signal);
     state.chosen = commit.id;
     showDetail(commit);
     const find = () => state.commits.findIndex((each) => each.id === commit.id);
@@ -182,7 +182,6 @@ export async function show(view, parts, query) {
       const known = new Map(state.commits.map((each, i) => [each.id, i]));
       const fresh = answer.commits.filter((each) => !known.has(each.id));
       for (const each of answer.commits) if (known.has(each.id)) state.commits[known.get(each.id)] = each; // names have moved
-      answer.commits.forEach(remember);
       const isCut = fresh.length === answer.commits.length; // more than a page has come: begin anew
       state.commits = isCut ? fresh : [...fresh, ...state.commits];
       if (isCut) [state.next, state.ended] = [answer.next, !answer.next];

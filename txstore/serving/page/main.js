@@ -3,6 +3,7 @@
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { failure, link, notice, repository } from "./parts.js";
+import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
 const VIEWS = {
@@ -76,7 +77,7 @@ async function route() {
     if (error.name === "AbortError" || abort.signal.aborted) return;
     main.replaceChildren(root);
     replace(root, h("h1", { class: "offscreen" }, "Error"), failure(error));
-    if (!(error.status >= 0)) console.error(error);
+    if (!(error instanceof TxStoreError)) console.error(error);
   } finally {
     main.classList.remove("waiting");
   }

@@ -91,7 +91,7 @@ export async function show(view, parts, query) {
       h("span", { class: `twist ${isGroup && !isEmpty ? "" : "none"}`, "aria-hidden": "true" }, isGroup && !isEmpty ? "›" : ""),
       icon(node.kind === "array" ? "array" : "group"),
       h("span", { class: "cut" }, node === root ? "/" : nameOf(node.path)),
-      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? count(node.info.children) : ""),
+      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? `${count(node.info.children)}${node.info.hasMore ? "+" : ""}` : ""),
     );
   }
 

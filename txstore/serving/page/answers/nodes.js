@@ -1,0 +1,230 @@
+// Groups and arrays, from the keys of a commit: the members of a group, one node, their bytes, and who has written each chunk.
+
+import { NotFoundError } from "../reader/errors.js";
+import { parse, parseExactly } from "../words.js";
+
+const COUNTED = 1000; // members of a group
+const COUNTED_OF_MEMBER = 100;
+const DOCUMENTS = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
+const MOST_CELLS = 1 << 16;
+const MOST_CHUNKS = 2 ** 24; // of the part of a grid that a map is of
+const MOST_DIMENSIONS = 64; // as of numpy
+const NAMED = 64; // commits of a map that are looked for at once
+
+const prefixOf = (path) => (path ? `${path}/` : "");
+const product = (lengths) => lengths.reduce((a, b) => a * b, 1);
+
+export const isDocument = (name) => DOCUMENTS.includes(name);
+
+export class Nodes {
+  constructor(repository) {
+    this.repository = repository;
+  }
+
+  /** The first names below a path from one on, as directories of keys; some more than `most` may be read. */
+  async *children(store, path, most, after) {
+    const prefix = prefixOf(path);
+    const from = after ? `${prefix}${after}0` : prefix; // "0" comes after "/"
+    await store.readAhead(prefix, from, most);
+    for (let start = from; ; ) {
+      let first;
+      for await (const [found] of store.pages(prefix, start)) if ((first = found)) break;
+      if (!first) return;
+      const [name, ...rest] = first[0].slice(prefix.length).split("/");
+      if (rest.length) yield name;
+      // Keys between `name` and `name/` begin with that name and a sign before the slash.
+      start = rest.length ? `${prefix}${name}0` : `${prefix}${name}\0`;
+    }
+  }
+
+  /** The node at a path: its document, and what it says; null: nothing is there. */
+  async described(store, path, parsed = parse) {
+    const read = async (name) => {
+      const bytes = await store.get(prefixOf(path) + name);
+      if (!bytes) return null;
+      try {
+        const found = parsed(new TextDecoder().decode(bytes));
+        return isObject(found) ? found : {};
+      } catch (error) {
+        if (!(error instanceof SyntaxError)) throw error;
+        return {};
+      }
+    };
+    const [three, array, group] = await Promise.all(DOCUMENTS.slice(0, 3).map(read));
+    if (three) return { document: three, attributes: isObject(three.attributes) ? three.attributes : {}, kind: ["array", "group"].find((each) => each === three.node_type) ?? "unknown" };
+    return (array ?? group) && { document: array ?? group, attributes: (await read(".zattrs")) ?? {}, kind: array ? "array" : "group" };
+  }
+
+  async members(stored, { path = "", after, limit }, signal) {
+    const store = this.repository.storeOf(stored);
+    const names = [];
+    for await (const name of this.children(store, path, limit, after)) {
+      signal?.throwIfAborted();
+      if (names.push(name) > limit) break;
+    }
+    const nodes = await Promise.all(names.slice(0, limit).map(async (name) => {
+      const each = prefixOf(path) + name;
+      return this.told(store, each, await this.described(store, each), COUNTED_OF_MEMBER);
+    }));
+    return { commit: stored.header.id, nodes, next: names.length > limit ? names[limit - 1] : null };
+  }
+
+  async node(stored, path) {
+    const store = this.repository.storeOf(stored);
+    const described = await this.described(store, path);
+    if (!described && path && !(await hasKeys(store.pages(prefixOf(path))))) throw missing(path);
+    const exact = described && (await this.described(store, path, parseExactly)); // to be shown
+    return { commit: stored.header.id, ...(await this.told(store, path, described, COUNTED)), document: described?.document ?? null, exact };
+  }
+
+  async told(store, path, described, most) {
+    const document = described?.document ?? {};
+    const node = { path, name: path.split("/").at(-1), kind: described?.kind ?? "group", zarr_format: document.zarr_format, attributes: described?.attributes ?? {} };
+    if (node.kind !== "array") {
+      let children = 0;
+      for await (const _ of this.children(store, path, most)) if (++children > most) break;
+      return { ...node, children: Math.min(children, most), hasMore: children > most };
+    }
+    const { shape, chunks, shards, dtype, codecs } = layoutOf(document);
+    const itemsize = sizeOf(dtype);
+    const dimensions = document.dimension_names ?? node.attributes._ARRAY_DIMENSIONS;
+    return {
+      ...node, shape, chunks, shards, dtype, codecs, fill_value: document.fill_value, dimension_names: Array.isArray(dimensions) ? dimensions : null,
+      logical_bytes: itemsize === null || !shape ? null : itemsize * product(shape),
+    };
+  }
+
+  /** The number of keys and bytes at and below a path. */
+  async measured(stored, path, signal) {
+    const store = this.repository.storeOf(stored);
+    const described = await this.described(store, path);
+    const grid = described?.kind === "array" ? gridOf(described.document) : null;
+    let [stored_bytes, keys, present] = [0, 0, 0];
+    for await (const page of store.pages(prefixOf(path), prefixOf(path), { signal })) {
+      keys += page.length;
+      for (const [key, { length }] of page) {
+        stored_bytes += length;
+        if (grid?.placeOf(key.slice(prefixOf(path).length))) present += 1;
+      }
+    }
+    return { stored_bytes, keys, ...(grid && { chunks_stored: { present, total: product(grid.counts) } }) };
+  }
+
+  /** The stored bytes and keys of each array, and of what belongs to none, the largest first. */
+  async usage(stored, signal) {
+    const store = this.repository.storeOf(stored);
+    const kinds = new Map(); // of paths
+    const kindOf = (path) => kinds.get(path) ?? kinds.set(path, this.described(store, path).then((found) => found?.kind ?? null)).get(path);
+    const nodeOf = async (key) => {
+      for (let end = key.lastIndexOf("/"); end > 0; end = key.lastIndexOf("/", end - 1)) if (await kindOf(key.slice(0, end))) return key.slice(0, end);
+      return "";
+    };
+    const arrays = new Map();
+    let [path, below] = ["", "\0"];
+    for await (const page of store.pages("", "", { signal })) {
+      for (const [key, { length }] of page) {
+        if (!key.startsWith(below)) {
+          path = await nodeOf(key);
+          below = (await kindOf(path)) === "array" ? prefixOf(path) : "\0";
+        }
+        if (!arrays.has(path)) arrays.set(path, { path, keys: 0, bytes: 0 });
+        const one = arrays.get(path);
+        one.keys += 1;
+        one.bytes += length;
+      }
+    }
+    const found = [...arrays.values()].sort((one, other) => other.bytes - one.bytes);
+    return { commit: stored.header.id, total: found.reduce((sum, { bytes }) => sum + bytes, 0), arrays: found };
+  }
+
+  /** The commit that has written each chunk in a part of an array's grid. A cell may cover several: it names the last one. */
+  async chunks(stored, path, { from, shape }, history, signal) {
+    const store = this.repository.storeOf(stored);
+    const described = await this.described(store, path);
+    if (described?.kind !== "array") throw missing(path);
+    const grid = gridOf(described.document);
+    if (!grid) throw new Error(IMPOSSIBLE);
+    const low = (from ?? grid.counts.map(() => 0)).map((each, i) => Math.min(each, grid.counts[i]));
+    const size = (shape ?? grid.counts).map((each, i) => Math.min(each, grid.counts[i] - low[i]));
+    if (product(size) > MOST_CHUNKS) throw new Error(`There are more than ${MOST_CHUNKS} chunks: a map shows fewer`);
+    const step = size.map(() => 1);
+    const cellsOf = () => size.map((each, i) => Math.ceil(each / step[i]));
+    while (product(cellsOf()) > MOST_CELLS) {
+      const cells = cellsOf();
+      step[cells.indexOf(Math.max(...cells))] *= 2;
+    }
+    const cells = cellsOf();
+    const seqs = new Float64Array(product(cells));
+    const prefix = prefixOf(path) + grid.prefixOf(low.slice(0, size.findIndex((each) => each !== 1)));
+    for await (const page of store.pages(prefix, prefix, { signal })) {
+      for (const [key, { seq }] of page) {
+        const place = grid.placeOf(key.slice(prefixOf(path).length));
+        if (!place || place.some((each, i) => each < low[i] || each >= low[i] + size[i])) continue;
+        const at = place.reduce((sum, each, i) => sum * cells[i] + Math.floor((each - low[i]) / step[i]), 0);
+        seqs[at] = Math.max(seqs[at], seq);
+      }
+    }
+    const found = [...new Set(seqs)].filter(Boolean).sort((one, other) => other - one);
+    const there = new Map(found.map((seq, at) => [seq, at]));
+    const known = await Promise.all(found.slice(0, NAMED).map((seq) => history.bySeq(stored, seq)));
+    return {
+      commit: stored.header.id, grid: grid.counts, from: low, shape: cells, step, seqs: found,
+      commits: known.map((each) => each && history.told(each)), // null: no longer kept
+      cells: Array.from(seqs, (seq) => there.get(seq) ?? -1), this: there.get(stored.header.seq) ?? -1,
+    };
+  }
+}
+
+const IMPOSSIBLE = "Its document has impossible lengths.";
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const missing = (path) => new NotFoundError(`there is no node ${JSON.stringify(path || "/")} in this commit`);
+
+export async function hasKeys(pages) {
+  for await (const page of pages) if (page.length) return true;
+  return false;
+}
+
+const areLengths = (list, least) => Array.isArray(list) && list.length <= MOST_DIMENSIONS && list.every((each) => Number.isSafeInteger(each) && each >= least);
+
+/** How an array is stored, by its document. A document may say anything: `shape` is null if no array has these lengths. */
+function layoutOf(document) {
+  const shape = areLengths(document.shape, 0) ? document.shape : null;
+  const list = (each) => (Array.isArray(each) ? each : []);
+  if (document.zarr_format === 2 || "dtype" in document) {
+    const codecs = [...list(document.filters), ...(document.compressor ? [document.compressor] : [])];
+    return { shape, chunks: document.chunks, shards: null, dtype: typeof document.dtype === "string" ? document.dtype : "structured", codecs };
+  }
+  const outer = document.chunk_grid?.configuration?.chunk_shape;
+  const chunks = Array.isArray(outer) ? outer : document.shape;
+  const sharding = list(document.codecs).find((each) => each?.name === "sharding_indexed")?.configuration;
+  const dtype = typeof document.data_type === "string" ? document.data_type : String(document.data_type?.name ?? "unknown");
+  return { shape, chunks: sharding?.chunk_shape ?? chunks, shards: sharding ? chunks : null, dtype, codecs: list(document.codecs) };
+}
+
+function sizeOf(dtype) {
+  if (dtype === "bool") return 1;
+  const [, bits] = /^(?:u?int|float|complex|r)(\d+)$/.exec(dtype) ?? [];
+  if (bits) return Number(bits) / 8;
+  const [, kind, bytes] = /^[<>|]([a-zA-Z])(\d+)/.exec(dtype) ?? [];
+  return bytes ? Number(bytes) * (kind === "U" ? 4 : 1) : /^numpy\.(datetime|timedelta)64$/.test(dtype) ? 8 : null;
+}
+
+/** The grid of an array's stored chunks: how many there are along each axis, and the place that a key names. null: no array has such a grid. */
+export function gridOf(document) {
+  const { shape, chunks, shards } = layoutOf(document);
+  const lengths = shards ?? chunks;
+  if (!shape || !areLengths(lengths, 1) || lengths.length !== shape.length) return null;
+  const counts = shape.map((length, i) => Math.ceil(length / lengths[i]));
+  const encoding = document.chunk_key_encoding ?? { name: "v2", configuration: { separator: document.dimension_separator ?? "." } };
+  const isDefault = encoding.name === "default";
+  const separator = encoding.configuration?.separator === "/" || encoding.configuration?.separator === "." ? encoding.configuration.separator : isDefault ? "/" : ".";
+  const placeOf = (key) => {
+    let parts = key.split(separator);
+    if (isDefault) parts = parts[0] === "c" ? parts.slice(1) : [""];
+    else if (!counts.length) parts = key === "0" ? [] : [""];
+    return parts.length === counts.length && parts.every((part, i) => /^\d+$/.test(part) && Number(part) < counts[i]) ? parts.map(Number) : null;
+  };
+  /** What the keys of chunks begin with that have these first indices. */
+  const prefixOf = (indices) => [...(isDefault && counts.length ? ["c"] : []), ...indices].map((each) => `${each}${separator}`).join("");
+  return { shape, counts, lengths, placeOf, prefixOf };
+}
