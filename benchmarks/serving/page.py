@@ -162,7 +162,7 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
             with served_as_files(scratch) as address:
                 files.append(look(browser, f"{address}/long.tx/index.html", ".row[role=option]"))
             with serve(scratch / "square.tx") as (_, address):
-                overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-by]"))
+                overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-shows]"))
         browser.close()
     long = f"{sizes[0]:,} commits, {sizes[1]:,} arrays, {sizes[1] * sizes[2]:,} chunks"
     square = f"{side} × {side} in {(side // CHUNK) ** 2:,} chunks"

@@ -30,11 +30,17 @@ export class Reader {
     throw new CorruptionError(`${this.path}: ${reason}. Run \`txstore verify\`, or restore the file from a backup`);
   }
 
-  /** @param {number} count */
-  take(count) {
+  /** Go on by so many bytes, and return where they begin. @param {number} count */
+  pass(count) {
     if (!(count <= this.left)) this.fail("it ends too early");
     this.at += count;
-    return this.bytes.subarray(this.at - count, this.at);
+    return this.at - count;
+  }
+
+  /** @param {number} count */
+  take(count) {
+    const begin = this.pass(count);
+    return this.bytes.subarray(begin, this.at);
   }
 
   /** @param {string} magic */
@@ -46,17 +52,15 @@ export class Reader {
   }
 
   u8() {
-    return this.take(1)[0];
+    return this.bytes[this.pass(1)];
   }
 
   u16() {
-    this.take(2);
-    return this.view.getUint16(this.at - 2, true);
+    return this.view.getUint16(this.pass(2), true);
   }
 
   u32() {
-    this.take(4);
-    return this.view.getUint32(this.at - 4, true);
+    return this.view.getUint32(this.pass(4), true);
   }
 
   /** A number of 64 bits: a larger one than JavaScript can hold exactly is none that a file can have. */
@@ -212,5 +216,6 @@ export function compare(one, other) {
 
 /** @param {Uint8Array} bytes @param {Uint8Array} prefix */
 export function startsWith(bytes, prefix) {
-  return bytes.length >= prefix.length && compare(bytes.subarray(0, prefix.length), prefix) === 0;
+  for (let at = 0; at < prefix.length; at++) if (bytes[at] !== prefix[at]) return false;
+  return true;
 }

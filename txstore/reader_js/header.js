@@ -261,7 +261,7 @@ export function decidedBy(bytes, offset, leader) {
         ...header,
         parent: parent.id, parentHash: last.hash ?? "", version: parent.version + 1, seq: parent.seq + 1,
         oldestKept: parent.oldestKept, time: Math.max(header.time, parent.time + 1), sections: [own],
-        runs: [header.runs[0], ...parent.runs.map((run) => ({ ...run, pack: run.pack ?? lies }))],
+        runs: [{ ...header.runs[0], seq: parent.seq + 1 }, ...parent.runs.map((run) => ({ ...run, pack: run.pack ?? lies }))],
         group: { place, length: count + 1 },
       },
       hash: undefined, path, base, id: leader.id,

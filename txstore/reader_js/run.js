@@ -14,7 +14,7 @@ export const ERASED = 5;
 const TRAILER = 64;
 const RECORD = 32;
 const MAX_BLOCK = 16384;
-const MAX_KEY = 4096;
+export const MAX_KEY = 4096;
 /** The part of a run that its index takes, and the least of its end that is read at first. */
 const INDEX_PART = 0.016;
 const LEAST = 8192;
@@ -24,7 +24,7 @@ const AT_ONCE = 128;
 /**
  * An entry: what a run says of a key.
  * @typedef {object} Entry
- * @property {Uint8Array} key @property {number} kind @property {number} seq which commit has set it, counted from 1 along its history; 0: the one that has made the run
+ * @property {Uint8Array} key @property {number} kind @property {number} seq which commit has set it, counted from 1 along its history
  * @property {Place} place where the value lies @property {number} offset @property {number} length @property {number} checksum
  */
 
@@ -33,21 +33,22 @@ const AT_ONCE = 128;
 /** One run whose index has been read. Its blocks are read when a key is looked up, and kept by `blocks`. */
 export class Run {
   /**
-   * @param {Index} index @param {Read} read offsets are from the start of the run
+   * @param {Index} index @param {Read} read offsets are from the start of the run @param {number} seq of entries that name none
    * @param {import("./cache.js").Cache<Entry[]>} blocks
    */
-  constructor(index, read, blocks) {
+  constructor(index, read, seq, blocks) {
     this.index = index;
     this.read = read;
+    this.seq = seq;
     this.blocks = blocks;
   }
 
   /**
    * Read the index of a run.
-   * @param {Read} read @param {Place} lies the file @param {{ offset: number, length: number, entries: number }} name
+   * @param {Read} read @param {Place} lies the file @param {import("./header.js").RunName} name
    * @param {import("./cache.js").Cache<Entry[]>} blocks
    */
-  static async open(read, lies, { offset, length, entries }, blocks) {
+  static async open(read, lies, { offset, length, entries, seq }, blocks) {
     const within = /** @type {Read} */ ((begin, end) => read(offset + begin, offset + end));
     const guess = Math.max(0, length - LEAST - Math.ceil(length * INDEX_PART));
     const end = await within(guess, length);
@@ -58,7 +59,7 @@ export class Run {
     whole.set(begins < guess ? end : end.subarray(begins - guess), rest.length);
     const index = new Index(whole, begins, lies);
     if (index.entries !== entries) index.fail("the header counts its entries differently");
-    return new Run(index, within, blocks);
+    return new Run(index, within, seq, blocks);
   }
 
   /**
@@ -69,13 +70,8 @@ export class Run {
     const block = this.index.blockOf(key);
     if (block < 0) return undefined;
     const entries = await this.block(block);
-    let [low, high] = [0, entries.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (compare(entries[middle].key, key) < 0) low = middle + 1;
-      else high = middle;
-    }
-    return low < entries.length && compare(entries[low].key, key) === 0 ? entries[low] : undefined;
+    const found = entries[placeOf(entries, key)];
+    return found && compare(found.key, key) === 0 ? found : undefined;
   }
 
   /**
@@ -95,28 +91,40 @@ export class Run {
         many = Math.min(AT_ONCE, many * 2);
       }
       if (!isWanted(block)) continue;
-      const entries = (await this.block(block)).filter(({ key, seq }) => compare(key, start) >= 0 && startsWith(key, prefix) && !(seq && seq <= since));
+      const all = await this.block(block);
+      const entries = all.slice(placeOf(all, start)).filter(({ key, seq }) => !(since && seq <= since) && startsWith(key, prefix));
       if (entries.length) yield entries;
     }
   }
 
+  /** Return the first entry from a key on, if that begins so. @param {Uint8Array} prefix @param {Uint8Array} start */
+  async first(prefix, start) {
+    for (let block = Math.max(0, this.index.blockOf(start)); this.index.mayHold(block, prefix); block++) {
+      const entries = await this.block(block);
+      const found = entries[placeOf(entries, start)];
+      if (found) return startsWith(found.key, prefix) ? found : undefined;
+    }
+    return undefined;
+  }
+
   /**
-   * Begin to read the blocks in which one of the names right below a prefix ends, and the next begins.
-   * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most blocks
+   * Return the blocks in which one of the names right below a prefix ends, and the next begins, each with the former.
+   * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most
+   * @returns {{ run: Run, block: number, name: Uint8Array }[]}
    */
-  readAhead(prefix, start, most) {
+  borders(prefix, start, most) {
     const { index } = this;
     const nameIn = (/** @type {number} */ block) => {
       const key = index.firstKey(block);
       const end = key.indexOf(47, prefix.length);
       return end < 0 ? key : key.subarray(0, end);
     };
-    let left = most;
-    for (let block = Math.max(0, index.blockOf(start)); left > 0 && index.mayHold(block, prefix); block++) {
-      if (block + 1 < index.count && compare(nameIn(block), nameIn(block + 1)) === 0) continue;
-      void this.block(block);
-      left--;
+    const found = [];
+    for (let block = Math.max(0, index.blockOf(start)); found.length < most && index.mayHold(block, prefix); block++) {
+      const name = nameIn(block);
+      if (block + 1 === index.count || compare(name, nameIn(block + 1)) !== 0) found.push({ run: this, block, name });
     }
+    return found;
   }
 
   /** Tell whether this run deletes a key in older runs by a prefix. @param {string} key */
@@ -136,9 +144,20 @@ export class Run {
     return this.blocks.get(`${lies.path} ${lies.id} ${lies.base} ${checksum} ${begin}`, length * 4, async () => {
       const bytes = await this.read(begin, begin + length);
       if (crc32c(bytes) !== checksum) this.index.fail("a block has a wrong checksum");
-      return entriesOf(bytes, this.index, number);
+      return entriesOf(bytes, this.index, number, this.seq);
     });
   }
+}
+
+/** Return the place of the first entry whose key is not below this one. @param {Entry[]} entries @param {Uint8Array} key */
+function placeOf(entries, key) {
+  let [low, high] = [0, entries.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (compare(entries[middle].key, key) < 0) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** Return where the index of a run begins. @param {Uint8Array} end of the run @param {number} length @param {string} path */
@@ -255,8 +274,8 @@ class Index {
   }
 }
 
-/** @param {Uint8Array} bytes @param {Index} index @param {number} block @returns {Entry[]} */
-function entriesOf(bytes, index, block) {
+/** @param {Uint8Array} bytes @param {Index} index @param {number} block @param {number} seq of the run @returns {Entry[]} */
+function entriesOf(bytes, index, block, seq) {
   const { path } = index.lies;
   const whole = new Reader(bytes, path);
   if (bytes.length < 8) whole.fail("a block is too short");
@@ -273,12 +292,12 @@ function entriesOf(bytes, index, block) {
     row = shared ? row + 1 : 0;
     if (shared > key.length || row > 15 || shared + unshared > MAX_KEY) reader.fail("a block has an impossible key");
     const before = key;
+    const rest = reader.pass(unshared) - shared;
     key = new Uint8Array(shared + unshared);
-    key.set(before.subarray(0, shared));
-    key.set(reader.take(unshared), shared);
+    for (let each = 0; each < key.length; each++) key[each] = each < shared ? before[each] : reader.bytes[rest + each]; // faster than parts of arrays
     if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
     const kind = reader.u8();
-    entries.push(refOf(reader, key, kind, reader.varint(), index));
+    entries.push(refOf(reader, key, kind, reader.varint() || seq, index));
   }
   return entries;
 }
@@ -292,7 +311,5 @@ function refOf(reader, key, kind, seq, index) {
   return { key, kind, seq, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
 }
 
-/** Tell whether a text may be a key. @param {string} key */
-export function isKey(key) {
-  return key !== "" && encode(key).length <= MAX_KEY && key.split("/").every((part) => part !== "" && part !== "." && part !== "..");
-}
+/** Tell whether a text may be a key, but for its length. @param {string} key */
+export const isKey = (key) => !/(?:^|\/)\.{0,2}(?:\/|$)/.test(key);

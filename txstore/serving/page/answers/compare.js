@@ -1,6 +1,5 @@
 // The differences between two commits, node by node: only the runs that one of them has and the other has not are read.
 
-import { parseExactly } from "../words.js";
 import { gridOf, isDocument } from "./nodes.js";
 
 const MOST_KEYS = 20_000; // that differ
@@ -85,7 +84,8 @@ export async function compare(nodes, before, after, most, signal) {
 
 async function described(nodes, store, path) {
   try {
-    return store.stored ? await nodes.described(store, path, parseExactly) : null;
+    const found = store.stored ? await nodes.described(store, path) : null;
+    return found && { ...found, ...found.exactly() };
   } catch (error) {
     if (error.name === "ErasedError") return null;
     throw error;

@@ -3,8 +3,7 @@
 import { NotFoundError } from "../reader/errors.js";
 import { parse, parseExactly } from "../words.js";
 
-const COUNTED = 1000; // members of a group
-const COUNTED_OF_MEMBER = 100;
+const COUNTED = 100; // members of a group, before all of its keys are counted
 const DOCUMENTS = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
 const MOST_CELLS = 1 << 16;
 const MOST_CHUNKS = 2 ** 24; // of the part of a grid that a map is of
@@ -21,50 +20,36 @@ export class Nodes {
     this.repository = repository;
   }
 
-  /** The first names below a path from one on, as directories of keys; some more than `most` may be read. */
-  async *children(store, path, most, after) {
-    const prefix = prefixOf(path);
-    const from = after ? `${prefix}${after}0` : prefix; // "0" comes after "/"
-    await store.readAhead(prefix, from, most);
-    for (let start = from; ; ) {
-      let first;
-      for await (const [found] of store.pages(prefix, start)) if ((first = found)) break;
-      if (!first) return;
-      const [name, ...rest] = first[0].slice(prefix.length).split("/");
-      if (rest.length) yield name;
-      // Keys between `name` and `name/` begin with that name and a sign before the slash.
-      start = rest.length ? `${prefix}${name}0` : `${prefix}${name}\0`;
-    }
-  }
-
-  /** The node at a path: its document, and what it says; null: nothing is there. */
-  async described(store, path, parsed = parse) {
+  /** The node at a path: its document, and what it says; `exactly` returns both to be compared and shown; null: nothing is there. */
+  async described(store, path) {
     const read = async (name) => {
       const bytes = await store.get(prefixOf(path) + name);
-      if (!bytes) return null;
-      try {
-        const found = parsed(new TextDecoder().decode(bytes));
-        return isObject(found) ? found : {};
-      } catch (error) {
-        if (!(error instanceof SyntaxError)) throw error;
-        return {};
-      }
+      return bytes && new TextDecoder().decode(bytes);
     };
-    const [three, array, group] = await Promise.all(DOCUMENTS.slice(0, 3).map(read));
-    if (three) return { document: three, attributes: isObject(three.attributes) ? three.attributes : {}, kind: ["array", "group"].find((each) => each === three.node_type) ?? "unknown" };
-    return (array ?? group) && { document: array ?? group, attributes: (await read(".zattrs")) ?? {}, kind: array ? "array" : "group" };
+    const three = await read("zarr.json");
+    const [array, group, attributes] = three === undefined ? await Promise.all([".zarray", ".zgroup", ".zattrs"].map(read)) : [];
+    const own = three ?? array ?? group;
+    if (own === undefined) return null;
+    const told = (parsed) => {
+      const document = objectOf(own, parsed);
+      return { document, attributes: three === undefined ? objectOf(attributes ?? "{}", parsed) : isObject(document.attributes) ? document.attributes : {} };
+    };
+    const found = told(parse);
+    const kind = three === undefined ? (array === undefined ? "group" : "array") : (["array", "group"].find((each) => each === found.document.node_type) ?? "unknown");
+    return { ...found, kind, exactly: () => told(parseExactly) };
   }
 
   async members(stored, { path = "", after, limit }, signal) {
     const store = this.repository.storeOf(stored);
     const names = [];
-    for await (const name of this.children(store, path, limit, after)) {
+    const prefix = prefixOf(path);
+    for await (const name of store.names(prefix, after ? `${prefix}${after}0` : prefix, limit)) { // "0" comes after "/"
       signal?.throwIfAborted();
       if (names.push(name) > limit) break;
     }
     const nodes = await Promise.all(names.slice(0, limit).map(async (name) => {
       const each = prefixOf(path) + name;
-      return this.told(store, each, await this.described(store, each), COUNTED_OF_MEMBER);
+      return this.told(store, each, await this.described(store, each));
     }));
     return { commit: stored.header.id, nodes, next: names.length > limit ? names[limit - 1] : null };
   }
@@ -73,17 +58,16 @@ export class Nodes {
     const store = this.repository.storeOf(stored);
     const described = await this.described(store, path);
     if (!described && path && !(await hasKeys(store.pages(prefixOf(path))))) throw missing(path);
-    const exact = described && (await this.described(store, path, parseExactly)); // to be shown
-    return { commit: stored.header.id, ...(await this.told(store, path, described, COUNTED)), document: described?.document ?? null, exact };
+    return { commit: stored.header.id, ...(await this.told(store, path, described)), document: described?.document ?? null, exact: described?.exactly() };
   }
 
-  async told(store, path, described, most) {
+  async told(store, path, described) {
     const document = described?.document ?? {};
     const node = { path, name: path.split("/").at(-1), kind: described?.kind ?? "group", zarr_format: document.zarr_format, attributes: described?.attributes ?? {} };
     if (node.kind !== "array") {
       let children = 0;
-      for await (const _ of this.children(store, path, most)) if (++children > most) break;
-      return { ...node, children: Math.min(children, most), hasMore: children > most };
+      for await (const _ of store.names(prefixOf(path), prefixOf(path), COUNTED)) if (++children > COUNTED) break;
+      return { ...node, children: Math.min(children, COUNTED), hasMore: children > COUNTED };
     }
     const { shape, chunks, shards, dtype, codecs } = layoutOf(document);
     const itemsize = sizeOf(dtype);
@@ -94,20 +78,25 @@ export class Nodes {
     };
   }
 
-  /** The number of keys and bytes at and below a path. */
+  /** The number of keys, bytes, and chunks or members, at and below a path. */
   async measured(stored, path, signal) {
     const store = this.repository.storeOf(stored);
     const described = await this.described(store, path);
     const grid = described?.kind === "array" ? gridOf(described.document) : null;
-    let [stored_bytes, keys, present] = [0, 0, 0];
-    for await (const page of store.pages(prefixOf(path), prefixOf(path), { signal })) {
+    const prefix = prefixOf(path);
+    let [stored_bytes, keys, present, children, last] = [0, 0, 0, 0, ""];
+    for await (const page of store.pages(prefix, prefix, { signal })) {
       keys += page.length;
       for (const [key, { length }] of page) {
         stored_bytes += length;
-        if (grid?.placeOf(key.slice(prefixOf(path).length))) present += 1;
+        if (grid) present += grid.placeOf(key.slice(prefix.length)) ? 1 : 0;
+        else if (!key.startsWith(last) || !last) {
+          last = key.slice(0, key.indexOf("/", prefix.length) + 1);
+          if (last) children += 1;
+        }
       }
     }
-    return { stored_bytes, keys, ...(grid && { chunks_stored: { present, total: product(grid.counts) } }) };
+    return { stored_bytes, keys, ...(grid ? { chunks_stored: { present, total: product(grid.counts) } } : { children, hasMore: false }) };
   }
 
   /** The stored bytes and keys of each array, and of what belongs to none, the largest first. */
@@ -177,6 +166,18 @@ export class Nodes {
 
 const IMPOSSIBLE = "Its document has impossible lengths.";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** A document that is no object says nothing. */
+function objectOf(text, parsed) {
+  try {
+    const found = parsed(text);
+    return isObject(found) ? found : {};
+  } catch (error) {
+    if (error instanceof SyntaxError) return {};
+    throw error;
+  }
+}
+
 const missing = (path) => new NotFoundError(`there is no node ${JSON.stringify(path || "/")} in this commit`);
 
 export async function hasKeys(pages) {
