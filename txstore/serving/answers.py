@@ -171,7 +171,7 @@ def select(scope: Scope, tag: bytes | None, length: int, cache: bytes) -> Select
     return Selected(206, [*about, (b"content-range", part)], range(start, stop))
 
 
-async def answer_selected(
+async def answer_in_pieces(
     scope: Scope, receive: Receive, send: Send, selected: Selected, kind: bytes, pieces: AsyncGenerator[bytes]
 ) -> None:
     """Send what was selected, piece by piece, until the client has left. `pieces` are those of its span."""
@@ -197,11 +197,9 @@ async def answer_selected(
             gone.cancel()
 
 
-async def answer_content(scope: Scope, send: Send, content: bytes, tag: bytes, cache: bytes, kind: bytes) -> None:
-    """Send what a request selects of a content that is at hand."""
-    status, about, span = select(scope, tag, len(content), cache)
-    told = kind if status < 300 else None
-    await answer(scope, send, status, about, content[span.start : span.stop], kind=told)
+async def answer_part(scope: Scope, send: Send, selected: Selected, kind: bytes, part: bytes) -> None:
+    """Send what was selected, which is at hand."""
+    await answer(scope, send, selected.status, selected.headers, part, kind=kind if selected.status < 300 else None)
 
 
 def is_current(scope: Scope, tag: bytes) -> bool:

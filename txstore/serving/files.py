@@ -20,7 +20,7 @@ from txstore.serving.answers import (
     Scope,
     Send,
     answer_compressed,
-    answer_selected,
+    answer_in_pieces,
     select,
 )
 from txstore.storage.interface import GONE, OpenFile, Storage
@@ -67,7 +67,7 @@ class Files:
             tag = None if file.tag is None else f'"{file.tag}"'.encode()
             selected = select(scope, tag, file.size, b"no-store" if tag is None else REVALIDATED)
             pieces = _pieces(file, selected.span, PIECE if self._engine.storage.ranges is None else FETCHED)
-            await answer_selected(scope, receive, send, selected, BYTES, pieces)
+            await answer_in_pieces(scope, receive, send, selected, BYTES, pieces)
         finally:
             file.close()
 
