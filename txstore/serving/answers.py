@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -170,8 +171,8 @@ def select(scope: Scope, tag: bytes | None, length: int, cache: bytes) -> Select
     return Selected(206, [*about, (b"content-range", part)], range(start, stop))
 
 
-async def answer_selected(
-    scope: Scope, receive: Receive, send: Send, selected: Selected, kind: bytes, pieces: AsyncIterator[bytes]
+async def answer_in_pieces(
+    scope: Scope, receive: Receive, send: Send, selected: Selected, kind: bytes, pieces: AsyncGenerator[bytes]
 ) -> None:
     """Send what was selected, piece by piece, until the client has left. `pieces` are those of its span."""
     status, about, span = selected
@@ -179,27 +180,26 @@ async def answer_selected(
         length = len(span) if status < 300 else None
         await answer(scope, send, status, about, kind=kind if status < 300 else None, length=length)
         return
-    first = await anext(pieces, b"")  # an error at the start is reported before the answer begins
-    done = len(first)
-    await answer(scope, send, status, about, first, kind=kind, length=len(span), more=done < len(span))
-    if done == len(span):
-        return
-    gone = asyncio.ensure_future(until_gone(receive))
-    try:
-        async for piece in pieces:
-            if gone.done():
-                return  # fetch nothing more
-            done += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
-    finally:
-        gone.cancel()
+    async with contextlib.aclosing(pieces):  # at once: it may keep a snapshot, which a vacuum waits for
+        first = await anext(pieces, b"")  # an error at the start is reported before the answer begins
+        done = len(first)
+        await answer(scope, send, status, about, first, kind=kind, length=len(span), more=done < len(span))
+        if done == len(span):
+            return
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            async for piece in pieces:
+                if gone.done():
+                    return  # nothing more is fetched
+                done += len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
+        finally:
+            gone.cancel()
 
 
-async def answer_content(scope: Scope, send: Send, content: bytes, tag: bytes, cache: bytes, kind: bytes) -> None:
-    """Send what a request selects of a content that is at hand."""
-    status, about, span = select(scope, tag, len(content), cache)
-    told = kind if status < 300 else None
-    await answer(scope, send, status, about, content[span.start : span.stop], kind=told)
+async def answer_part(scope: Scope, send: Send, selected: Selected, kind: bytes, part: bytes) -> None:
+    """Send what was selected, which is at hand."""
+    await answer(scope, send, selected.status, selected.headers, part, kind=kind if selected.status < 300 else None)
 
 
 def is_current(scope: Scope, tag: bytes) -> bool:

@@ -6,7 +6,7 @@ an erasure overwrites packs under their old names.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from txstore.engine import Engine
 from txstore.format import names
@@ -20,10 +20,10 @@ from txstore.serving.answers import (
     Scope,
     Send,
     answer_compressed,
-    answer_selected,
+    answer_in_pieces,
     select,
 )
-from txstore.storage.interface import GONE, OpenFile
+from txstore.storage.interface import GONE, OpenFile, Storage
 from txstore.storage.request_threads import in_thread
 
 #: Most files whose length is remembered.
@@ -41,21 +41,24 @@ class Files:
         """Answer a request; `sent` follows `/files/` in the URL. No name of a file is encoded there."""
         path = sent.decode("latin-1")
         try:
-            if await in_thread(self._engine.exists):
-                if names.is_data(path):
-                    await self._send_file(scope, receive, send, path)
-                    return
-                if path.endswith("/") and names.is_data_directory(path[:-1]):
-                    await self._send_list(scope, send, path[:-1])
-                    return
+            if names.is_data(path):
+                await self._send_file(scope, receive, send, path)
+                return
+            if path.endswith("/") and names.is_data_directory(path[:-1]):
+                await self._send_list(scope, send, path[:-1])
+                return
         except GONE:
             await in_thread(self._engine.commits.identity.check_there)
         raise Failure(404, "FileNotFound", f"the repository has no file {path[:100]!r} for readers")
 
+    def _there(self) -> Storage:
+        if not self._engine.exists():
+            raise FileNotFoundError(self._engine.url)
+        return self._engine.storage
+
     async def _send_file(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        storage = self._engine.storage
         known = self._sizes.get(path) if scope["method"] == "GET" else None
-        file = await in_thread(storage.open, path, known)
+        file = await in_thread(lambda: self._there().open(path, known))
         try:
             if path.startswith(("commits/", "packs/")):
                 if len(self._sizes) >= _SIZES:
@@ -63,14 +66,16 @@ class Files:
                 self._sizes[path] = file.size
             tag = None if file.tag is None else f'"{file.tag}"'.encode()
             selected = select(scope, tag, file.size, b"no-store" if tag is None else REVALIDATED)
-            pieces = _pieces(file, selected.span, PIECE if storage.ranges is None else FETCHED)
-            await answer_selected(scope, receive, send, selected, BYTES, pieces)
+            pieces = _pieces(file, selected.span, PIECE if self._engine.storage.ranges is None else FETCHED)
+            await answer_in_pieces(scope, receive, send, selected, BYTES, pieces)
         finally:
             file.close()
 
     async def _send_list(self, scope: Scope, send: Send, directory: str) -> None:
         """Send a page as web servers make one of a directory."""
-        found = await in_thread(self._engine.storage.list, directory)
+        found = await in_thread(lambda: self._there().list(directory))
+        if not found:
+            await in_thread(self._engine.commits.identity.check_there)
         if directory == "commits":
             links = [f"{name}/" for name in found if names.is_branch_id(name)]
         else:
@@ -82,6 +87,6 @@ class Files:
         await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
 
 
-async def _pieces(file: OpenFile, span: range, most: int) -> AsyncIterator[bytes]:
+async def _pieces(file: OpenFile, span: range, most: int) -> AsyncGenerator[bytes]:
     for start in range(span.start, span.stop, most):
         yield await in_thread(file.read, start, min(most, span.stop - start))

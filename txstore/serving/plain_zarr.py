@@ -11,7 +11,7 @@ import re
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -37,14 +37,12 @@ from txstore.serving.answers import (
     Receive,
     Scope,
     Send,
-    answer_content,
-    answer_selected,
+    answer_in_pieces,
+    answer_part,
     select,
 )
 from txstore.storage.request_threads import in_thread
 
-#: Bytes: a thread reads a value of at least this length, so that other requests do not wait for it.
-_IN_THREAD = 1 << 20
 #: Bytes of consolidated metadata in the cache.
 _DOCUMENTS = 32 << 20
 #: Most snapshots kept at once, and seconds after the last read until one is released: a snapshot pins its commit and
@@ -81,32 +79,38 @@ class PlainZarr:
         if name in ("zarr.json", ZMETADATA):  # it may have the documents of all nodes below
             document = await in_thread(self._consolidated.get, snapshot, group, name)
             if document is not None:
-                await answer_content(scope, send, *document, cache, JSON)
+                content, tag = document
+                selected = select(scope, tag, len(content), cache)
+                await answer_part(scope, send, selected, JSON, content[selected.span.start : selected.span.stop])
                 return
         found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
         is_foreign = found.kind == packfile.REF_FOREIGN
         length = _there_is(await in_thread(snapshot.size_of, key), key) if is_foreign else found.length
         selected = select(scope, _tag(snapshot, found), length, cache)
+        span, kind = selected.span, _kind_of(key)
         if self._is_ranged or is_foreign:
-            pieces = _fetched(snapshot, key, found, selected.span, length)
+            pieces = _fetched(snapshot, key, found, span, length)
+            await answer_in_pieces(scope, receive, send, selected, kind, pieces)
+        elif length <= PIECE:
+            await answer_part(scope, send, selected, kind, bytes(_mapped(snapshot, key, found, span)))
         else:
-            pieces = _mapped(snapshot, key, found, selected.span)
-        await answer_selected(scope, receive, send, selected, _kind_of(key), pieces)
+            view = await in_thread(_mapped, snapshot, key, found, span)
+            await answer_in_pieces(scope, receive, send, selected, kind, _cut(view))
 
 
-async def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> AsyncIterator[bytes]:
-    """Yield a value that lies in a mapped file, or a part of it, piece by piece."""
+def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> memoryview:
+    """Return a value that lies in a mapped file, or a part of it."""
     if len(span) < found.length:
-        view = _there(snapshot.get_part(key, slice(span.start, span.stop)), key, len(span))
-    elif found.length < _IN_THREAD:
-        view = snapshot.view_of(key, found)  # compares the checksum of the whole value
-    else:
-        view = await in_thread(snapshot.view_of, key, found)
+        return _there(snapshot.get_part(key, slice(span.start, span.stop)), key, len(span))
+    return snapshot.view_of(key, found)  # compares the checksum of the whole value
+
+
+async def _cut(view: memoryview) -> AsyncGenerator[bytes]:
     for start in range(0, len(view), PIECE):
         yield bytes(view[start : start + PIECE])
 
 
-async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncIterator[bytes]:
+async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncGenerator[bytes]:
     """Yield a value from remote storage, or a part of it, piece by piece.
 
     For a long value the checksum is complete only at the last piece: if it is wrong, the connection ends before that
