@@ -154,9 +154,7 @@ function field(header, type, reader) {
   else if (type === 5) {
     while (reader.left && header.statistics.length < 5) header.statistics.push(reader.varint());
   } else if (type === 6) {
-    while (reader.left) {
-      header.sections.push({ kind: reader.varint(), offset: reader.varint(), length: reader.varint() });
-    }
+    while (reader.left) header.sections.push({ kind: reader.varint(), offset: reader.varint(), length: reader.varint() });
     if (header.sections.length > MAX_LISTED) reader.fail("its header lists too many sections");
   } else if (type === 7) header.runs = runsOf(reader);
   else if (type === 9) header.pending = reader.varint();

@@ -62,10 +62,7 @@ export class Run {
     return new Run(index, within, seq, blocks);
   }
 
-  /**
-   * Return the entry of a key; undefined if there is none.
-   * @param {Uint8Array} key
-   */
+  /** Return the entry of a key; undefined if there is none. @param {Uint8Array} key */
   async find(key) {
     const block = this.index.blockOf(key);
     if (block < 0) return undefined;

@@ -375,12 +375,7 @@ function pause(milliseconds, signal) {
   return withSignal(new Promise((resolve) => setTimeout(resolve, milliseconds)), signal);
 }
 
-/**
- * Wait for a promise, or until a signal says to wait no more.
- * @template T
- * @param {Promise<T>} promise @param {AbortSignal} [signal]
- * @returns {Promise<T>}
- */
+/** Wait for a promise, or until a signal says to wait no more. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T>} */
 export function withSignal(promise, signal) {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {

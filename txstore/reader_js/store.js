@@ -204,10 +204,7 @@ export class Store {
     return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
   }
 
-  /**
-   * Return a value that lies in a file outside of the repository.
-   * @param {Uint8Array} record @param {string} path @param {Reading} reading
-   */
+  /** Return a value that lies in a file outside of the repository. @param {Uint8Array} record @param {string} path @param {Reading} reading */
   async foreign(record, path, reading) {
     const reader = new Reader(record, path);
     reader.magic("TXSTFORN");

@@ -160,12 +160,12 @@ def test_the_page_answers_while_a_chunk_is_decoded_and_ends_that_when_it_is_left
     with repo.begin() as mapping:
         mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
         mapping["slow/zarr.json"] = json.dumps({
-            "zarr_format": 3, "node_type": "array", "shape": [200 << 20], "data_type": "uint8", "fill_value": 0,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [200 << 20]}}, "attributes": {},
-            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}, {"name": "lz4"}],
+            "zarr_format": 3, "node_type": "array", "shape": [16 << 20], "data_type": "float64", "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16 << 20]}}, "attributes": {},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.blosc"}],
         }).encode()  # fmt: skip
-        # Matches of the byte before them, each of 19 bytes.
-        mapping["slow/c/0"] = (200 << 20).to_bytes(4, "little") + b"\x1f0" + b"\x01\0\0\x0f" * (11 << 20)
+        mapping["slow/c/0"] = Blosc("lz4", 5, Blosc.BITSHUFFLE).encode(np.zeros(16 << 20))  # each bit is put in its place
     page = look(repo, "#/tree/main/slow").page
     expect(page.locator(".stage.waiting")).to_have_count(1)
     wait_until(lambda: page.evaluate("1") == len(page.workers))

@@ -103,8 +103,9 @@ export async function valuesOf(ref, path) {
     try {
       return await (range ? store.getRange(prefix + key, range, { signal }) : store.get(prefix + key, { signal }));
     } catch (error) {
-      if (error.name !== "ForeignError") throw error;
-      if (!hasServer) throw new Error("Its values lie in files outside of the repository, which this page does not read: run `txstore serve`.", { cause: error });
+      // What the reader does not read, the server does: values in other files, and those that an erasure of rows has replaced.
+      if (!hasServer && error.name === "ForeignError") throw new Error("Its values lie in files outside of the repository, which this page does not read: run `txstore serve`.", { cause: error });
+      if (!hasServer || !["ForeignError", "UnsupportedError"].includes(error.name)) throw error;
       return throughServer(zarrAddress(store.commit.id, path) + key, range, signal);
     }
   };
@@ -116,7 +117,7 @@ async function throughServer(url, range, signal) {
   if (response.status === 404) return undefined;
   if (!response.ok || (range && response.status !== 206)) {
     const failed = await response.json().catch(() => null);
-    throw new Error(failed?.error?.message ?? `the server answered ${response.status} for a value that lies outside of the repository`);
+    throw new Error(failed?.error?.message ?? `the server answered ${response.status}`);
   }
   return new Uint8Array(await response.arrayBuffer());
 }

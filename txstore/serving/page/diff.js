@@ -125,9 +125,7 @@ function drawBody(body, node, ends, view) {
     node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
   );
   if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
-    drawPictures(pictures, node, ends, view).catch((error) => {
-      if (error.name !== "AbortError") replace(pictures, failure(error));
-    });
+    drawPictures(pictures, node, ends, view).catch((error) => { if (error.name !== "AbortError") replace(pictures, failure(error)); });
 }
 
 const dotted = ({ name }) => (Array.isArray(name) ? name.join(".") : name);

@@ -139,9 +139,7 @@ export async function show(view, parts, query) {
   list.addEventListener("keydown", (event) => {
     const at = state.commits.findIndex((each) => each.id === state.chosen);
     const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
-    const to = {
-      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0,
-    }[event.key];
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0 }[event.key];
     if (event.key === "End") {
       event.preventDefault();
       chooseOldest();

@@ -44,15 +44,9 @@ async function route() {
     name, root, abort, signal: abort.signal,
     /** Write the current view into the address, without drawing it again. */
     permalink: (hash) => history.replaceState(null, "", hash),
-    tell: (error) => {
-      if (error.name !== "AbortError") toast(error.message, "bad");
-    },
-    onCommit: (told) => {
-      view.committed = told;
-    },
-    onTheme: (told) => {
-      view.themed = told;
-    },
+    tell: (error) => { if (error.name !== "AbortError") toast(error.message, "bad"); },
+    onCommit: (told) => { view.committed = told; },
+    onTheme: (told) => { view.themed = told; },
     setRef: (name) => {
       ref.now = name;
       drawNavigation(view.name);

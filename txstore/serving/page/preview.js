@@ -148,9 +148,7 @@ export function drawPreview(into, context) {
     try {
       const found = await read(commit, node, asked, {
         signal: mine.signal, everything,
-        progress: (done, all) => {
-          if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`;
-        },
+        progress: (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; },
       });
       if (mine.signal.aborted) return;
       pointed = null;

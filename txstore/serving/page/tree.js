@@ -21,9 +21,7 @@ export async function show(view, parts, query) {
     view.root,
     h("div", { class: "two data" },
       h("aside", { class: "card side" },
-        refPicker(ref, (name) => {
-          location.hash = link.tree(name, chosen);
-        }),
+        refPicker(ref, (name) => { location.hash = link.tree(name, chosen); }),
         tree),
       panel),
   );
