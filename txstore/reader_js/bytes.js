@@ -11,6 +11,17 @@ const MAX_DEPTH = 100;
 /** @param {string} text */
 export const encode = (text) => encoder.encode(text);
 
+/** @param {Uint8Array[]} parts */
+export function joined(parts) {
+  const whole = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
 /** Reads one part of a file after the other. Numbers are little-endian. */
 export class Reader {
   /** @param {Uint8Array} bytes @param {string} path the file, for errors */

@@ -1,6 +1,6 @@
 /** A sorted run: finds keys in it, and lists them. See format.md, "Runs". */
 
-import { Reader, compare, encode, startsWith } from "./bytes.js";
+import { Reader, compare, joined, startsWith } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { newer, packOf } from "./header.js";
 
@@ -54,10 +54,7 @@ export class Run {
     const end = await within(guess, length);
     const begins = beginOfIndex(end, length, lies.path);
     const rest = begins < guess ? await within(begins, guess) : new Uint8Array(0);
-    const whole = new Uint8Array(length - begins);
-    whole.set(rest);
-    whole.set(begins < guess ? end : end.subarray(begins - guess), rest.length);
-    const index = new Index(whole, begins, lies);
+    const index = new Index(begins < guess ? joined([rest, end]) : end.slice(begins - guess), begins, lies);
     if (index.entries !== entries) index.fail("the header counts its entries differently");
     return new Run(index, within, seq, blocks);
   }

@@ -1,5 +1,6 @@
 /** Reads files of a repository over HTTP: small ones, and ranges. Near ranges of one file are read by one request. */
 
+import { joined } from "./bytes.js";
 import { CorruptionError, RequestError } from "./errors.js";
 
 /**
@@ -347,13 +348,7 @@ async function bodyOf(response, target, most, enough = Infinity) {
   }
   if (length > limit) await reader?.cancel();
   if (length > most) throw new RequestError(`${target}: the server sends more than ${most} bytes. Let it answer ranges: see "Over plain HTTP" in the documents of TxStore`);
-  const bytes = new Uint8Array(length);
-  let at = 0;
-  for (const part of parts) {
-    bytes.set(part, at);
-    at += part.length;
-  }
-  return bytes;
+  return joined(parts);
 }
 
 /** @param {number} status */

@@ -392,6 +392,35 @@ def test_a_codec_that_no_browser_has(look: Look, format_2: txstore.Repository) -
     expect(page.locator(".stage .failure")).to_contain_text("lzma")
 
 
+def test_rows_that_were_erased_in_both_commits(
+    look: Look, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Then neither of the two values has its checksum in an entry."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    commits = []
+    for first in (1, 2):
+        with repo.transaction() as store:
+            if first == 1:
+                zarr.create_group(store)
+                zarr.create_array(store, name="x", data=np.array([10, 20, 30, 40]), chunks=(4,), dimension_names=["x"])
+                zarr.create_array(
+                    store, name="v", shape=4, dtype="i4", chunks=(4,), compressors=None, dimension_names=["x"]
+                )
+            zarr.open_array(store, path="v")[:] = [first, 0, 0, 9]
+        commits.append(repo.head())
+    repo.erase("v", {"x": 40})
+    one, two = (str(each.id) for each in commits)
+    repo = txstore.Repository(repo.url)
+    assert [(node.path, node.chunks_changed) for node in repo.diff(one, two).nodes] == [("v", 1)]
+    node = look(repo, f"#/diff/{one}/{two}").page.locator(".diff summary")
+    expect(node).to_have_text(re.compile("changedv1 changed"))
+    page = look(repo, "#/tree/main/v").page
+    if "served" in request.node.name:
+        shows(drawn(page), np.asarray(zarr.open_array(repo.snapshot(), path="v")[:]))
+    else:
+        expect(page.locator(".failure")).to_contain_text("rows of this value were erased")
+
+
 # --- chunks
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import zarr
 
 import txstore
 from tests.reader_js.node import served
@@ -53,25 +50,3 @@ def test_a_name_of_digits_is_a_name(look: Look, tmp_path: Path) -> None:
     for name, commit in {"0": repo.head(), repo.commit(1).id[:8]: repo.commit(0)}.items():
         repo.tags[name] = commit
         expect(look(repo, f"#/history/{name}").page.locator(".detail h2")).to_have_text(commit.message)
-
-
-def test_rows_that_were_erased_in_both_commits(look: Look, tmp_path: Path) -> None:
-    """Then neither of the two values has its checksum in an entry."""
-    repo = txstore.Repository(tmp_path / "data.tx")
-    commits = []
-    for first in (1, 2):
-        with repo.transaction() as store:
-            if first == 1:
-                zarr.create_group(store)
-                zarr.create_array(store, name="x", data=np.array([10, 20, 30, 40]), chunks=(4,), dimension_names=["x"])
-                zarr.create_array(
-                    store, name="v", shape=4, dtype="i4", chunks=(4,), compressors=None, dimension_names=["x"]
-                )
-            zarr.open_array(store, path="v")[:] = [first, 0, 0, 9]
-        commits.append(repo.head())
-    repo.erase("v", {"x": 40})
-    one, two = (str(each.id) for each in commits)
-    repo = txstore.Repository(repo.url)
-    assert [(node.path, node.chunks_changed) for node in repo.diff(one, two).nodes] == [("v", 1)]
-    node = look(repo, f"#/diff/{one}/{two}").page.locator(".diff summary")
-    expect(node).to_have_text(re.compile("changedv1 changed"))
