@@ -165,7 +165,9 @@ def test_the_page_answers_while_a_chunk_is_decoded_and_ends_that_when_it_is_left
             "chunk_key_encoding": {"name": "default"},
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.blosc"}],
         }).encode()  # fmt: skip
-        mapping["slow/c/0"] = Blosc("lz4", 5, Blosc.BITSHUFFLE).encode(np.zeros(16 << 20))  # each bit is put in its place
+        mapping["slow/c/0"] = Blosc("lz4", 5, Blosc.BITSHUFFLE).encode(
+            np.zeros(16 << 20)
+        )  # each bit is put in its place
     page = look(repo, "#/tree/main/slow").page
     expect(page.locator(".stage.waiting")).to_have_count(1)
     wait_until(lambda: page.evaluate("1") == len(page.workers))
