@@ -147,23 +147,10 @@ function lookAt(node, shape) {
 
 async function drawPictures(into, node, ends, view) {
   replace(into, notice("Reading before and after …"));
-  const there = async (ref, path) => {
-    if (!ref) return null;
-    const found = await api.node(ref, path, view.signal).catch((error) => {
-      if (error.name === "NotFoundError") return null;
-      throw error;
-    });
-    return found?.kind === "array" ? found : null;
-  };
   const [before, after] = await Promise.all([
-    node.change === "added" ? null : there(ends.a, node.moved_from ?? node.path),
-    node.change === "removed" ? null : there(ends.b, node.path),
+    node.change === "added" ? null : api.node(ends.a, node.path, view.signal), node.change === "removed" ? null : api.node(ends.b, node.path, view.signal),
   ]);
   const sides = [before, after].filter(Boolean);
-  if (!sides.length) {
-    replace(into);
-    return;
-  }
   if (sides.some((each) => each.shape.length !== sides[0].shape.length)) {
     replace(into, notice("They have other dimensions: there is nothing to subtract."));
     return;

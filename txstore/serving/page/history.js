@@ -15,7 +15,7 @@ const NARROW = 820; // as in style.css
 
 export async function show(view, parts, query) {
   const filter = { from: query.get("from") ?? "", path: query.get("path") ?? "" };
-  const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false, gone: false };
+  const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false };
   const signal = view.signal;
 
   const list = h("div", { class: "log", role: "listbox", tabindex: 0, "aria-label": "Commits, newest first" });
@@ -176,14 +176,11 @@ export async function show(view, parts, query) {
   view.onCommit(async () => {
     if (filter.path) return;
     try {
-      const answer = await api.commits({ ...filter, limit: PAGE }, signal);
-      const known = new Map(state.commits.map((each, i) => [each.id, i]));
-      const fresh = answer.commits.filter((each) => !known.has(each.id));
-      for (const each of answer.commits) if (known.has(each.id)) state.commits[known.get(each.id)] = each; // names have moved
-      const isCut = fresh.length === answer.commits.length; // more than a page has come: begin anew
-      state.commits = isCut ? fresh : [...fresh, ...state.commits];
-      if (isCut) [state.next, state.ended] = [answer.next, !answer.next];
-      if (list.scrollTop > 0) list.scrollTop += fresh.length * ROW; // what is looked at stays where it is
+      // Those that were seen before are not read again; names may have moved to others.
+      const answer = await api.commits({ ...filter, limit: state.commits.length + FIRST }, signal);
+      const fresh = answer.commits.findIndex((each) => each.id === state.commits[0]?.id);
+      Object.assign(state, { commits: answer.commits, next: answer.next, ended: !answer.next });
+      if (list.scrollTop > 0 && fresh > 0) list.scrollTop += fresh * ROW; // what is looked at stays where it is
       arrange();
     } catch (error) {
       if (error.name !== "AbortError") view.tell(error);
