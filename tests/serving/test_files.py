@@ -167,6 +167,16 @@ def test_what_was_erased_comes_from_no_memory(tmp_path: Path, place: str) -> Non
         assert secret[:100] not in answer.body
 
 
+def test_what_is_written_in_place_has_another_tag(own: txstore.Repository) -> None:
+    app = application(own)
+    first = ask(app, "/files/heads/main")
+    with own.begin() as mapping:
+        mapping["x"] = b"2"
+    second = ask(app, "/files/heads/main", headers={"if-none-match": first.headers["etag"]})
+    assert (second.status, len(second.body)) == (200, len(first.body))
+    assert second.body != first.body
+
+
 def test_from_far_away_a_file_takes_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end, where readers begin, comes with its length, which stays known."""
     repo = txstore.Repository(f"memory://{tmp_path}/far.tx", single_writer=True)
