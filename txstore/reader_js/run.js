@@ -218,12 +218,12 @@ class Index {
   /** @param {Reader} reader @param {number} count */
   prefixesOf(reader, count) {
     const records = new Reader(reader.take(count * 16), reader.path);
-    const found = new Set();
+    /** @type {Map<string, number>} with the seqs that have deleted them; 0: that of the run */
+    const found = new Map();
     for (let each = 0; each < count; each++) {
-      const [offset, length] = [records.u32(), records.u32()];
-      records.take(8);
+      const [offset, length, seq] = [records.u32(), records.u32(), records.u64()];
       if (offset !== reader.at - count * 16 || length > MAX_KEY) reader.fail("the prefixes of a run have gaps");
-      found.add(reader.text(length));
+      found.set(reader.text(length), seq);
     }
     if (reader.left || found.size !== count) reader.fail("the prefixes of a run are impossible");
     return found;

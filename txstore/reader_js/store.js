@@ -10,8 +10,18 @@ import { HttpSource, withSignal } from "./source.js";
 /** @typedef {{ signal?: AbortSignal }} Reading */
 /** @typedef {{ offset: number, length: number } | { suffixLength: number }} Range */
 
-/** Milliseconds that keys are listed for without a break. */
+/** Milliseconds. */
 const STRETCH = 10;
+
+/** Return what lets others run for a moment where that was long ago: a page has to be drawn meanwhile. */
+export function rests() {
+  let last = performance.now();
+  return async () => {
+    if (performance.now() - last < STRETCH) return;
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    last = performance.now();
+  };
+}
 
 export class Store {
   /** @param {import("./repository.js").Repository} repository @param {import("./header.js").Stored | undefined} stored @param {import("./repository.js").Commit | undefined} commit */
@@ -59,12 +69,9 @@ export class Store {
     const runs = await this.runs();
     const sources = runs.map((each, run) => ({ run, pages: each.below(wanted, first), page: /** @type {Entry[]} */ ([]), at: 0, isDone: false }));
     const hiding = runs.map(({ index }) => index.prefixes.size > 0);
-    for (let begun = performance.now(); ; ) {
+    for (const rest = rests(); ; ) {
       reading.signal?.throwIfAborted();
-      if (performance.now() - begun > STRETCH) {
-        await new Promise((resolve) => setTimeout(resolve, 0)); // a page has to be drawn meanwhile
-        begun = performance.now();
-      }
+      await rest();
       await Promise.all(sources.filter(({ page, at, isDone }) => !isDone && at === page.length).map(async (source) => {
         const { value, done } = await source.pages.next();
         Object.assign(source, { page: value ?? [], at: 0, isDone: Boolean(done) });

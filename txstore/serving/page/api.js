@@ -106,7 +106,7 @@ export async function valuesOf(ref, path) {
       // What the reader does not read, the server does: values in other files, and those that an erasure of rows has replaced.
       if (!hasServer && error.name === "ForeignError") throw new Error("Its values lie in files outside of the repository, which this page does not read: run `txstore serve`.", { cause: error });
       if (!hasServer || !["ForeignError", "UnsupportedError"].includes(error.name)) throw error;
-      return throughServer(zarrAddress(store.commit.id, path) + key, range, signal);
+      return throughServer(zarrAddress(store.commit.id, prefix + key).slice(0, -1), range, signal);
     }
   };
 }

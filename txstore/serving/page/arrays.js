@@ -1,5 +1,6 @@
 // Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
 
+import { IMPOSSIBLE } from "./answers/nodes.js";
 import { valuesOf } from "./api.js";
 import { EVERYTHING, part } from "./words.js";
 
@@ -44,8 +45,6 @@ export function firstSelection({ shape, chunks }) {
 export const pythonSelection = (selection, shape) =>
   selection.map((each, i) => (Array.isArray(each) ? (each[0] === 0 && each[1] === shape[i] ? ":" : `${each[0]}:${each[1]}`) : each)).join(", ");
 
-const itemsize = (node) => Number(/^\D*(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;
-
 /** The chunks that a selection touches where steps are taken, and bytes of them. */
 function cost(node, selection, steps = []) {
   const along = selection.map((each, i) => {
@@ -54,7 +53,7 @@ function cost(node, selection, steps = []) {
     return Math.min(Math.floor((stop - 1) / node.chunks[i]) - Math.floor(start / node.chunks[i]) + 1, Math.ceil((stop - start) / (steps[i] ?? 1)));
   });
   const chunks = along.reduce((a, b) => a * b, 1);
-  return { chunks, bytes: chunks * node.chunks.reduce((a, b) => a * b, itemsize(node)) };
+  return { chunks, bytes: chunks * node.chunks.reduce((a, b) => a * b, node.itemsize ?? 8) };
 }
 
 /** Whether this browser can hold all that a selection touches. */
@@ -96,7 +95,7 @@ const idle = [];
  */
 export async function read(commit, node, given, { signal, progress, everything = false }) {
   const [lengths, dimensions] = [[...node.shape, ...(node.chunks ?? []), ...(node.shards ?? [])], node.shape.length];
-  if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || lengths.length !== dimensions * (node.shards ? 3 : 2)) throw new Error("Its document has impossible lengths.");
+  if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || lengths.length !== dimensions * (node.shards ? 3 : 2)) throw new Error(IMPOSSIBLE);
   const selection = isNumeric(node) ? given : firstOf(given);
   const { chunks, bytes } = cost(node, selection);
   const ofChunk = bytes / chunks;

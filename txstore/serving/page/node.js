@@ -1,5 +1,6 @@
 // One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
+import { IMPOSSIBLE } from "./answers/nodes.js";
 import { api, hasServer, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
@@ -18,8 +19,9 @@ export function drawNode(panel, context) {
   context.commit = node.commit ?? ref; // what never changes, so that the browser may keep what it read of it
   context.setPython(openLine(context));
 
+  const checked = (draw) => (into) => (node.shape ? draw(into) : replace(into, failure(new Error(IMPOSSIBLE))));
   const pages = isArray
-    ? [["preview", "Preview", (into) => (context.drawn = drawPreview(into, context))], ["chunks", "Chunks", (into) => drawChunkMap(into, context)]]
+    ? [["preview", "Preview", checked((into) => (context.drawn = drawPreview(into, context)))], ["chunks", "Chunks", checked((into) => drawChunkMap(into, context))]]
     : [["members", "Members", (into) => (context.drawn = drawMembers(into, context))]];
   pages.push(["details", "Details", (into) => drawDetails(into, context)]);
   const chosen = context.query.get("view") ?? pages[0][0];

@@ -1,15 +1,17 @@
 // The differences between two commits, node by node: only the runs that one of them has and the other has not are read.
 
-import { gridOf, isDocument } from "./nodes.js";
+import { rests } from "../reader/store.js";
+import { gridOf, isDocument, prefixOf } from "./nodes.js";
 
 const MOST_KEYS = 20_000; // that differ
 const LISTED = 256; // regions, and other keys, of a node
 
 /** Yield the keys below a path whose values differ: {key, before, after}, the two entries. */
 export async function* differing(stores, path = "", signal) {
-  const seen = new Set();
-  for await (const keys of candidates(stores, path ? `${path}/` : "")) {
+  const [seen, rest] = [new Set(), rests()];
+  for await (const keys of candidates(stores, prefixOf(path))) {
     signal?.throwIfAborted();
+    await rest();
     const fresh = keys.filter((key) => !seen.has(key) && seen.add(key));
     const pairs = await Promise.all(fresh.map((key) => Promise.all(stores.map((store) => entryOf(store, key)))));
     for (const [i, [before, after]] of pairs.entries()) if ((before || after) && !(before && after && isSame(before, after))) yield { key: fresh[i], before, after };
@@ -24,7 +26,8 @@ async function* candidates(stores, prefix) {
     const own = [...listed[i]].filter(([name, { seq }]) => !listed[1 - i].has(name) && !(seq && seq <= since)).map(([, run]) => store.run(run));
     for (const run of await Promise.all(own)) {
       for await (const page of run.below(start, start, since)) yield page.map(({ key }) => decoder.decode(key));
-      for (const deleted of run.index.prefixes) {
+      for (const [deleted, seq] of run.index.prefixes) {
+        if (seq && seq <= since) continue;
         const both = deleted.startsWith(prefix) ? deleted : prefix.startsWith(deleted) ? prefix : null;
         if (both !== null) for await (const page of stores[1 - i].pages(both)) yield page.map(([key]) => key);
       }
@@ -68,12 +71,17 @@ export async function compare(nodes, before, after, most, signal) {
   const changes = new Map();
   let [bytes_added, bytes_dropped, count] = [0, 0, 0];
   let truncated = false;
+  let [array, path] = ["\0", ""]; // of the last key: the next one mostly belongs to it, too
   for await (const each of differing(stores, "", signal)) {
     if ((truncated = ++count > MOST_KEYS)) break;
     bytes_added += each.after?.length ?? 0;
     bytes_dropped += each.before?.length ?? 0;
-    const path = await nodeOf(at, each.key);
-    changes.set(path, [...(changes.get(path) ?? []), each]);
+    if (!each.key.startsWith(array)) {
+      path = await nodeOf(at, each.key);
+      array = (await at(path)).some((side) => side?.kind === "array") ? prefixOf(path) : "\0";
+    }
+    if (!changes.has(path)) changes.set(path, []);
+    changes.get(path).push(each);
   }
   const found = [];
   for (const path of [...changes.keys()].sort()) found.push(...changesOf(path, await at(path), changes.get(path)));
@@ -92,12 +100,12 @@ async function described(nodes, store, path) {
   }
 }
 
-/** The path of the node that a key belongs to: the nearest array above it, or what is right above. */
+/** The path of the node that a key belongs to: the array above it, or what is right above. */
 async function nodeOf(at, key) {
   const parts = key.split("/");
   const above = parts.slice(0, -1).join("/");
   if (isDocument(parts.at(-1))) return above;
-  for (let length = parts.length - 1; length > 0; length--) {
+  for (let length = 0; length < parts.length; length++) {
     const path = parts.slice(0, length).join("/");
     if ((await at(path)).some((each) => each?.kind === "array")) return path;
   }
@@ -110,7 +118,7 @@ function changesOf(path, [old, now], changes) {
     const only = (side, otherwise) => changes.filter((each) => each[side]).map((each) => ({ ...each, [otherwise]: undefined }));
     return [...changesOf(path, [old, null], only("before", "after")), ...changesOf(path, [null, now], only("after", "before"))];
   }
-  const prefix = path ? `${path}/` : "";
+  const prefix = prefixOf(path);
   const arrays = [now, old].filter((each) => each?.kind === "array");
   const grids = arrays.map(({ document }) => gridOf(document)).filter(Boolean);
   const chunks = { added: 0, removed: 0, changed: 0 };

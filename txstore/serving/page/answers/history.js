@@ -99,7 +99,7 @@ export class History {
     if (!own || own.pack) return false;
     const store = this.repository.storeOf(stored);
     const run = await store.run(own);
-    const isNamed = [...run.index.prefixes].some((each) => each.startsWith(`${path}/`) || `${path}/`.startsWith(each));
+    const isNamed = [...run.index.prefixes.keys()].some((each) => each.startsWith(`${path}/`) || `${path}/`.startsWith(each));
     if (!isNamed && !(await hasKeys(run.below(new TextEncoder().encode(`${path}/`))))) return false;
     const parent = await this.parent(stored);
     if (parent === undefined) return false; // what it has changed is not known

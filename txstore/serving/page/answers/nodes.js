@@ -10,7 +10,7 @@ const MOST_CHUNKS = 2 ** 24; // of the part of a grid that a map is of
 const MOST_DIMENSIONS = 64; // as of numpy
 const NAMED = 64; // commits of a map that are looked for at once
 
-const prefixOf = (path) => (path ? `${path}/` : "");
+export const prefixOf = (path) => (path ? `${path}/` : "");
 const product = (lengths) => lengths.reduce((a, b) => a * b, 1);
 
 export const isDocument = (name) => DOCUMENTS.includes(name);
@@ -70,10 +70,10 @@ export class Nodes {
       return { ...node, children: Math.min(children, COUNTED), hasMore: children > COUNTED };
     }
     const { shape, chunks, shards, dtype, codecs } = layoutOf(document);
-    const itemsize = sizeOf(dtype);
+    const itemsize = sizeOf(dtype, document.data_type?.configuration?.length_bytes);
     const dimensions = document.dimension_names ?? node.attributes._ARRAY_DIMENSIONS;
     return {
-      ...node, shape, chunks, shards, dtype, codecs, fill_value: document.fill_value, dimension_names: Array.isArray(dimensions) ? dimensions : null,
+      ...node, shape, chunks, shards, dtype, itemsize, codecs, fill_value: document.fill_value, dimension_names: Array.isArray(dimensions) ? dimensions : null,
       logical_bytes: itemsize === null || !shape ? null : itemsize * product(shape),
     };
   }
@@ -164,7 +164,7 @@ export class Nodes {
   }
 }
 
-const IMPOSSIBLE = "Its document has impossible lengths.";
+export const IMPOSSIBLE = "Its document has impossible lengths.";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** A document that is no object says nothing. */
@@ -190,19 +190,21 @@ const areLengths = (list, least) => Array.isArray(list) && list.length <= MOST_D
 /** How an array is stored, by its document. A document may say anything: `shape` is null if no array has these lengths. */
 function layoutOf(document) {
   const shape = areLengths(document.shape, 0) ? document.shape : null;
-  const list = (each) => (Array.isArray(each) ? each : []);
+  const list = (each) => (Array.isArray(each) ? each.filter(Boolean) : []);
+  const lengths = (each) => (Array.isArray(each) && each.length <= MOST_DIMENSIONS ? each : null);
   if (document.zarr_format === 2 || "dtype" in document) {
     const codecs = [...list(document.filters), ...(document.compressor ? [document.compressor] : [])];
-    return { shape, chunks: document.chunks, shards: null, dtype: typeof document.dtype === "string" ? document.dtype : "structured", codecs };
+    return { shape, chunks: lengths(document.chunks), shards: null, dtype: typeof document.dtype === "string" ? document.dtype : "structured", codecs };
   }
-  const outer = document.chunk_grid?.configuration?.chunk_shape;
-  const chunks = Array.isArray(outer) ? outer : document.shape;
+  const chunks = lengths(document.chunk_grid?.configuration?.chunk_shape) ?? shape;
   const sharding = list(document.codecs).find((each) => each?.name === "sharding_indexed")?.configuration;
   const dtype = typeof document.data_type === "string" ? document.data_type : String(document.data_type?.name ?? "unknown");
-  return { shape, chunks: sharding?.chunk_shape ?? chunks, shards: sharding ? chunks : null, dtype, codecs: list(document.codecs) };
+  return { shape, chunks: sharding ? lengths(sharding.chunk_shape) : chunks, shards: sharding ? chunks : null, dtype, codecs: list(document.codecs) };
 }
 
-function sizeOf(dtype) {
+/** The bytes of an element; null: not known. */
+function sizeOf(dtype, given) {
+  if (Number.isSafeInteger(given)) return given;
   if (dtype === "bool") return 1;
   const [, bits] = /^(?:u?int|float|complex|r)(\d+)$/.exec(dtype) ?? [];
   if (bits) return Number(bits) / 8;
