@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
     from txstore.labels import Upserted
-    from txstore.serving.notebook import Shown
+    from txstore.serving.server import Shown
     from txstore.storage.retry_turn import RetryTurn
     from txstore.store import TxStore
 
@@ -253,7 +253,7 @@ class Repository:
         `txstore[serve]`. If the browser is on another machine, forward the port that this prints.
         """
         try:
-            from txstore.serving.notebook import show  # late: this needs starlette and uvicorn
+            from txstore.serving.server import show  # late: this needs uvicorn
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             told = f"the page needs {missing}, which is not installed: pip install 'txstore[serve]'"

@@ -51,6 +51,19 @@ class StagedFile(Protocol):
     def close(self) -> None: ...
 
 
+class OpenFile(Protocol):
+    """A file that is open for reading: it stays readable if another one takes its place. Safe in threads."""
+
+    size: int
+    tag: str | None
+    """What no other content of this path has, as far as storage can tell without reading it; None: it can't."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a range that lies in the file."""
+
+    def close(self) -> None: ...
+
+
 class Held(Protocol):
     """A file that a living process holds until it closes it. Other processes can tell."""
 
@@ -95,6 +108,9 @@ class Storage(Protocol):
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return a range of a file; shorter only where the file ends."""
+
+    def open(self, path: str, size: int | None = None) -> OpenFile:
+        """Open a file. `size`: what it was before, of a file that keeps it; this may save a request."""
 
     def map(self, path: str) -> Mapped:
         """Return the whole file as a read-only buffer that stays valid after the file is gone."""

@@ -79,6 +79,9 @@ class LocalStorage:
         with self._tree.open(path) as descriptor:
             return _read_fully(descriptor, offset, length)
 
+    def open(self, path: str, size: int | None = None) -> LocalOpenFile:
+        return LocalOpenFile(self._tree.open(path), path)
+
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)
 
@@ -416,6 +419,27 @@ _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 _LOOKS, _PAUSE = 10, 0.001
 #: How many parts a vectored write takes; the standard promises 16.
 _MOST_PARTS = max(os.sysconf("SC_IOV_MAX"), 16)
+
+
+class LocalOpenFile:
+    """See `interface.OpenFile`."""
+
+    def __init__(self, descriptor: local.Descriptor, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        found = os.fstat(descriptor.fileno())
+        self.size = found.st_size
+        # The time of change, not of modification: it can't be set. An erasure overwrites parts of a file in place.
+        self.tag: str | None = f"{found.st_ino:x}-{found.st_size:x}-{found.st_ctime_ns:x}"
+
+    def read(self, offset: int, length: int) -> bytes:
+        content = _read_fully(self._descriptor.fileno(), offset, length)
+        if len(content) != length:
+            raise CorruptionError(self._path, reason="the file was cut while it was read")
+        return content
+
+    def close(self) -> None:
+        self._descriptor.close()
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:
