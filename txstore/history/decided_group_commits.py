@@ -12,9 +12,8 @@ from txstore.commit_queue.group_commits import BranchListing, GroupCommitMember,
 from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.history.commit_files import CommitFiles
-from txstore.history.contention import Contention
 from txstore.history.heads import KnownHeads
-from txstore.history.listings import Listings
+from txstore.history.listings import Contention, Listings
 from txstore.storage.remote import RemoteStorage
 
 

@@ -23,14 +23,13 @@ from txstore.history.carried_commits import CarriedCommits
 from txstore.history.chain import Chain, Told
 from txstore.history.commit_files import CommitFiles, FileReads
 from txstore.history.commits import Commits, Way
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.durability import DurableObjects, SyncedFiles
 from txstore.history.head_caches import FileHeadCaches
 from txstore.history.heads import FileHeads, KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Listings, Looks
+from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
 from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
