@@ -13,7 +13,7 @@ from txstore.format import commitfile, encoding, keys
 from txstore.history import snapshot
 from txstore.segments import runs
 from txstore.transactions import conflicts, reads, transaction
-from txstore.transactions.participants import siblings
+from txstore.transactions.participants import membership
 
 #: They would lead out of the place where keys become file names.
 DOTS = ["..", ".", "../../etc/passwd", "a/../b", "a/./b", "a/..", "./a", ".zarray/..", "a/.zarray/./b"]
@@ -29,7 +29,7 @@ def unchecked_keys() -> Iterator[None]:
         "stored_prefix": lambda encoded, path: encoded.decode(),
     }
     with ExitStack() as patches:
-        for module in (conflicts, runs, keys, reads, siblings, snapshot, transaction):
+        for module in (conflicts, runs, keys, reads, membership, snapshot, transaction):
             for name, function in pretended.items():
                 if hasattr(module, name):
                     patches.enter_context(patch.object(module, name, function))

@@ -60,6 +60,7 @@ TOWER = [
     "observing",
     "steps",
     "errors",
+    "zarr_private",
     "_native",
 ]
 

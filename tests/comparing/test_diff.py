@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txstore
-from txstore.comparing.boxes import joined
+from txstore.comparing.elements import joined
 from txstore.format.documents import ABSENT
 
 

@@ -17,7 +17,7 @@ import txstore
 from tests.loaders.training_data import numbers_of, write
 from tests.waiting import TIMEOUT
 from txstore.loaders import Field, Samples, SampleStream
-from txstore.loaders.cached import CachedSamples
+from txstore.loaders.reading import CachedSamples
 
 
 def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):

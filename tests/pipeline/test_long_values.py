@@ -92,6 +92,14 @@ def test_some_are_on_their_way_while_others_are_copied(pieces: list[int], monkey
     assert pieces == [4000] * 8
 
 
+def test_a_long_value_without_axes_is_read_to_the_array_and_not_to_a_copy(pieces: list[int]) -> None:
+    data = np.array(np.void(b"a" * 2000))
+    with (repo := txstore.Repository(f"memory://{uuid.uuid4().hex}")).transaction() as store:
+        zarr.create_array(store, name="x", shape=(), chunks=(), dtype=data.dtype, compressors=None)[...] = data
+    assert opened(txstore.Repository(repo.url))[...].tobytes() == data.tobytes()
+    assert pieces == [2000]
+
+
 @pytest.mark.parametrize(
     "how",
     [{}, {"filters": [TransposeCodec(order=(1, 0))]}, {"compressors": [ZstdCodec(level=0)]}, {"dtype": ">f8"}],

@@ -22,7 +22,7 @@ from txstore import ConstraintError
 from txstore.codecs.chunk_codec import ChunkDecoder
 from txstore.constraints import Constraint, Sorted, Unique
 from txstore.errors import UnsupportedFormatError
-from txstore.format import constraints, label_spans
+from txstore.format import constraints
 from txstore.format import labels as labels_module
 from txstore.transactions.committer import Committer
 from txstore.transactions.view_after_commit import CommitOutcome
@@ -532,8 +532,8 @@ def test_values_outside(tmp_path, open_repo):
 
 
 def forget() -> None:
-    label_spans.VALUES.clear()
-    label_spans.TABLES.clear()
+    labels_module.VALUES.clear()
+    labels_module.TABLES.clear()
 
 
 @pytest.fixture
@@ -697,7 +697,7 @@ def test_random_commits(repo, seed, monkeypatch):
     commit(repo, labels(start, dtype="i4", **options), labels([5, 5], "y", dtype="i4", **options))
     repo.constraints["it"] = constraint
     handles = repo, txstore.Repository(repo.url)
-    remembered = [(label_spans.Remembered(9999), label_spans.Remembered(9999)) for _ in handles]
+    remembered = [(labels_module.Remembered(9999), labels_module.Remembered(9999)) for _ in handles]
     counts = {True: 0, False: 0}
     for number in range(120):
         store = handles[number % 2].transaction()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from txstore import Repository, TxStore
+from txstore import ConflictError, Repository, TxStore
 from txstore.segments import compaction
 from txstore.segments import runs as index
 
@@ -212,3 +213,71 @@ def test_no_commit_gets_no_name(filled: Repository, names: str) -> None:
     with pytest.raises(txstore.CommitNotFoundError, match="or commit\\(\\) had no changes"):
         getattr(filled, names)["v1"] = store.commit()
     assert "v1" not in getattr(filled, names)
+
+
+# --- values that the base has take no bytes
+
+VALUES = np.random.default_rng(1).random(40_000)
+
+
+@pytest.fixture(params=["here", "far"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
+    repo = Repository(tmp_path / "data.tx" if request.param == "here" else f"memory://{tmp_path.name}.tx")
+    with repo.transaction("make") as store:
+        for name, options in {"raw": {"compressors": None}, "zstd": {}, "sharded": {"shards": (20_000,)}}.items():
+            zarr.create_array(store, name=name, data=VALUES, chunks=(10_000,), **options)
+    return repo
+
+
+def rewrite(store: TxStore, part: slice) -> None:
+    for name in ("raw", "zstd", "sharded"):
+        zarr.open_array(store, path=name)[part] = VALUES[part]
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(50, 35_000), slice(10_000, 20_000)], ids=["all", "odd", "chunk"])
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_values_that_are_there_take_no_bytes(packed: Repository, isolation: str, part: slice) -> None:
+    before = packed.usage().total
+    for _ in range(3):
+        with packed.transaction("again", isolation=isolation) as store:
+            rewrite(store, part)
+        assert store.unchanged
+    assert packed.usage().total - before < 16 << 10
+
+
+def test_values_over_others_of_their_own_transaction_are_written(packed: Repository) -> None:
+    with packed.transaction() as store:
+        zarr.open_array(store, path="zstd")[:] = 1
+        rewrite(store, slice(None))
+    assert store.unchanged
+    with packed.transaction() as store:
+        store.delete_dir_sync("zstd/c")
+        rewrite(store, slice(0, 10_000))
+    assert (zarr.open_array(packed.snapshot(), path="zstd")[:] == np.where(np.arange(40_000) < 10_000, VALUES, 0)).all()
+    with packed.transaction() as store:
+        zarr.open_array(store, path="raw")[:] = 1
+    with packed.transaction() as store:  # the values of an older commit are not the base's
+        rewrite(store, slice(0, 10_000))
+    assert (zarr.open_array(packed.snapshot(), path="raw")[:] == np.where(np.arange(40_000) < 10_000, VALUES, 1)).all()
+
+
+def test_a_serializable_transaction_relies_on_what_it_wrote_again(packed: Repository) -> None:
+    first, second = (packed.transaction(isolation=isolation) for isolation in ("serializable", "snapshot"))
+    rewrite(first, slice(0, 10_000))
+    first["other"] = b"1"
+    zarr.open_array(second, path="zstd")[:10] = 1
+    second.commit()
+    with pytest.raises(ConflictError):
+        first.commit()
+    first.rollback()
+
+
+@pytest.mark.parametrize("packed", ["here"], indirect=True)
+def test_a_value_that_is_damaged_is_written_again(packed: Repository) -> None:
+    [file] = Path(packed.url).glob("commits/*/*")
+    content = bytearray(file.read_bytes())
+    content[content.index(VALUES[:10_000].tobytes()) + 5] ^= 1
+    file.write_bytes(content)
+    with packed.transaction() as store:
+        rewrite(store, slice(0, 10_000))
+    assert (zarr.open_array(packed.snapshot(), path="raw")[:] == VALUES).all()

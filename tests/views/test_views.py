@@ -486,6 +486,17 @@ def test_on_a_branch(repo: txstore.Repository) -> None:
     assert value(repo, "image/0", branch="dev")[7, 7] == value(repo, "image/0", branch="dev")[0, 0] == 7
 
 
+def test_one_answer_settles_a_source_whose_length_changed(repo: txstore.Repository) -> None:
+    commit(repo, image())
+    repo.branches["dev"] = repo.head()
+    commit(repo, pyramid=PYRAMID)  # so that one side alone has its outputs
+    for rows, branch in ((10, "main"), (12, "dev")):
+        commit(repo, lambda store, rows=rows: zarr.open_array(store, path="image/0").resize((rows, 8)), branch=branch)
+    repo.merge("dev", resolve={"": "theirs"})
+    assert value(repo, "image/0").shape == (12, 8)
+    np.testing.assert_array_equal(value(repo, "image/1"), halved(value(repo, "image/0")))
+
+
 def test_views_are_not_merged_and_outputs_are(repo: txstore.Repository) -> None:
     commit(repo, image())
     repo.branches["dev"] = repo.head()

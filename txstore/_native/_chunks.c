@@ -48,7 +48,7 @@
 #define SEEN_ODD 255 /* the writer has seen more than this byte can say */
 
 enum { ROW_READ = 0, ROW_MISSING = 1, ROW_ODD = 2 };                         /* of read */
-enum { ROW_WAITS = 0, ROW_PLACED = 1, ROW_EMPTY = 2, ROW_ORDINARY = 3 };     /* of encode */
+enum { ROW_WAITS = 0, ROW_PLACED = 1, ROW_EMPTY = 2, ROW_ORDINARY = 3, ROW_IN_BASE = 4 }; /* of encode */
 enum { KEEP_EMPTY = 0, ELIDE_EQUAL = 1, ELIDE_NAN = 2 };
 
 typedef struct {
@@ -354,7 +354,7 @@ struct call {
     void (*do_row)(call *, worker *, Py_ssize_t);
     atomic_llong next;
     atomic_int stopped;
-    /* of read */
+    /* where the rows are stored; of encode, in the base */
     const Py_buffer *packs;
     const int64_t *table;
     Py_ssize_t pack_count;
@@ -580,6 +580,36 @@ read_row(call *c, worker *w, Py_ssize_t i)
         r->status = ROW_READ;
 }
 
+static void
+close_packs(Py_buffer *packs, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyBuffer_Release(&packs[i]);
+    PyMem_Free(packs);
+}
+
+/* Returns the buffers in which a table locates the rows, or NULL with an exception. */
+static Py_buffer *
+open_packs(const batch *b, PyObject *list, const Py_buffer *table)
+{
+    Py_ssize_t opened = 0, count = PyList_GET_SIZE(list);
+    if (table->len != b->count * 4 * (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "the table has four numbers for each row");
+        return NULL;
+    }
+    Py_buffer *packs = PyMem_Calloc((size_t)count + 1, sizeof *packs);
+    if (packs == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (; opened < count; opened++)
+        if (PyObject_GetBuffer(PyList_GET_ITEM(list, opened), &packs[opened], PyBUF_SIMPLE) < 0) {
+            close_packs(packs, opened);
+            return NULL;
+        }
+    return packs;
+}
+
 PyDoc_STRVAR(read_doc, "read(packs, table, threads, /)\n--\n\n"
                        "Read the rows into the array. `table`: four int64 for each row: the number of the buffer in\n"
                        "`packs` (-1: no value, -2: skip the row), offset, length, CRC-32C.\n\n"
@@ -591,23 +621,13 @@ batch_read(PyObject *self, PyObject *args)
 {
     batch *b = (batch *)self;
     PyObject *list, *result = NULL;
-    Py_buffer table;
+    Py_buffer table, *packs;
     int threads;
     if (!PyArg_ParseTuple(args, "O!y*i:read", &PyList_Type, &list, &table, &threads))
         return NULL;
-    Py_ssize_t opened = 0, count = PyList_GET_SIZE(list);
-    Py_buffer *packs = PyMem_Calloc((size_t)count + 1, sizeof *packs);
-    if (packs == NULL) {
-        PyErr_NoMemory();
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    if ((packs = open_packs(b, list, &table)) == NULL)
         goto done;
-    }
-    if (table.len != b->count * 4 * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "the table has four numbers for each row");
-        goto done;
-    }
-    for (; opened < count; opened++)
-        if (PyObject_GetBuffer(PyList_GET_ITEM(list, opened), &packs[opened], PyBUF_SIMPLE) < 0)
-            goto done;
     call c = {.batch = b, .do_row = read_row, .packs = packs, .pack_count = count, .table = table.buf};
     Py_BEGIN_ALLOW_THREADS
     run(&c, threads);
@@ -615,10 +635,8 @@ batch_read(PyObject *self, PyObject *args)
     if ((result = PyBytes_FromStringAndSize(NULL, b->count)) != NULL)
         for (Py_ssize_t i = 0; i < b->count; i++)
             PyBytes_AS_STRING(result)[i] = (char)b->rows[i].status;
+    close_packs(packs, count);
 done:
-    for (Py_ssize_t i = 0; i < opened; i++)
-        PyBuffer_Release(&packs[i]);
-    PyMem_Free(packs);
     PyBuffer_Release(&table);
     return result;
 }
@@ -792,6 +810,18 @@ put_frame(const call *c, Py_ssize_t i, int64_t start, int64_t end, const uint8_t
     memset(frame + FRAME_BYTES + key_length, 0, (size_t)(value - frame) - FRAME_BYTES - key_length);
 }
 
+/* Does the base have this value at the row's key? */
+static int
+is_in_base(const call *c, Py_ssize_t i, const uint8_t *payload, int64_t length)
+{
+    const int64_t *ref = c->table == NULL ? NULL : c->table + i * 4; /* pack, offset, length, checksum */
+    if (ref == NULL || ref[0] < 0 || ref[0] >= c->pack_count || ref[2] != length)
+        return 0;
+    const Py_buffer *pack = &c->packs[ref[0]];
+    return ref[1] >= 0 && ref[1] <= pack->len - length && txs_crc32c(0, payload, (size_t)length) == (uint32_t)ref[3] &&
+           memcmp(payload, (const uint8_t *)pack->buf + ref[1], (size_t)length) == 0;
+}
+
 static void
 encode_row(call *c, worker *w, Py_ssize_t i)
 {
@@ -818,6 +848,12 @@ encode_row(call *c, worker *w, Py_ssize_t i)
         return;
     }
     r->length = length;
+    if (is_in_base(c, i, payload, length)) {
+        r->status = ROW_IN_BASE;
+        free(r->held);
+        r->held = NULL;
+        return;
+    }
     pthread_mutex_lock(&c->placing);
     int64_t start = c->position + c->used;
     int64_t end = frame_layout(start, PyBytes_GET_SIZE(c->keys[i]), length, &r->offset);
@@ -844,23 +880,25 @@ encode_row(call *c, worker *w, Py_ssize_t i)
 }
 
 PyDoc_STRVAR(encode_doc,
-             "encode(keys, seen, arena, position, sequence, threads, /)\n--\n\n"
+             "encode(keys, seen, arena, position, sequence, threads, packs=[], table=b'', /)\n--\n\n"
              "Encode rows that write whole chunks into frames in `arena`, until it is full. Call it again for the rest.\n"
              "`keys`: bytes for each row; `seen`: a byte for each, the state of the key that the writer had seen.\n"
              "`position`: the arena's offset in the pack; `sequence`: that of the first frame. A row with `seen` 255 is\n"
-             "not encoded here.\n\n"
+             "not encoded here. `packs`, `table`: where the base has the rows, as of `read`: a value that is there\n"
+             "already gets no frame.\n\n"
              "Returns the number of bytes used in the arena, and the number of frames in it.");
 
 static PyObject *
 batch_encode(PyObject *self, PyObject *args)
 {
     batch *b = (batch *)self;
-    PyObject *keys, *result = NULL;
-    Py_buffer seen, arena;
+    PyObject *keys, *list = NULL, *result = NULL;
+    Py_buffer seen, arena, table = {0}, *packs = NULL;
     long long position;
     unsigned long long sequence;
     int threads;
-    if (!PyArg_ParseTuple(args, "O!y*w*LKi:encode", &PyTuple_Type, &keys, &seen, &arena, &position, &sequence, &threads))
+    if (!PyArg_ParseTuple(args, "O!y*w*LKi|O!y*:encode", &PyTuple_Type, &keys, &seen, &arena, &position, &sequence, &threads,
+                          &PyList_Type, &list, &table))
         return NULL;
     if (PyTuple_GET_SIZE(keys) != b->count || seen.len != b->count || position < 0 || position % 8) {
         PyErr_SetString(PyExc_ValueError, "a key and what was seen of it for each row; frames begin at multiples of 8");
@@ -874,8 +912,14 @@ batch_encode(PyObject *self, PyObject *args)
     for (Py_ssize_t i = 0; i < b->count; i++)
         if (b->rows[i].status < 0 || ((const uint8_t *)seen.buf)[i] == SEEN_ODD)
             b->rows[i].status = ROW_ORDINARY;
+    Py_ssize_t count = table.len ? PyList_GET_SIZE(list) : 0;
+    if (table.len && (packs = open_packs(b, list, &table)) == NULL)
+        goto done;
     call c = {.batch = b,
               .do_row = encode_row,
+              .packs = packs,
+              .pack_count = count,
+              .table = packs == NULL ? NULL : table.buf,
               .keys = ((PyTupleObject *)keys)->ob_item,
               .seen = seen.buf,
               .arena = arena.buf,
@@ -887,8 +931,10 @@ batch_encode(PyObject *self, PyObject *args)
     run(&c, threads);
     Py_END_ALLOW_THREADS
     pthread_mutex_destroy(&c.placing);
+    close_packs(packs, count);
     result = Py_BuildValue("(LK)", (long long)c.used, (unsigned long long)c.placed);
 done:
+    PyBuffer_Release(&table);
     PyBuffer_Release(&seen);
     PyBuffer_Release(&arena);
     return result;
@@ -896,7 +942,8 @@ done:
 
 PyDoc_STRVAR(placed_doc, "placed()\n--\n\n"
                          "Five int64 for each row: 0, not encoded yet; 1, a frame, with offset, length, CRC-32C and\n"
-                         "sequence of the value; 2, only fill value, not stored; 3, zarr's own pipeline must encode it.");
+                         "sequence of the value; 2, only fill value, not stored; 3, zarr's own pipeline must encode it;\n"
+                         "4, the base has it.");
 
 static PyObject *
 batch_placed(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -989,7 +1036,8 @@ chunks_exec(PyObject *module)
     if (state->batch_type == NULL || PyModule_AddType(module, state->batch_type) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "READ", ROW_READ) < 0 || PyModule_AddIntConstant(module, "MISSING", ROW_MISSING) < 0 ||
-        PyModule_AddIntConstant(module, "PLACED", ROW_PLACED) < 0 || PyModule_AddIntConstant(module, "EMPTY", ROW_EMPTY) < 0)
+        PyModule_AddIntConstant(module, "PLACED", ROW_PLACED) < 0 || PyModule_AddIntConstant(module, "EMPTY", ROW_EMPTY) < 0 ||
+        PyModule_AddIntConstant(module, "IN_BASE", ROW_IN_BASE) < 0)
         return -1;
     return PyModule_AddStringConstant(module, "IMPLEMENTATION", "c");
 }

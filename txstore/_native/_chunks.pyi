@@ -7,6 +7,7 @@ READ: int
 MISSING: int
 PLACED: int
 EMPTY: int
+IN_BASE: int
 
 def load(zstd: str | None, blosc: str | None, /) -> tuple[str, ...]: ...
 
@@ -36,6 +37,8 @@ class Batch:
         position: int,
         sequence: int,
         threads: int,
+        packs: list[ReadableBuffer] = ...,
+        table: ReadableBuffer = ...,
         /,
     ) -> tuple[int, int]: ...
     def placed(self) -> bytes: ...

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION: Literal["c", "python"] = "python"
 READ, MISSING, _ODD = 0, 1, 2
-_WAITS, PLACED, EMPTY, _ORDINARY = 0, 1, 2, 3
+_WAITS, PLACED, EMPTY, _ORDINARY, IN_BASE = 0, 1, 2, 3, 4
 _ELIDE_EQUAL, _ELIDE_NAN = 1, 2
 _SEEN_ODD = 255
 _MAX_AXES = 16
@@ -114,16 +114,16 @@ class Batch:
     # --- reading
 
     def read(self, packs: list[Buffer], table: Buffer, threads: int, /) -> bytes:
+        refs = self._refs(table)
+        buffers = [memoryview(pack).cast("B") for pack in packs]
+        return bytes([self._read_row(row, buffers, *ref) for row, ref in zip(self._rows, refs, strict=True)])
+
+    def _refs(self, table: Buffer) -> list[list[int]]:
         refs = np.frombuffer(table, np.int64)
         if refs.size != 4 * len(self._rows):
             raise ValueError("the table has four numbers for each row")
-        buffers = [memoryview(pack).cast("B") for pack in packs]
-        return bytes(
-            [
-                self._read_row(row, buffers, *ref)
-                for row, ref in zip(self._rows, refs.reshape(-1, 4).tolist(), strict=True)
-            ]
-        )
+        numbers: list[list[int]] = refs.reshape(-1, 4).tolist()
+        return numbers
 
     def _read_row(
         self, row: _Row | None, packs: list[memoryview], pack: int, offset: int, length: int, checksum: int
@@ -198,11 +198,21 @@ class Batch:
         return size + 4 * self._checksums + _FRAME_SIZE + _ALIGNMENT + 8
 
     def encode(
-        self, keys: tuple[bytes, ...], seen: Buffer, arena: Any, position: int, sequence: int, threads: int, /
+        self,
+        keys: tuple[bytes, ...],
+        seen: Buffer,
+        arena: Any,
+        position: int,
+        sequence: int,
+        threads: int,
+        packs: list[Buffer] = [],  # noqa: B006 - which is only read
+        table: Buffer = b"",
+        /,
     ) -> tuple[int, int]:
         was_seen, room = memoryview(seen).cast("B"), memoryview(arena).cast("B")
         if len(keys) != len(self._rows) or len(was_seen) != len(self._rows) or position < 0 or position % 8:
             raise ValueError("a key and what was seen of it for each row; frames begin at multiples of 8")
+        base = self._base(packs, table)
         used = count = 0
         for i, (row, key) in enumerate(zip(self._rows, keys, strict=True)):
             placed = self._placed[i]
@@ -214,6 +224,9 @@ class Batch:
             value = self._value(row)
             if value is None:
                 placed[0] = EMPTY
+                continue
+            if (there := base[i]) is not None and there == memoryview(value):
+                placed[0] = IN_BASE
                 continue
             start = position + used
             offset = start + _FRAME_SIZE + len(key)
@@ -231,6 +244,16 @@ class Batch:
             used = end - position
             count += 1
         return used, count
+
+    def _base(self, packs: list[Buffer], table: Buffer) -> list[memoryview | None]:
+        """Return the value of the base for each row, where one was located."""
+        if not memoryview(table).nbytes:
+            return [None] * len(self._rows)
+        buffers = [memoryview(pack).cast("B") for pack in packs]
+        return [
+            buffers[pack][offset : offset + length] if 0 <= pack < len(buffers) else None
+            for pack, offset, length, _ in self._refs(table)
+        ]
 
     def placed(self) -> bytes:
         return np.array(self._placed, np.int64).reshape(-1, 5).tobytes()

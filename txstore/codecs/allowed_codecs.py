@@ -48,7 +48,7 @@ def check_codecs(
 
 def check_array(array: Any) -> None:
     """Raise `CodecRefusedError` if an array that zarr has opened has a codec that may not run."""
-    from zarr.core.buffer.cpu import buffer_prototype
+    from zarr.buffer.cpu import buffer_prototype
 
     name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
     written = array.metadata.to_buffer_dict(buffer_prototype)[name]

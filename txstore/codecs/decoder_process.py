@@ -21,9 +21,11 @@ from typing import Any, Never
 
 import numpy as np
 import zarr
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core import codec_pipeline
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
+
+from txstore.zarr_private import FusedCodecPipeline
 
 #: Characters that are told of a value that is no number.
 _CHARACTERS = 2000
@@ -150,8 +152,8 @@ def main(descriptor: int, memory: int, seconds: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the server, which ends this process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process, whatever runs
     zarr.config.set({"threading.max_workers": _THREADS, "async.concurrency": _THREADS})
-    if hasattr(codec_pipeline, "FusedCodecPipeline"):  # of zarr 3.4: it makes no coroutine for each chunk
-        fused = f"{codec_pipeline.__name__}.FusedCodecPipeline"
+    if FusedCodecPipeline is not None:  # it makes no coroutine for each chunk
+        fused = f"{FusedCodecPipeline.__module__}.{FusedCodecPipeline.__qualname__}"
         zarr.config.set({"codec_pipeline.path": fused, "codec_pipeline.max_workers": _THREADS})
     _limit_memory(memory)
     store = Asked(connection)

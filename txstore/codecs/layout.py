@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numcodecs
 import numpy as np
+from zarr.buffer.cpu import buffer_prototype
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer.cpu import buffer_prototype
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from txstore._native import chunks
+from txstore.zarr_private import ArrayConfig, ArraySpec, ArrayV2Metadata, ArrayV3Metadata
 
 Codecs = tuple[tuple[str | int, ...], ...]
 
@@ -73,7 +72,7 @@ class Layout(NamedTuple):
             (0, extent, 1) for extent in self.shape
         ]:
             return None
-        part = array[out]
+        part = array[(*out, ...)]  # of an array without axes, too, a view
         if part.shape != self.shape or not part.flags.c_contiguous:
             return None
         return part.reshape(-1).view(np.uint8).data

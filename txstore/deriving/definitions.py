@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from txstore.deriving import periods
+import numpy as np
+
 from txstore.deriving.methods import Method
 from txstore.deriving.stages import ApplyStage, CoarsenStage, DerivingStage, LabelsStage, ReduceStage
-from txstore.format.cf import meaning_attributes, meaning_of
+from txstore.format.cf import decoded, meaning_attributes, meaning_of
 from txstore.format.documents import Described
 from txstore.format.keys import directory_prefix
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import xarray as xr
+
 
 When = Literal["commit", "follow"]
 
@@ -199,7 +202,7 @@ class Reduce(ViewDefinition):
         _check_one_of("method", self.method, _REDUCE_METHODS)
         _check_when(self.when)
         if self.by is not None:
-            _check_one_of("by", self.by, periods.PERIODS)
+            _check_one_of("by", self.by, PERIODS)
         _check_apart(self.sources, self.outputs)
 
     @property
@@ -247,9 +250,9 @@ class Reduce(ViewDefinition):
                 f"{path!r} has shape {labels.shape}, and {self.source!r} {extents[axis]} elements along it"
             )
         said = meaning_attributes(_array(sources, path))
-        groups = periods.begins(labels, said, self.by)
+        groups = begins(labels, said, self.by)
         are_others = _differs(sources, path, meaning_attributes, said)  # of the same numbers, perhaps
-        same = 0 if are_others else periods.same_until(sources.elements_before(path), labels)
+        same = 0 if are_others else same_until(sources.elements_before(path), labels)
         # The group before the first other label may have got more elements, or fewer.
         others_from = max(0, bisect_right(groups, max(0, same - 1)) - 1)
         return [
@@ -440,3 +443,51 @@ def _check_apart(sources: Sequence[str], outputs: Sequence[str]) -> None:
     both = set(sources) & set(outputs)
     if both or len(set(outputs)) < len(outputs):
         raise ValueError(f"no array can be derived from itself: {sorted(both) or list(outputs)}")
+
+
+# --- where the periods of a time axis begin: years, months, days or hours of labels with CF units
+#
+# https://cfconventions.org/cf-conventions/cf-conventions.html#time-coordinate
+
+PERIODS = ("year", "month", "day", "hour")
+
+
+def begins(labels: npt.NDArray[Any], meaning: Mapping[str, Any], by: str) -> list[int]:
+    """Return the places at which a period begins. `meaning`: the attributes that say which times the labels are.
+
+    Raises `ValueError` if the labels do not ascend, are no times, or say nothing, and `ImportError` without xarray.
+    """
+    if not labels.size:
+        return []
+    if (labels.dtype.kind == "f" and not np.isfinite(labels).all()) or (
+        labels.dtype.kind == "M" and np.isnat(labels).any()
+    ):
+        raise ValueError("its time coordinate has labels that are no times: NaN, NaT or infinity")
+    times = _times(labels, meaning)
+    if (times.values[1:] < times.values[:-1]).any():
+        raise ValueError("its time coordinate does not ascend")
+    keys = np.stack([getattr(times.dt, each).values for each in PERIODS[: PERIODS.index(by) + 1]], axis=1)
+    return [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist()]
+
+
+def _times(labels: npt.NDArray[Any], meaning: Mapping[str, Any]) -> xr.DataArray:
+    import xarray as xr  # late: xarray is an extra
+
+    units = meaning.get("units")
+    if labels.dtype.kind != "M" and (not isinstance(units, str) or " since " not in units):
+        raise ValueError(f"its time coordinate has no units such as 'days since 2000-01-01', but {units!r}")
+    times = xr.DataArray(decoded("time", labels, meaning), dims=("time",))
+    if times.dtype.kind not in "MO":
+        raise ValueError(f"its time coordinate can't be read as times: its units are {units!r}")
+    if times.isnull().any():
+        raise ValueError("its time coordinate has labels that are no times: NaT")
+    return times
+
+
+def same_until(before: npt.NDArray[Any] | None, after: npt.NDArray[Any]) -> int:
+    """Return how many labels at the beginning are what they were."""
+    if before is None:
+        return 0
+    length = min(len(before), len(after))
+    others = np.flatnonzero(before[:length] != after[:length])
+    return int(others[0]) if others.size else length

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.commit import EPOCH
+from txstore.engine import Engine
 from txstore.errors import FeedExpiredError, FeedMovedError, FeedNotFoundError
 from txstore.feeds.changes import FeedChange
 from txstore.feeds.kept_cursor import KeptCursor, new_token
@@ -20,10 +21,18 @@ from txstore.history.follow import Follower
 
 if TYPE_CHECKING:
     from txstore.engine import Engine
-    from txstore.feeds.interface import FeedRepository
     from txstore.history.declarations import Cursors
     from txstore.history.snapshot import Snapshot
     from txstore.store import TxStore
+
+
+class FeedRepository(Protocol):
+    """A repository; `txstore.Repository` documents each member."""
+
+    engine: Engine
+
+    @property
+    def url(self) -> str: ...
 
 
 #: Commits that change nothing below the paths, for which a commit of its own moves the feed: it is one more of them.

@@ -17,7 +17,7 @@ from txstore.format.keys import check_name, directory_prefix
 from txstore.history.find import At
 
 if TYPE_CHECKING:
-    from txstore.feeds.interface import FeedRepository
+    from txstore.feeds.feed import FeedRepository
     from txstore.history.declarations import Cursors
 
 #: What a vacuum keeps for a feed, unless another limit is given when it is created.

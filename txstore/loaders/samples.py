@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 from zarr.api.asynchronous import open_array
-from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
 from txstore.commit import MAIN, Commit
@@ -20,6 +19,7 @@ from txstore.errors import SchemaError
 from txstore.history.find import At
 from txstore.pipeline import made_own
 from txstore.repository import Repository
+from txstore.sessions.calling_thread import result_of
 from txstore.store import TxStore
 
 #: Most bytes that are read together, and most blocks: their order then fits in a gigabyte.
@@ -102,7 +102,7 @@ class Samples:
             raise SchemaError(repository.url, ["nothing was committed yet"])
         self.url = repository.url
         self.commit: Commit = store.base
-        found = dict(zip(paths, sync(_open(store, list(paths.values()))), strict=True))
+        found = dict(zip(paths, result_of(_open(store, list(paths.values()))), strict=True))
         self.arrays: dict[str, zarr.Array[Any]] = {name: array for name, array in found.items() if array is not None}
         for array in self.arrays.values():
             made_own(array)

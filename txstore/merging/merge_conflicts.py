@@ -163,8 +163,9 @@ class Answers:
             path = path.rpartition("/")[0]
 
     def check_alike(self, conflicts: Iterable[Conflict]) -> None:
-        """Raise `ValueError` unless all of these nodes are taken from the same side."""
-        sides = {side: each.path for each in conflicts if (side := self.side_of(each)) is not None}
+        """Raise `ValueError` unless these nodes are taken from one side. The outputs of views are from none."""
+        chosen = [each for each in conflicts if each.path not in self.derived]
+        sides = {side: each.path for each in chosen if (side := self.side_of(each)) is not None}
         if len(sides) > 1:
             raise ValueError(
                 f"resolve=: {sides['ours']!r} and {sides['theirs']!r} share a dimension whose rows moved, or whose "

@@ -36,6 +36,8 @@ from txstore.storage.request_threads import executor, in_parallel
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from txstore.segments.runs import Located
+
 #: A pack is uploaded when the next frame would make it larger than this.
 OBJECT_SIZE = 32 << 20
 #: A value of this length ends its pack, which is uploaded at once. Where no room is left for a copy, the
@@ -116,7 +118,9 @@ class ObjectWriter:
             self._own_file = PackWriter(self._storage, self.path, self.id, self._repository_id)
         return True
 
-    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+    def append_batch(
+        self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int, base: Located | None
+    ) -> bool:
         return False  # of what is uploaded, a round trip is the cost, and not the call
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from txstore.segments.runs import Located
 
 #: From this length on a pack is preallocated (several times faster than growing it write by write) in steps.
 PREALLOCATE_FROM = 1 << 20
@@ -58,7 +59,16 @@ class Frames(Protocol):
     @property
     def bound(self) -> int: ...
     def encode(
-        self, keys: tuple[bytes, ...], seen: Buffer, arena: memoryview, position: int, sequence: int, threads: int, /
+        self,
+        keys: tuple[bytes, ...],
+        seen: Buffer,
+        arena: memoryview,
+        position: int,
+        sequence: int,
+        threads: int,
+        packs: list[Buffer],
+        table: Buffer,
+        /,
     ) -> tuple[int, int]: ...
     def placed(self) -> bytes: ...
 
@@ -81,8 +91,10 @@ class Writer(Protocol):
         """How many frames there are in that file."""
 
     def append(self, kind: int, key: bytes, value: Buffer, *, seen: Seen, region: bytes = b"") -> Staged: ...
-    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
-        """Append many frames at once, if this can; return whether it has."""
+    def append_batch(
+        self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int, base: Located | None
+    ) -> bool:
+        """Append many frames at once, if this can, but for values that the base has; return whether it has."""
 
     def publish(self) -> None: ...
     def flush(self) -> None:
@@ -415,14 +427,17 @@ class PackWriter:
             file.write_around(start, before, bytes(behind), end)
         return Staged(offset, length, checksum, sequence)
 
-    def append_batch(self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int) -> bool:
+    def append_batch(
+        self, batch: Frames, keys: tuple[bytes, ...], seen: Buffer, threads: int, base: Located | None
+    ) -> bool:
         """Append many frames, as a batch encodes them. Raises `OSError`."""
+        packs, table = ([], b"") if base is None else (base.buffers, base.table)
         most = batch.bound + max(map(len, keys), default=0)
         arena = memoryview(bytearray(max(most, min(_ARENA, len(keys) * most))))
         while True:
             with self._lock:
                 start = self._end
-                used, count = batch.encode(keys, seen, arena, start, self._sequence, threads)
+                used, count = batch.encode(keys, seen, arena, start, self._sequence, threads, packs, table)
                 if not count:
                     return True
                 self._file.put_block(start, arena[:used], at_once=self._is_published)
@@ -509,7 +524,16 @@ class FrameBatch:
         return max(map(len, self._values), default=0) + FRAME_SIZE + ALIGNMENT + 8
 
     def encode(
-        self, keys: tuple[bytes, ...], seen: Buffer, arena: memoryview, position: int, sequence: int, threads: int, /
+        self,
+        keys: tuple[bytes, ...],
+        seen: Buffer,
+        arena: memoryview,
+        position: int,
+        sequence: int,
+        threads: int,
+        packs: list[Buffer],
+        table: Buffer,
+        /,
     ) -> tuple[int, int]:
         was_seen, kind, values, placed = memoryview(seen), self._kind, self._values, self._placed
         begin, last, row = sequence, position + len(arena), self._next

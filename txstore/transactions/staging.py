@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,10 +28,10 @@ from txstore.format.regions import WHOLE, Region
 from txstore.history.changes import refs_of
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
-from txstore.segments.pack_writer import Frames
+from txstore.segments.pack_writer import Frames, bytes_of
+from txstore.segments.runs import ELSEWHERE
 from txstore.steps import step
 from txstore.transactions.conflicts import Settle
-from txstore.transactions.key_turns import KeyTurns
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.membership import Membership
@@ -40,6 +42,7 @@ from txstore.transactions.view import Known, View
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
 
 #: Stands for what was seen of a key where a byte is too small for it.
 _ODD = 255
@@ -99,8 +102,12 @@ class Staging:
     def stage(self, kind: int, key: str, encoded: bytes, value: Buffer) -> None:
         """Append a frame and remember its place. For a prefix tombstone, `key` is the prefix.
 
-        Raises `OSError`, and `TransactionStateError` if the transaction of another process has ended.
+        A value that the base has already takes no bytes. Raises `OSError`, and `TransactionStateError` if the
+        transaction of another process has ended.
         """
+        if kind in packfile.REF_OF_FRAME and self.view.is_no_write(key, kind, bytes_of(value)):
+            self.view.rely_if_serializable(key)
+            return
         self.part.begin()
         if kind == packfile.FRAME_PREFIX and self.members.is_shared:
             # These frames say which frames of other participants this process has seen.
@@ -119,6 +126,9 @@ class Staging:
 
         `known` is the state of the chunk from which `value` was made.
         """
+        if known.seen == packfile.SEEN_NOTHING and self.view.is_no_write(key, packfile.FRAME_PARTIAL, bytes_of(value)):
+            self.view.rely_if_serializable(key)
+            return
         region |= known.own
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
         # The rest of the chunk is not the base's.
@@ -173,11 +183,16 @@ class Staging:
         """
         self.part.begin()
         seen = bytearray(len(keys))
-        if self.view.marks or self.staged.knows_anything:
+        located = None
+        if kind == packfile.FRAME_VALUE and self.view.is_alone and not self._commits.staged.uploads:
+            located = self.view.base.runs.locate(keys)
+        if self.view.marks or self.staged.knows_anything or self.view.reflinks.any:
             for row, key in enumerate(keys):
                 what = self.staged.seen(key, was_read=key in self.view.marks)
                 seen[row] = _ODD if isinstance(what, Predecessor) or key in self.staged.layered else what
-        if not self.part.append_batch(batch, encoded, seen, threads):
+                if located is not None and (what or key in self.staged or not self.view.is_over_base(key)):
+                    located.table[row, 0] = ELSEWHERE
+        if not self.part.append_batch(batch, encoded, seen, threads, located):
             return list(range(len(keys)))
         placed = np.frombuffer(batch.placed(), np.int64).reshape(-1, 5)
         states, refs = placed[:, 0], placed[:, 1:]
@@ -193,7 +208,9 @@ class Staging:
                 self.staged.was_read_again(keys[row])
         for row in np.flatnonzero(states == chunks.EMPTY).tolist():
             self._append(packfile.FRAME_TOMBSTONE, keys[row], encoded[row], b"")
-        left: list[int] = np.flatnonzero((states != chunks.PLACED) & (states != chunks.EMPTY)).tolist()
+        for row in np.flatnonzero(states == chunks.IN_BASE).tolist():
+            self.view.rely_if_serializable(keys[row])
+        left: list[int] = np.flatnonzero(~np.isin(states, (chunks.PLACED, chunks.EMPTY, chunks.IN_BASE))).tolist()
         self.part.check_open()
         return left
 
@@ -356,3 +373,77 @@ class Staging:
         self.staged.clear()
         self.view.reflinks.clear()
         self.declared = Declarations({}, {}, {})
+
+
+# --- turns: threads of one process write the same key only one after another
+#
+# A thread that writes a part of a value reads the value, changes it and stages it. No other thread may write the key in
+# between. The change may take long, and may call any code. Meanwhile other threads can write other keys.
+
+_LOCKS = 8
+
+
+class KeyTurns:
+    """The turns at the keys of one transaction. A forked child needs a new object."""
+
+    def __init__(self, *, is_slow: bool) -> None:
+        """`is_slow`: to stage a value may take as long as an upload, so that other keys should not wait for it."""
+        self.is_slow = is_slow
+        # Several keys share a lock. A thread holds it only while it stages.
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._ended: dict[int, threading.Condition] = {}  # only for the few locks at which a thread has waited
+        self._changing: set[str] = set()  # keys whose values a thread is changing; each is guarded by its lock
+
+    def at(self, key: str) -> threading.Lock:
+        """Return the lock of a key. Its holder calls `wait` before it stages anything."""
+        return self._locks[hash(key) % _LOCKS]
+
+    def wait(self, key: str) -> None:
+        """Wait until no other thread changes the key's value. The caller holds the lock of the key."""
+        while key in self._changing:
+            lock = hash(key) % _LOCKS
+            ended = self._ended.get(lock)
+            if ended is None:
+                ended = self._ended[lock] = threading.Condition(self._locks[lock])
+            ended.wait()
+
+    @contextmanager
+    def changing(self, key: str) -> Iterator[None]:
+        """Keep all other threads from writing the key during a `with` block.
+
+        The caller holds no lock: a thread that it waits for may stage other keys.
+        """
+        is_ours = False
+        try:
+            with self.at(key):
+                self.wait(key)
+                is_ours = True  # set this first: an interrupt may come between any two calls
+                self._changing.add(key)
+            yield
+        finally:
+            if is_ours:
+                with self.at(key):
+                    self._changing.discard(key)
+                    ended = self._ended.get(hash(key) % _LOCKS)
+                    if ended is not None:
+                        ended.notify_all()
+
+    def _one_of(self, keys: Collection[str] | None) -> str | None:
+        """Return one of these keys whose value a thread is changing."""
+        if not self._changing:
+            return None
+        return next(iter(self._changing) if keys is None else filter(self._changing.__contains__, keys), None)
+
+    @contextmanager
+    def at_all(self, keys: Collection[str] | None = None) -> Iterator[None]:
+        """Take the turn at every key. During the `with` block no other thread changes one of `keys`, by default any."""
+        while True:
+            first, second, third, fourth, fifth, sixth, seventh, eighth = self._locks
+            # Not in a loop: an interrupt could come when a lock is taken and not yet noted.
+            with first, second, third, fourth, fifth, sixth, seventh, eighth:
+                changing = self._one_of(keys)
+                if changing is None:
+                    yield
+                    return
+            with self.at(changing):
+                self.wait(changing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from txstore.errors import CorruptionError, TransactionStateError
 from txstore.format import names, packfile
 from txstore.format.consolidated import is_consolidated
 from txstore.format.documents import NODE_DOCUMENTS, Node, below
-from txstore.format.encoding import MalformedError
+from txstore.format.encoding import MalformedError, crc32c
 from txstore.format.keys import DOCUMENT_NAMES, after_prefix, ancestors, document_key, is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName, Seen
@@ -294,21 +294,53 @@ class View(Hierarchy):
 
     def is_unchanged(self, key: str, link: Link) -> bool:
         """Tell whether a staged value equals the base's value, and so is no write (I5)."""
-        if self.staged.is_below_deleted(key) or self.staged.layers(key):
+        if self.staged.layers(key):
             return False
-        if self.reflinks.any and self.reflinks.find(key) is not None:
+        is_unread = link.seen == packfile.SEEN_NOTHING and key not in self.marks
+        return self._is_in_base(key, link.kind, is_unread, link.length, lambda: link.checksum, lambda: self.read(link))
+
+    def is_no_write(self, key: str, kind: int, value: memoryview) -> bool:
+        """Tell whether a value that is not staged yet is no write (I5), and needs no frame."""
+        if not self.is_alone or key in self.staged:
+            return False
+        return self._is_in_base(key, kind, key not in self.marks, len(value), lambda: crc32c(value), lambda: value)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process sees the transaction. Else a frame tells it that a key was written (I7)."""
+        return not self._members.is_shared and not self._members.is_inherited
+
+    def is_over_base(self, key: str) -> bool:
+        """Tell whether what lies below the staged frames is the base's value."""
+        return not self.staged.is_below_deleted(key) and self.reflinks.find(key) is None
+
+    def _is_in_base(
+        self,
+        key: str,
+        kind: int,
+        is_unread: bool,
+        length: int,
+        checksum: Callable[[], int],
+        value: Callable[[], bytes | memoryview],
+    ) -> bool:
+        if not self.is_over_base(key):
             return False
         found = self.base.lookup(key)
-        if found is None or found.kind != packfile.REF_OF_FRAME.get(link.kind):
+        if found is None or found.kind != packfile.REF_OF_FRAME.get(kind) or found.length != length:
             return False
-        if (found.length, found.checksum) != (link.length, link.checksum):
+        if not (is_unread or is_document(key) or is_consolidated(key)) or found.checksum != checksum():
             return False
-        is_metadata = is_document(key) or is_consolidated(key)
-        if not is_metadata and (link.seen != packfile.SEEN_NOTHING or key in self.marks):
-            return False
-        return bytes(self.base.runs.stored(key, found)) == self.read(link)
+        try:
+            return self.base.runs.stored(key, found) == value()
+        except CorruptionError:
+            return False  # the write mends it
 
     # --- the reads that the commit relies on
+
+    def rely_if_serializable(self, key: str) -> None:
+        """Count a key as read, of which the base has the value that was written: as `reads` does if it was staged."""
+        if self._is_serializable:
+            self.note_read(packfile.FRAME_READ, key)
 
     def note_read(self, kind: int, key: str) -> None:
         """Record that the commit relies on a key, or on what is below a prefix, unless staged changes hide the base.
