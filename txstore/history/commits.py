@@ -19,9 +19,8 @@ from txstore.history.durability import Durability
 from txstore.history.head_caches import HeadCaches
 from txstore.history.heads import Heads
 from txstore.history.identity import Identity
-from txstore.history.kept_commits import KeptCommits
+from txstore.history.kept_commits import KeptCommits, TagNames
 from txstore.history.staged_packs import StagingPlace
-from txstore.history.tag_names import TagNames
 from txstore.history.versions import VersionTaking
 from txstore.storage.interface import Storage
 
