@@ -26,8 +26,7 @@ from txstore.history.commits import Commits, Way
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.durability import DurableObjects, SyncedFiles
-from txstore.history.head_caches import FileHeadCaches
-from txstore.history.heads import FileHeads, KnownHeads
+from txstore.history.heads import FileHeadCaches, FileHeads, KnownHeads
 from txstore.history.identity import Identity
 from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
