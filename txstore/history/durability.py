@@ -11,7 +11,7 @@ from txstore.format import encoding, names
 from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.chain import Chain
 from txstore.history.commit_files import CommitFiles
-from txstore.history.head_caches import FileHeadCaches
+from txstore.history.heads import FileHeadCaches
 from txstore.history.identity import Identity
 from txstore.steps import step
 from txstore.storage.interface import Storage, paths_in

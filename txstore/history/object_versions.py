@@ -14,12 +14,11 @@ from txstore.format import names
 from txstore.format.commitfile import Header
 from txstore.history.branch_names import OldestKept
 from txstore.history.commit_files import CommitFiles
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.heads import KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Listings, Looks, is_trusted
+from txstore.history.listings import Contention, Listings, Looks, is_trusted
 from txstore.history.object_head_caches import TAIL, ObjectHeadCaches
 from txstore.history.versions import AtVersion, CommitStrategy, VersionTakenError, put_in_version, read_back
 from txstore.storage.objects.errors import is_refusal

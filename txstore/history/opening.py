@@ -23,21 +23,18 @@ from txstore.history.carried_commits import CarriedCommits
 from txstore.history.chain import Chain, Told
 from txstore.history.commit_files import CommitFiles, FileReads
 from txstore.history.commits import Commits, Way
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided_group_commits import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.durability import DurableObjects, SyncedFiles
-from txstore.history.head_caches import FileHeadCaches
-from txstore.history.heads import FileHeads, KnownHeads
+from txstore.history.heads import FileHeadCaches, FileHeads, KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Listings, Looks
+from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
 from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.url_parameters import split_parameters
 from txstore.history.versions import RenameUnderLock
-from txstore.history.whole_groups import WholeGroups
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage

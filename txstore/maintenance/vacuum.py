@@ -36,12 +36,12 @@ from txstore.history.operations import delete_old
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.pins import SPAN
-from txstore.maintenance.kept_for_feeds import kept_for_feeds
 from txstore.maintenance.reachable import (
     Reachable,
     StagedPacks,
     data_packs,
     kept_commits,
+    kept_for_feeds,
     living_branches,
     sizes_of,
 )

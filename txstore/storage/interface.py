@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore.format import names
@@ -253,25 +253,32 @@ class Storage(Protocol):
 
 
 def write_over(storage: Storage, path: str, content: bytes, *, durable: bool = True, at_most: int = 0o777) -> None:
-    """Write a small file in the place of what is there.
-
-    The new file is open until it has its name: a vacuum deletes what lies beside it and is open nowhere.
-    """
+    """Write a small file in the place of what is there."""
     storage.make_directory(names.STAGING, durable=False)  # copies are made without it
+    with written_aside(storage, content, durable=durable, at_most=at_most) as temporary:
+        storage.replace(temporary, path)
+    if durable:
+        storage.sync_directory(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def written_aside(storage: Storage, content: bytes, *, durable: bool, at_most: int) -> Iterator[str]:
+    """Yield the path of a new file below `.staging/` with this content, for the caller to move.
+
+    It is open until the caller has moved it: a vacuum deletes what lies beside it and is open nowhere.
+    """
     temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
     file = storage.create(temporary, at_most=at_most)
     try:
         file.write(0, [content])
         if durable:
             file.sync()
-        storage.replace(temporary, path)
+        yield temporary
     except BaseException:
         storage.delete(temporary)
         raise
     finally:
         file.close()
-    if durable:
-        storage.sync_directory(os.path.dirname(path))
 
 
 def paths_in(storage: Storage, directory: str) -> list[str]:

@@ -24,7 +24,7 @@ from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import Dispatch
-from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, written_aside
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
@@ -267,18 +267,8 @@ class LocalStorage:
 
     @step("write once")
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
-        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-        file = self.create(temporary, at_most=at_most)
-        try:
-            file.write(0, [content])
-            if durable:
-                file.sync()
+        with written_aside(self, content, durable=durable, at_most=at_most) as temporary:
             self.rename_noreplace(temporary, path)
-        except BaseException:
-            self.delete(temporary)
-            raise
-        finally:
-            file.close()
         if durable:
             self.sync_directory(os.path.dirname(path))
 

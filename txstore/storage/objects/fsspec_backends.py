@@ -20,7 +20,6 @@ from txstore.storage.objects.gcs import GcsBackend
 from txstore.storage.objects.plain import MemoryBackend, PlainBackend
 from txstore.storage.objects.s3 import S3Backend
 from txstore.storage.objects.urls import Target
-from txstore.storage.objects.web import WebBackend
 
 # How each class creates exclusively. A class that has taken the place of the known one under its protocol is another.
 CREATION = {
@@ -58,7 +57,11 @@ def build(target: Target) -> Backend:
             options = {"get_client": _client, **options}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
         filesystem = _unwrapped(filesystem)
-        return (WebBackend if "http" in filesystem.protocol else PlainBackend)(filesystem, root)
+        if "http" not in filesystem.protocol:
+            return PlainBackend(filesystem, root)
+        from txstore.storage.objects.web import WebBackend  # late: it needs aiohttp
+
+        return WebBackend(filesystem, root)
     if target.family == "sftp":
         return SftpServer(functools.partial(_instance, target), _path(target))
     if target.family == "smb":
@@ -84,7 +87,7 @@ def build_plain(target: Target) -> PlainBackend:
 async def _client(**options: Any) -> Any:
     import aiohttp
 
-    from txstore.storage.objects.web_answers import BoundedAnswer
+    from txstore.storage.objects.web import BoundedAnswer
 
     return aiohttp.ClientSession(**{"response_class": BoundedAnswer, **options})
 
