@@ -84,7 +84,7 @@ class Work:
         """Return the feeds, and how far each is behind."""
         if not self._engine.exists():
             return {"feeds": []}
-        found = Feeds(self._repository).statuses()
+        found = Feeds(self._repository.engine).statuses()
         if not found:
             self._engine.commits.identity.check_there()
         return {"feeds": [each.as_dict() for each in found]}
