@@ -1161,7 +1161,7 @@ class Repository:
         []
         """
         self._existing()
-        return Feeds(self)
+        return Feeds(self.engine)
 
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.

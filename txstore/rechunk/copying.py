@@ -83,28 +83,6 @@ def _grown(old: Described, new: Described, unit: Sequence[int]) -> list[Box]:
     return _within(found, shape)
 
 
-class CopySource:
-    """An array of one commit, to read from. What it maps of files is let go of again and again: `group`.
-
-    Mapped pages count as memory of the process, even if the system may drop them.
-    """
-
-    def __init__(self, engine: Engine, commit: Commit, path: str) -> None:
-        self._engine = engine
-        self._commit = commit
-        self._path = path
-
-    def group(self, boxes: Sequence[Box], copy: Callable[[zarr.Array[Any], Box], object], pool: Any) -> None:
-        """Call `copy` in threads for each box of which anything is stored. Afterwards no file is mapped."""
-        with reading(self._engine, self._commit) as own:
-            array = open_array(TxStore.at(self._engine, own), self._path)
-            described = describe(own.get_view, self._path)
-            assert described is not None  # zarr has just opened it
-            grid = described.grid()
-            for _ in pool.map(lambda box: copy(array, box) if _is_stored(grid, own, box) else None, boxes):
-                pass
-
-
 @contextmanager
 def reading(engine: Engine, commit: Commit) -> Iterator[Snapshot]:
     """Yield a snapshot of a commit. Afterwards it keeps no file mapped, whoever still refers to it."""
@@ -122,23 +100,36 @@ def open_array(store: TxStore, path: str, *, keeps_empty: bool = False) -> zarr.
 
 
 def copy_pieces(
-    source: CopySource,
+    engine: Engine,
+    commit: Commit,
+    path: str,
     target: zarr.Array[Any],
     boxes: Sequence[Box],
     *,
     workers: int,
     done: Callable[[Sequence[Box]], object],
 ) -> None:
-    """Copy boxes of an array, some at once. `done` is called with those that are copied, in order."""
+    """Copy boxes of an array of a commit, some at once. `done` is called with those that are copied, in order.
+
+    Files that were mapped for some boxes are let go of before the next ones: mapped pages count as memory of the
+    process, even if the system may drop them.
+    """
     with ThreadPoolExecutor(workers, thread_name_prefix="txstore-rechunk") as pool:
         for start in range(0, len(boxes), workers):
             group = boxes[start : start + workers]
-            source.group(group, partial(_copy, target), pool)
+            with reading(engine, commit) as own:
+                copy = partial(
+                    _copy, open_array(TxStore.at(engine, own), path), target, array_at(own, path).grid(), own
+                )
+                for _ in pool.map(copy, group):
+                    pass
             done(group)
 
 
-def _copy(target: zarr.Array[Any], source: zarr.Array[Any], box: Box) -> None:
-    target[box or ...] = source[box or ...]
+def _copy(source: zarr.Array[Any], target: zarr.Array[Any], grid: Grid, view: Hierarchy, box: Box) -> None:
+    """Copy a box if anything of it is stored."""
+    if _is_stored(grid, view, box):
+        target[box or ...] = source[box or ...]
 
 
 def _is_stored(grid: Grid, view: Hierarchy, box: Box) -> bool:

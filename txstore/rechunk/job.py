@@ -41,7 +41,6 @@ from txstore.history.snapshot import Snapshot
 from txstore.labels.grids import chunk_prefix, documents
 from txstore.progress import Progress
 from txstore.rechunk.copying import (
-    CopySource,
     array_at,
     bytes_of,
     changed_regions,
@@ -410,11 +409,7 @@ class RechunkJob:
             for group in _grouped(boxes[at:], size, self._committed):
                 at += len(group)
                 # The grid between is complete, and in each later commit. The first of these may be expired by now.
-                source = (
-                    CopySource(self._engine, self._newest, self._between)
-                    if number
-                    else CopySource(self._engine, self._start, self._path)
-                )
+                source = (self._newest, self._between) if number else (self._start, self._path)
                 state = replace(self._state, pieces=at)
                 if at == len(boxes):
                     state = replace(state, passes=number + 1, pieces=0)
@@ -429,7 +424,7 @@ class RechunkJob:
                         done += bytes_of(copied, size)
                         self._tell(done, nbytes * (last + 1))
 
-                    copy_pieces(source, target, group, workers=self._workers, done=tell)
+                    copy_pieces(self._engine, *source, target, group, workers=self._workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
                         store.delete_dir_sync(self._between)
 

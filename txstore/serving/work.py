@@ -7,7 +7,6 @@ from typing import Any
 
 from txstore import processes
 from txstore.errors import LocksUnavailableError
-from txstore.feeds.interface import FeedRepository
 from txstore.feeds.named_feeds import Feeds
 from txstore.format import names
 from txstore.format.documents import describe
@@ -15,6 +14,7 @@ from txstore.format.keys import document_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.tree import members
 from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
+from txstore.store import HasEngine
 from txstore.transactions.participants.listed import OpenTransaction, Watch
 
 #: Most arrays and groups named for each process, the most staged first; and for each holder of locks.
@@ -26,8 +26,7 @@ _KEYS = 1 << 18
 class Work:
     """Answers questions by their names. Safe in threads."""
 
-    def __init__(self, repository: FeedRepository, origins: Collection[str]) -> None:
-        self._repository = repository
+    def __init__(self, repository: HasEngine, origins: Collection[str]) -> None:
         self._engine = repository.engine
         self._origins = sorted(origins)
         self._watch = Watch(repository.engine.commits)
@@ -41,7 +40,7 @@ class Work:
 
     def about(self) -> dict[str, Any]:
         """Return how the repository was named to this server, and pages of which origins may read."""
-        url = self._repository.url
+        url = self._engine.url
         return {"url": url, "name": url.rstrip("/").rpartition("/")[2], "origins": self._origins}
 
     def transactions(self) -> dict[str, Any]:
@@ -83,7 +82,7 @@ class Work:
         """Return the feeds, and how far each is behind."""
         if not self._engine.exists():
             return {"feeds": []}
-        found = Feeds(self._repository).statuses()
+        found = Feeds(self._engine).statuses()
         if not found:
             self._engine.commits.identity.check_there()
         return {"feeds": [each.as_dict() for each in found]}
