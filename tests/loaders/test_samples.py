@@ -56,6 +56,7 @@ def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
         ((10**15,), (10**6,), "more than 134217728 blocks"),
         ((4, 10**8, 10**8), (1, 1, 1), "which is 80000000000000000 bytes"),
         ((1 << 62, 3), (1 << 61, 3), "must be read at once"),
+        ((10, 10**9), (1, 1), "lie in 1000000000 chunks"),
         ((1 << 63,), (1,), "more samples than can be counted"),
     ],
 )
