@@ -250,7 +250,7 @@ def _chunk_sizes(grid: Mapping[str, Any]) -> Sequence[int | Sequence[int]]:
     for sizes in grid["configuration"]["chunk_shapes"]:
         # A pair says how often there is a size, and zarr writes it out.
         pairs = [each for each in sizes if isinstance(each, list)] if isinstance(sizes, list) else []
-        if sum(operator.index(count) for _, count in pairs) > MAX_CHUNKS:
+        if sum(abs(operator.index(count)) for _, count in pairs) > MAX_CHUNKS:
             raise ValueError(f"its chunk grid lists more than {MAX_CHUNKS} chunks along an axis")
     return v3.RectilinearChunkGridMetadata.from_dict(grid).chunk_shapes  # type: ignore[arg-type]
 
