@@ -469,6 +469,7 @@ RECTILINEAR = '{{"name": "rectilinear", "configuration": {{"kind": "inline", "ch
         ([4], REGULAR.format([-1])),
         ('["a"]', REGULAR.format([1])),
         ([4], RECTILINEAR.format([[[2, 10**12]]])),
+        ([4], RECTILINEAR.format([[[2, 10**12], [2, -(10**12)]]])),
         ([4], RECTILINEAR.format([[[1 << 61, 4]]])),
         ([4], RECTILINEAR.format([[["a", "b"]]])),
         ([4], RECTILINEAR.format([[[1, 1 << 19], [1, -(1 << 19)]]])),

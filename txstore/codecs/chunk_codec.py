@@ -156,6 +156,9 @@ def _metadata(document: str, content: bytes, more: frozenset[str]) -> Any:
     described = json.loads(content)
     check_codecs("", document, described, more)
     if document == "zarr.json":
+        from txstore.format.grids import Grid  # late: it imports numpy
+
+        Grid("", described)  # zarr writes out how often a grid says that there is a size
         return ArrayV3Metadata.from_dict(described)
     return ArrayV2Metadata.from_dict(described)
 

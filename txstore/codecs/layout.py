@@ -27,7 +27,7 @@ Codecs = tuple[tuple[str | int, ...], ...]
 KEEP, ELIDE_EQUAL, ELIDE_NAN = 0, 1, 2
 
 _LARGEST = (1 << 31) - 64  # of a chunk, in bytes: Blosc counts in 32 bits
-_MOST_AXES = 16
+_MOST_AXES, _MOST_CODECS = 16, 8
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTOMATIC = -1
 
@@ -208,7 +208,8 @@ def _codecs(codecs: list[Any]) -> Codecs | None:
 
 def _if_available(codecs: list[tuple[str | int, ...]]) -> Codecs | None:
     compressors = [codec[0] for codec in codecs if codec[0] != "crc32c"]
-    return tuple(codecs) if len(compressors) < 2 and set(compressors) <= set(libraries()) else None
+    is_known = len(codecs) <= _MOST_CODECS and len(compressors) < 2 and set(compressors) <= set(libraries())
+    return tuple(codecs) if is_known else None
 
 
 def _format2(metadata: ArrayV2Metadata, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Encoded | None:
