@@ -1,7 +1,5 @@
 """What the tests of bridges share: how other programs find us, and a Python that does not know us."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a plain copy should hold, and a publisher that dies or fails at a chosen step."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

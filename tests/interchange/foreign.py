@@ -1,7 +1,5 @@
 """Files to import: HDF5 of workers, and NetCDF as instruments and models write it."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import importlib.util

@@ -5,8 +5,6 @@
 A process of its own: it forks, and has no threads.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Files that references lead to, and manifests of them, written by hand as kerchunk and VirtualiZarr do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """zarr and xarray are given the path of a repository, to overwrite: a process that has imported txstore refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

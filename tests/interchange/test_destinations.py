@@ -1,7 +1,5 @@
 """Where plain copies go may be somebody else's place: nothing outside of it is read, written or deleted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -58,8 +56,6 @@ def assert_untouched(outside: Path) -> None:
 
 
 # --- links
-
-
 @pytest.mark.parametrize("linked", ["x", "a", "a/y", "x/c"])
 def test_publish_follows_no_link(filled: txstore.Repository, tmp_path: Path, outside: Path, linked: str) -> None:
     copy = tmp_path / "copy"
@@ -102,9 +98,7 @@ def test_a_file_that_is_a_link_is_replaced(filled: txstore.Repository, tmp_path:
     assert_untouched(outside)
 
 
-def test_where_files_are_written_before_they_are_renamed(
-    filled: txstore.Repository, tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_are_written_before_they_are_renamed(filled, tmp_path, outside, monkeypatch):
     copy = tmp_path / "copy"
     real = LocalDestination.write_marker
 
@@ -142,9 +136,7 @@ PLANTED: dict[str, Callable[[Path, Path], None]] = {
 
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("planted", PLANTED)
-def test_the_page_replaces_what_is_in_its_place(
-    filled: txstore.Repository, tmp_path: Path, outside: Path, planted: str, beside: bool
-) -> None:
+def test_the_page_replaces_what_is_in_its_place(filled, tmp_path, outside, planted, beside):
     place = Path(filled.url) if beside else tmp_path / "page"
     (place / "page").mkdir(parents=True)
     for name in ("index.html", "page/main.js"):
@@ -193,8 +185,6 @@ def test_references_replace_a_link(filled: txstore.Repository, tmp_path: Path, o
 
 
 # --- markers
-
-
 def made(filled: txstore.Repository, tmp_path: Path, what: str) -> tuple[Callable[[Path], object], bytes, str]:
     """What a copy's, or an export's, marker says, which was begun elsewhere."""
     if what == "publish":
@@ -210,9 +200,7 @@ def made(filled: txstore.Repository, tmp_path: Path, what: str) -> tuple[Callabl
 
 
 @pytest.mark.parametrize("what", ["publish", "export"])
-def test_a_marker_from_elsewhere_makes_no_place_ours(
-    filled: txstore.Repository, tmp_path: Path, outside: Path, what: str
-) -> None:
+def test_a_marker_from_elsewhere_makes_no_place_ours(filled, tmp_path, outside, what):
     write, content, name = made(filled, tmp_path, what)
     (outside / name).write_bytes(content)
     with pytest.raises((txstore.PublishError, txstore.ExportError), match=r"another place|a new place"):
@@ -223,9 +211,7 @@ def test_a_marker_from_elsewhere_makes_no_place_ours(
 
 @pytest.mark.parametrize("what", ["publish", "export"])
 @pytest.mark.parametrize("how", ["owner", "group", "link", "directory"])
-def test_a_marker_that_others_could_have_written(
-    filled: txstore.Repository, tmp_path: Path, outside: Path, what: str, how: str
-) -> None:
+def test_a_marker_that_others_could_have_written(filled, tmp_path, outside, what, how):
     write, content, name = made(filled, tmp_path, what)
     marker = outside / name
     told = json.loads(content)
@@ -271,7 +257,6 @@ def test_a_mask_that_lets_the_group_write(filled: txstore.Repository, tmp_path: 
 
 
 # --- servers
-
 BAD_NAMES = ["..", "../x", "a/../b", "a/./b", "a\0b", "", "a//b"]
 OF_SERVERS = ["..\\x", "a\\..\\..\\x", "%2e%2e/x", "a/%2E%2e", "a%2f..%2fb", "a%5c..%5cb", "a%00b"]
 

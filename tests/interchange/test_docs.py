@@ -1,7 +1,5 @@
 """What the pages on import, references and publishing show is run, in its order, by a process that has txstore."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable
@@ -65,9 +63,7 @@ def test_the_page_on_references(run_installed: Callable[..., str], tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_the_page_on_publishing_with_readers_without_txstore(
-    run_installed: Callable[..., str], run_plain: Callable[..., str], tmp_path: Path
-) -> None:
+def test_the_page_on_publishing_with_readers_without_txstore(run_installed, run_plain, tmp_path):
     pytest.importorskip("fastparquet")
     written, read = codes_of("publishing.md")
     run_installed(written)

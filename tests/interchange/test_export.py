@@ -1,10 +1,8 @@
 """Export: plain Zarr that anybody can read, the same bytes; there whole, or not to be opened."""
 
-from __future__ import annotations
-
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,9 +55,7 @@ def write_case(group: Any, name: str, data: Any, arguments: dict[str, Any]) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_export_then_import_keeps_every_codec_and_data_type(
-    open_repo: Callable[..., txstore.Repository], tmp_path: Path, zarr_format: int
-) -> None:
+def test_export_then_import_keeps_every_codec_and_data_type(open_repo, tmp_path, zarr_format):
     repo, out = open_repo(), tmp_path / "out.zarr"
     all_cases = cases(zarr_format)
     with repo.transaction() as store:
@@ -105,9 +101,7 @@ def test_an_older_commit_and_a_part(filled: txstore.Repository, tmp_path: Path) 
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "part", mode="r")[:], [7] * 4)
 
 
-def test_a_process_without_us_reads_it(
-    filled: txstore.Repository, tmp_path: Path, run_plain: Callable[..., str]
-) -> None:
+def test_a_process_without_us_reads_it(filled, tmp_path, run_plain):
     filled.export(tmp_path / "out")
     read = "import zarr; z = zarr.open_group(sys.argv[1], mode='r'); print(*z['a/x'][:], *z['y'][:])"
     assert run_plain(read, tmp_path / "out").split() == [*map(str, range(10)), *["7"] * 4]
@@ -214,9 +208,7 @@ def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, mo
     assert order[-1] == "zarr.json"
 
 
-def test_what_was_damaged_on_the_way_is_an_error(
-    filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_damaged_on_the_way_is_an_error(filled, tmp_path, monkeypatch):
     monkeypatch.setattr(LocalDestination, "read", lambda self, key: b"else")
     with pytest.raises(txstore.ExportError, match="reads back differently"):
         filled.export(tmp_path / "out")

@@ -1,7 +1,5 @@
 """Hierarchies of format 2 that are imported below groups of format 3: the same chunks, in the words of format 3."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

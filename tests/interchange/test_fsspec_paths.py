@@ -1,7 +1,5 @@
 """Paths of the file system `txstore` name repository and commit: in lists of URLs, in caches, in dask's names."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,8 +124,6 @@ def test_a_bucket_is_a_part_of_a_path() -> None:
 
 
 # --- names
-
-
 @QUERIES
 def test_names_begin_as_the_path_does(made: txstore.Repository, query: str, found: str) -> None:
     fs, root = fsspec.url_to_fs(f"txstore::{made.url}{query}")
@@ -179,7 +175,6 @@ def test_files_of_two_commits_have_two_tokens(made: txstore.Repository) -> None:
 
 
 # --- fsspec's caches, with a folder of the user: each process opens it anew
-
 CACHED = """
 import sys, fsspec
 cache, folder, *urls = sys.argv[1:]
@@ -191,9 +186,7 @@ for url in urls:
 
 @FORMS
 @CACHES
-def test_a_cache_tells_files_apart(
-    made: txstore.Repository, tmp_path: Path, run_installed: Callable[..., str], prefix: str, cache: str
-) -> None:
+def test_a_cache_tells_files_apart(made, tmp_path, run_installed, prefix, cache):
     places = {
         f"{made.url}/csv/a.csv": "a1",
         f"{made.url}/csv/b.csv": "b1",
@@ -209,9 +202,7 @@ def test_a_cache_tells_files_apart(
 
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache"])
-def test_files_that_a_cache_gets_together_are_of_a_named_commit(
-    made: txstore.Repository, tmp_path: Path, cache: str
-) -> None:
+def test_files_that_a_cache_gets_together_are_of_a_named_commit(made, tmp_path, cache):
     """The cache names these after their paths as they were given, and would mix commits."""
     options = {cache: {"cache_storage": str(tmp_path / "cache")}}
     with pytest.raises(ValueError, match="name the commit"):
@@ -236,9 +227,7 @@ def test_what_is_staged_is_not_cached_as_the_commit(made: txstore.Repository, tm
     assert cached(fsspec.filesystem("txstore", fo=made.url)).cat_file("csv/a.csv") == b"a1"
 
 
-def test_zarr_reads_one_commit_through_a_cache(
-    repo: txstore.Repository, tmp_path: Path, run_installed: Callable[..., str]
-) -> None:
+def test_zarr_reads_one_commit_through_a_cache(repo, tmp_path, run_installed):
     code = """
 import sys, zarr
 url, folder, stop = sys.argv[1:]
@@ -254,8 +243,6 @@ print(zarr.open_array(f"simplecache::txstore::{url}/x", mode="r", storage_option
 
 
 # --- the same as other file systems
-
-
 @pytest.fixture
 def systems(made: txstore.Repository, tmp_path: Path) -> Iterator[list[tuple[Any, str]]]:
     """The same files in a transaction of ours, in memory and in a directory: each with its root."""

@@ -1,7 +1,5 @@
 """`txstore::URL`: a snapshot as a read-only file system."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import pickle
@@ -228,9 +226,7 @@ def reads_of(url: str) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("harm", [damage, replace_by_directory, delete, take_away])
-def test_what_can_not_be_read_is_not_told_to_be_missing(
-    tmp_path: Path, harm: Callable[[txstore.Repository], None]
-) -> None:
+def test_what_can_not_be_read_is_not_told_to_be_missing(tmp_path, harm):
     """What fsspec's own `exists`, `isfile`, `isdir` and `walk` make of an error is "no"."""
     repo = txstore.Repository(tmp_path / "harmed.tx")
     with repo.transaction() as store:

@@ -1,7 +1,5 @@
 """What is copied out of a repository that only its owner may read can be read by no other user."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -32,9 +30,7 @@ def bits_below(place: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("root", "directory", "file"), [(0o700, 0o700, 0o600), (0o750, 0o750, 0o640), (0o755, 0o755, 0o644)]
 )
-def test_copies_get_no_more_than_the_root_has(
-    repo: txstore.Repository, tmp_path: Path, root: int, directory: int, file: int
-) -> None:
+def test_copies_get_no_more_than_the_root_has(repo, tmp_path, root, directory, file):
     with repo.begin() as mapping:
         mapping["zarr.json"] = GROUP.encode()
         mapping["x/zarr.json"] = (

@@ -1,7 +1,5 @@
 """Plain copies: what they hold, what is done when somebody has touched them, and what readers see meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -125,9 +123,7 @@ def test_after_the_published_commit_is_gone(repo: txstore.Repository, copy: Path
     check_copy(copy, repo)
 
 
-def test_another_history_is_told_from_the_same_versions(
-    open_repo: Callable[..., txstore.Repository], copy: Path, tmp_path: Path
-) -> None:
+def test_another_history_is_told_from_the_same_versions(open_repo, copy, tmp_path):
     repo = open_repo()
     fill(repo)
     repo.backup(tmp_path / "older.tx")
@@ -294,8 +290,6 @@ def test_format_2(repo: txstore.Repository, copy: Path) -> None:
 
 
 # --- following, and readers meanwhile
-
-
 @contextmanager
 def publishing_process(repo: txstore.Repository, copy: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "txstore", "publish", repo.url, str(copy), "--follow", "--json"]
@@ -334,9 +328,7 @@ print(done, torn, len(lengths))
 
 
 @pytest.mark.long
-def test_readers_without_txstore_see_no_torn_append(
-    repo: txstore.Repository, copy: Path, run_plain: Callable[..., str]
-) -> None:
+def test_readers_without_txstore_see_no_torn_append(repo, copy, run_plain):
     def extend(store: txstore.TxStore, length: int) -> None:
         group = zarr.open_group(store)
         end = group["x"].shape[0] + 1
@@ -380,11 +372,9 @@ def test_following(repo: txstore.Repository, copy: Path) -> None:
     fill(repo)
     last = repo.publish(copy, follow=True, timeout=0, published=published)
     assert seen == [0, 1, 2, 3]
-    assert last is not None
     assert last.commit == repo.head()
     check_copy(copy, repo)
     with publishing_process(repo, copy) as process:
-        assert process.stdout is not None
         assert json.loads(process.stdout.readline())["written"] == 0
         append(repo)
         assert json.loads(process.stdout.readline())["commit"]["version"] == 4

@@ -1,7 +1,5 @@
 """What bridges raise shows no credentials: not in words, arguments, notes or pickles, nor in what it was made of."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import traceback
@@ -92,9 +90,7 @@ def bridges(repo: txstore.Repository, url: str, **options: Any) -> dict[str, Cal
 
 @pytest.mark.parametrize("url", WITH_SECRETS)
 @pytest.mark.usefixtures("quick")
-def test_no_bridge_shows_what_a_url_holds(
-    filled: txstore.Repository, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_bridge_shows_what_a_url_holds(filled, url, caplog):
     caplog.set_level(logging.DEBUG, logger="txstore")
     for name, bridge in bridges(filled, url).items():
         if "s3:" in url and name not in ("import references to it", "a template"):

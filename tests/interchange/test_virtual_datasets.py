@@ -1,7 +1,5 @@
 """Data sets of VirtualiZarr: written by reference, read as xarray reads the files that they are of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -77,11 +75,8 @@ def of_bytes(path: Path, chunk: int = 0, length: int = 4, **arguments: Any) -> A
 
 
 # --- what is written
-
-
 def test_a_file_is_read_as_it_is(repo: txstore.Repository, nc: Path) -> None:
     made = txstore.write_virtual(parse(nc), repo, "model/run")
-    assert made is not None
     assert made.message == "virtual data set"
     xr.testing.assert_identical(opened(repo, "model/run"), xr.open_dataset(nc).load())
     assert repo.verify(sources=True).foreign == 5  # 2 by 2 chunks of tas, and elevation: the rest is in memory
@@ -106,9 +101,7 @@ def test_documents_are_those_of_the_writer_for_kerchunk(repo: txstore.Repository
     assert repo.mapping().keys() >= {"tas/c/1/0/0", "time/c/0"}
 
 
-def test_documents_are_those_of_the_writer_for_icechunk(
-    repo: txstore.Repository, nc: Path, next_nc: Path, tmp_path: Path
-) -> None:
+def test_documents_are_those_of_the_writer_for_icechunk(repo, nc, next_nc, tmp_path):
     icechunk = pytest.importorskip("icechunk")
     prefix = f"file://{nc.parent}/"
     config = icechunk.RepositoryConfig.default()
@@ -214,8 +207,6 @@ def _append(store: Any, path: Path) -> None:
 
 
 # --- modes
-
-
 def test_modes(repo: txstore.Repository, nc: Path) -> None:
     txstore.write_virtual(of_bytes(nc), repo, "g")
     with pytest.raises(FileExistsError, match="mode='w' replaces it"):
@@ -281,8 +272,6 @@ def test_what_can_not_be_appended(repo: txstore.Repository, nc: Path) -> None:
 
 
 # --- files
-
-
 def test_refused_files_stage_nothing(repo: txstore.Repository, nc: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.bin"
     outside.write_bytes(bytes(8))
@@ -329,8 +318,6 @@ def test_a_file_that_has_changed(repo: txstore.Repository, nc: Path) -> None:
 
 
 # --- many references
-
-
 def test_many_references(repo: txstore.Repository, nc: Path) -> None:
     """More than are staged at once, of two files, with keys that were written before."""
     other = nc.with_name("other.bin")

@@ -1,7 +1,5 @@
 """Tools that take a string write: into a transaction that the URL names, or a file that is committed when closed."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import pickle
@@ -39,8 +37,6 @@ DATASET = xr.Dataset({"t": ("x", np.arange(5.0))})
 
 
 # --- the URL of a transaction
-
-
 def test_what_is_written_by_the_url_of_a_transaction_is_in_it(filled: txstore.Repository) -> None:
     with filled.transaction("by tools") as store:
         url = store.share()
@@ -124,8 +120,6 @@ dataset.to_zarr(f"txstore://{sys.argv[1]}?transaction=run-17", group="two", cons
 
 
 # --- fsspec's transactions
-
-
 def file_system(repo: txstore.Repository, query: str = "") -> Any:
     return fsspec.filesystem("txstore", fo=f"{repo.url}{query}")
 
@@ -236,8 +230,6 @@ def test_a_file_system_in_a_transaction_begins_no_other(filled: txstore.Reposito
 
 
 # --- files
-
-
 def test_each_file_that_is_closed_is_a_commit(filled: txstore.Repository) -> None:
     url = f"txstore://{filled.url}/log.txt?branch=dev&commit=on-close&message=a+line"
     for mode in ("x", "a", "a"):
@@ -309,8 +301,6 @@ def test_what_is_never_closed_is_refused(filled: txstore.Repository) -> None:
 
 
 # --- what to read
-
-
 def test_the_url_names_the_commit(filled: txstore.Repository) -> None:
     with filled.transaction("second", branch="dev") as store:
         zarr.open_array(store, path="group/position").append(np.arange(5))

@@ -1,7 +1,5 @@
 """`xr.open_dataset("data.tx")`, and the programs of docs/how-to/xarray.md."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable
@@ -91,9 +89,7 @@ def test_what_was_opened_can_be_worked_with(filled: txstore.Repository) -> None:
     xr.testing.assert_identical(xr.concat([opened, opened], "time").isel(time=slice(4)), expected)
 
 
-def test_many_are_opened_as_one_and_closed(
-    filled: txstore.Repository, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_many_are_opened_as_one_and_closed(filled, open_repo):
     """It was a TypeError when such a data set was closed."""
     other = open_repo("other.tx")
     with other.transaction() as store:

@@ -1,7 +1,5 @@
 """The segment `txstore:` of zarr's URL pipelines, which no zarr has yet: here by the classes that the proposal has."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """What the tests of erased rows share: every array of every commit, as it was and as it should be."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ tombstone, a tag.
 And chunks that were written in part, and merged: of two processes, beside another commit, and until nothing was left.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import zarr
 
 import txstore
 from tests.tools.compaction_outputs import listed
+from tests.tools.inside import stored_commit
 from tests.tools.members import join_in_this_process
 from tests.tools.parts import write_part
 
@@ -74,7 +73,7 @@ def build(path: Path) -> Contents:
     committed()
     assert "p/c/1" not in contents[2]
     assert contents[-1]["p/c/0"] == b"AAAaBBBaFFaGaaaa"
-    headers = [repo.engine.commits.files.read("main", version).header for version in range(6)]  # type: ignore[union-attr]
+    headers = [stored_commit(repo, version).header for version in range(6)]  # type: ignore[union-attr]
     assert [len(header.compaction_outputs) for header in headers] == [0, 0, 0, 0, 1, 1]
     assert repo.verify().faults == []
     return contents

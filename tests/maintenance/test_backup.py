@@ -1,7 +1,5 @@
 """Backups of a repository in use, and what a plain copy is worth."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
@@ -217,8 +215,6 @@ def test_while_others_commit(tmp_path):
 
 
 # --- plain copies
-
-
 @pytest.mark.parametrize("missed", [1, 3, 4])
 def test_a_copy_that_missed_a_commit_ends_before_it_once_repaired(source, tmp_path, missed):
     """`cp -r` may list a directory while it grows. What the head cache says was true of the original."""

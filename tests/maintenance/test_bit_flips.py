@@ -4,8 +4,6 @@ A sample by default, another by TXSTORE_BIT_FLIPS=<how many>; all of them by TXS
 parts: TXSTORE_BIT_FLIPS=0/20 to 19/20.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

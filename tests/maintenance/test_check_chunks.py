@@ -1,7 +1,5 @@
 """`verify(decode=True)` finds chunks whose stored bytes are right, and which can't be decoded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`txstore check-format`: what is as the document says passes, and each departure is found where it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A pack with a compacted run, which a header lists: it is checked, repaired, counted, swept, copied and erased."""
 
-from __future__ import annotations
-
 import gc
 import random
 import shutil

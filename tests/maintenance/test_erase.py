@@ -1,7 +1,5 @@
 """Erasing: afterwards no file, object or cache has a byte of it, and whoever asks for it is told so."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -20,6 +18,7 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
+from tests.tools.inside import branch_id, existing, objects_of
 from tests.tools.upkeep import below, put
 from txstore.cli.main import app
 from txstore.format.records import ErasureRecord
@@ -260,8 +259,6 @@ def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:
 
 
 # --- who is in the way
-
-
 def test_a_reader_is_waited_for(repo: txstore.Repository) -> None:
     fill(repo)
     reader = repo.mapping(at=1)
@@ -287,7 +284,6 @@ def test_a_reader_in_another_process_is_waited_for(repo: txstore.Repository) -> 
     with subprocess.Popen(
         [sys.executable, "-c", program, repo.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
-        assert reader.stdout is not None
         assert int(reader.stdout.readline()) == 1000
         with pytest.raises(txstore.ErasureTimeoutError, match="a process reads main@1"):
             repo.erase("s", timeout=0)
@@ -331,7 +327,7 @@ def test_transactions_are_waited_for(repo: txstore.Repository) -> None:
         repo.erase("s", timeout=0)
     assert repo.erasures() == []
     del store
-    repo.engine.existing("nightly").rollback()
+    existing(repo, "nightly").rollback()
     gc.collect()
     repo.erase("s", timeout=0)
     assert leaks(files_of(repo.url)) == []
@@ -416,8 +412,6 @@ def test_a_file_with_another_name_is_left_alone(repo: txstore.Repository, tmp_pa
 
 
 # --- interrupted
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(6))
 def test_interrupted_it_is_done_again(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -447,8 +441,6 @@ def test_interrupted_it_is_done_again(repo: txstore.Repository, monkeypatch: pyt
 
 
 # --- copies
-
-
 def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
     fill(repo)
     old, new = tmp_path / "old.tx", tmp_path / "new.tx"
@@ -538,8 +530,6 @@ def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> No
 
 
 # --- repair
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
 @pytest.mark.parametrize("what", ["run", "frame"])
@@ -547,7 +537,7 @@ def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, ver
     """Commits that have written what was erased, some of it as it was before, and one that has deleted it."""
     fill(repo)
     repo.erase("s")
-    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{version:010}")
+    path = Path(repo.url, "commits", branch_id(repo, branch), f"{version:010}")
     content = bytearray(path.read_bytes())
     content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/") - 20] ^= 4
     path.write_bytes(content)
@@ -572,13 +562,11 @@ def test_an_erased_value_that_is_there_again_is_erased_again(repo: txstore.Repos
 
 
 # --- object stores
-
-
 def test_objects_and_caches(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     repo = txstore.Repository(f"memory://{tmp_path.name}/erased.tx", single_writer=True, cache_dir=cache)
     fill(repo)
-    objects = repo.engine.storage.objects
+    objects = objects_of(repo)
 
     def scanned() -> list[str]:
         return leaks((path, bytes(objects.get(path))) for path, _ in below(objects))

@@ -1,7 +1,5 @@
 """Erasing while other processes vacuum, optimize, and make and delete branches: it goes on, and nothing returns."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.inside import branch_id
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
@@ -55,11 +54,9 @@ def delete_branch(url: str) -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_a_vacuum_deletes_does_not_come_back(
-    filled: Repository, monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
+def test_what_a_vacuum_deletes_does_not_come_back(filled, monkeypatch, is_late):
     """Before a file is written anew, or just before it gets its name: this erasure's own vacuum finds that one."""
-    scrub, rewrite, dev = erasing._Erasing._scrub, scrubbing.rewrite, filled.engine.branch("dev")
+    scrub, rewrite, dev = erasing._Erasing._scrub, scrubbing.rewrite, branch_id(filled, "dev")
     deleted = list[str]()
 
     def without_branch(self: Any, record: Any) -> Any:
@@ -85,7 +82,7 @@ def test_what_a_vacuum_deletes_does_not_come_back(
 @pytest.mark.parametrize("method", ["_first_without", "_delete_from"])
 def test_a_branch_that_is_deleted_meanwhile(filled: Repository, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     original, done = getattr(erasing._Erasing, method), list[str]()
-    dev = filled.engine.branch("dev")
+    dev = branch_id(filled, "dev")
 
     def overtaken(self: Any, branch: str, *arguments: Any) -> Any:
         if branch == dev and not done:
@@ -116,9 +113,7 @@ def test_what_was_committed_while_it_was_waited_for(filled: Repository, monkeypa
     assert leaks(filled) == []
 
 
-def test_an_erasure_begins_though_a_reader_of_the_newest_commit_is_always_there(
-    filled: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_erasure_begins_though_a_reader_of_the_newest_commit_is_always_there(filled, monkeypatch):
     """Each reader leaves only when one of a newer commit is there."""
     readers, looks = [filled.snapshot()], list[float]()
 
@@ -135,9 +130,7 @@ def test_an_erasure_begins_though_a_reader_of_the_newest_commit_is_always_there(
     assert leaks(filled) == []
 
 
-def test_no_vacuum_deletes_a_record_that_is_about_to_be_written(
-    filled: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_vacuum_deletes_a_record_that_is_about_to_be_written(filled, monkeypatch):
     replace = LocalStorage.replace
 
     def swept(storage: LocalStorage, source: str, target: str) -> None:

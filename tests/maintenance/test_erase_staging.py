@@ -2,8 +2,6 @@
 wait to be published. An erasure waits for it, or nothing of it is published behind the erasure.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -21,6 +19,7 @@ import zarr
 
 import txstore
 from tests.maintenance.erased_rows import array_of, files_of
+from tests.tools.inside import existing, objects_of
 from tests.tools.upkeep import below
 from tests.tools.waiting import wait_for_background_cleanup, wait_until
 from tests.tools.workers import QUICK, Worker, ended
@@ -83,7 +82,7 @@ def files(repo: txstore.Repository) -> Iterator[tuple[str, bytes]]:
     if is_on_disk(repo):
         yield from files_of(repo.url)
     else:
-        objects = repo.engine.storage.objects  # type: ignore[attr-defined]
+        objects = objects_of(repo)  # type: ignore[attr-defined]
         yield from ((path, bytes(objects.get(path))) for path, _ in below(objects))
 
 
@@ -109,8 +108,6 @@ def check_erased(repo: txstore.Repository, kind: str) -> None:
 
 
 # --- open transactions
-
-
 def write_beside(store: Any) -> None:
     """In the same chunk: what is staged of it has the other rows, too."""
     array(store)[0] = 5
@@ -126,9 +123,7 @@ STAGED = {"beside": write_beside, "again": write_it_again}
 @pytest.mark.parametrize("kind", ERASED)
 @pytest.mark.parametrize("stage", STAGED)
 @pytest.mark.parametrize("deleted_before", [False, True])
-def test_what_an_open_transaction_has_staged_does_not_come_back(
-    somewhere: txstore.Repository, kind: str, stage: str, deleted_before: bool
-) -> None:
+def test_what_an_open_transaction_has_staged_does_not_come_back(somewhere, kind, stage, deleted_before):
     """Where its pin is seen, the erasure waits for it. Elsewhere it can't commit any more."""
     store = again(somewhere).transaction("open")
     STAGED[stage](store)
@@ -192,9 +187,7 @@ def test_of_other_arrays_a_transaction_commits(in_objects: txstore.Repository) -
     assert leaks(in_objects) == []
 
 
-def test_one_that_is_published_while_the_erasure_writes_its_record(
-    in_objects: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_published_while_the_erasure_writes_its_record(in_objects, monkeypatch):
     """It has looked for records, and found none: what it brings is erased with the rest."""
     store, write, made = again(in_objects).transaction("open"), erasing.write_record, list[Any]()
     write_beside(store)
@@ -241,9 +234,7 @@ def test_on_a_newer_commit_it_is_not_waited_for(somewhere: txstore.Repository) -
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ERASED)
 @pytest.mark.parametrize("ending", ["commit", "rollback", "killed"])
-def test_what_has_been_uploaded_is_waited_for(
-    in_objects: txstore.Repository, monkeypatch: pytest.MonkeyPatch, kind: str, ending: str
-) -> None:
+def test_what_has_been_uploaded_is_waited_for(in_objects, monkeypatch, kind, ending):
     """As long as there is a lease on it."""
     store = again(in_objects).transaction("large")
     write_beside(store)
@@ -263,8 +254,6 @@ def test_what_has_been_uploaded_is_waited_for(
 
 
 # --- other processes
-
-
 def stage(url: str, name: str | None, signs: Path, ending: str) -> None:
     """Stage what is erased, so much that it is in the staged file; end as the test says."""
     with txstore.Repository(url).transaction("elsewhere", name=name) as store:
@@ -342,7 +331,7 @@ def test_a_name_outlives_its_process(on_disk: txstore.Repository, tmp_path: Path
     if ending == "commit":
         assert on_disk.transaction(name="nightly").commit() is not None
     else:
-        on_disk.engine.existing("nightly").rollback()
+        existing(on_disk, "nightly").rollback()
     gc.collect()
     on_disk.erase(*(ERASED["path"] if ending == "commit" else ERASED[kind]), timeout=0)
     assert leaks(on_disk) == []
@@ -381,8 +370,6 @@ def test_of_several_participants(on_disk: txstore.Repository, tmp_path: Path, ki
 
 
 # --- caches
-
-
 @pytest.mark.parametrize("kind", ERASED)
 def test_who_reads_anew_is_given_nothing_of_a_cache(somewhere: txstore.Repository, tmp_path: Path, kind: str) -> None:
     """Of decoded chunks, of pieces of packs in memory, and of those in a directory."""
@@ -408,9 +395,7 @@ def test_who_reads_anew_is_given_nothing_of_a_cache(somewhere: txstore.Repositor
             np.testing.assert_array_equal(found[3], ROWS[3])
 
 
-def test_another_cache_directory_is_emptied_before_values_are_written_again(
-    in_objects: txstore.Repository, tmp_path: Path
-) -> None:
+def test_another_cache_directory_is_emptied_before_values_are_written_again(in_objects, tmp_path):
     """Until then it is not known to the erasure: docs/how-to/maintenance.md says to delete it."""
     caching = txstore.Repository(in_objects.url, cache_dir=tmp_path / "cache")
     zarr.open_array(caching.snapshot(at=0), path="v", mode="r")[:]
@@ -422,12 +407,8 @@ def test_another_cache_directory_is_emptied_before_values_are_written_again(
 
 
 # --- what waits to be published
-
-
 @pytest.mark.parametrize("kind", ERASED)
-def test_an_optimize_publishes_no_copies_from_before(
-    in_objects: txstore.Repository, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_an_optimize_publishes_no_copies_from_before(in_objects, monkeypatch, kind):
     """It has read values, and nothing tells of it yet."""
     for number in range(4):
         with in_objects.transaction("more") as store:
@@ -468,7 +449,6 @@ def test_beside_committers_that_queue(on_disk: txstore.Repository, tmp_path: Pat
     workers = [Worker(commit_often, on_disk.url, str(stop), context=QUICK) for _ in range(3)]
     with ended(*workers):
         head = on_disk.head()
-        assert head is not None
         wait_until(lambda: (on_disk.head() or head).version > head.version + 5)
         on_disk.erase("v", {"p": 12}, timeout=None)
         on_disk.erase("v", {"p": 13}, timeout=None)

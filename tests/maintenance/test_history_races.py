@@ -4,14 +4,11 @@ What one does happens before one more storage operation of the other, with and w
 it is refused and nothing has changed, or what was taken is there for good.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,9 +125,7 @@ def check(repo: txstore.Repository, expected: list[dict[str, bytes]]) -> bool:
 
 @pytest.mark.parametrize("what", TAKEN)
 @pytest.mark.parametrize("act", [give_up, vacuum])
-def test_given_up_at_every_step(
-    steps: Steps, no_lock: None, pins: None, what: str, act: Callable[[txstore.Repository], None]
-) -> None:
+def test_given_up_at_every_step(steps, no_lock, pins, what, act):
     take, expected = TAKEN[what]
     for repo, other in steps:
         refused, came_late = False, list[bool]()
@@ -196,14 +191,7 @@ THEIRS_NOW = {**NEW, **THEIRS, "p/zarr.json": GROUP, "d": b"dev"}
         (tag_and_delete_branch, {"tag": "theirs"}, THEIRS_NOW),
     ],
 )
-def test_what_gets_another_name_at_any_step_of_a_vacuum_stays(
-    steps: Steps,
-    no_lock: None,
-    monkeypatch: pytest.MonkeyPatch,
-    give: Callable[[txstore.Repository], None],
-    at: dict[str, Any],
-    expected: dict[str, bytes],
-) -> None:
+def test_what_gets_another_name_at_any_step_of_a_vacuum_stays(steps, no_lock, monkeypatch, give, at, expected):
     monkeypatch.setattr(test_vacuum, "STRIDE", 1)  # it takes one read
     steps.step = -1
     steps.repo.optimize(branch="dev")

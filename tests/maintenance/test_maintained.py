@@ -1,7 +1,5 @@
 """Verify, repair and backup of repositories that were optimized and vacuumed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path
@@ -107,7 +105,6 @@ def test_a_damaged_value_of_a_tagged_commit(maintained):
     path, _, _ = maintained
     version = txstore.Repository(path).tags["kept"].version
     stored = open_commits(open_storage(path)).files.read(MAIN, version)
-    assert stored is not None
     file = path / stored.path
     content = bytearray(file.read_bytes())
     content[frames_end(stored) - 8] ^= 1

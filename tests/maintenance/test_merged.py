@@ -1,7 +1,5 @@
 """Looking after a history of merges, moves, copies and restores: verify, usage, optimize, vacuum, backup, publish."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable

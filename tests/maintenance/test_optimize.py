@@ -1,7 +1,5 @@
 """Optimize: fewer and larger packs, one run, and nothing that anybody could notice."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -57,7 +55,6 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
 
     made = repo.optimize()
 
-    assert made is not None
     assert made.message == "optimize"
     assert made.statistics == dict.fromkeys(made.statistics, 0)
     assert content(repo) == model

@@ -1,7 +1,5 @@
 """A protected repository lies beside its path, and a link leads there: what deletes trees refuses to follow it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

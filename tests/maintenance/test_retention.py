@@ -1,7 +1,5 @@
 """Retention: who commits folds old commits together now and then, so that files and bytes stay bounded."""
 
-from __future__ import annotations
-
 import warnings
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Usage: what the bytes are for adds up to what is there, and arrays get what is theirs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vacuum: what nothing kept needs is gone, and nothing else; whoever still wants it is told, and never misled."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -95,8 +93,6 @@ def head_cache_of(repo: txstore.Repository) -> bytes:
 
 
 # --- how far
-
-
 def test_nothing_to_do(repo):
     with pytest.raises(txstore.RepositoryNotFoundError):
         repo.vacuum()
@@ -207,8 +203,6 @@ def test_orphans_and_what_the_dead_left(open_repo):
 
 
 # --- what is left alone
-
-
 def test_tags(open_repo):
     repo = open_repo(durability="none")
     rewrite(repo, 10)
@@ -365,8 +359,6 @@ def test_a_session_that_stands_at_an_old_commit(open_repo):
 
 
 # --- those who come too late
-
-
 @pytest.fixture
 def no_pins(monkeypatch):
     """File systems without byte locks: nothing holds a vacuum back."""
@@ -436,8 +428,6 @@ def test_history_is_found_by_time_and_id(open_repo):
 
 
 # --- a writer that stands still meanwhile
-
-
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_a_writer_that_sleeps_right_before_its_rename(open_repo, no_lock, no_pins, durability):
     """Its version was taken and deleted meanwhile: the rename succeeds, and is no commit."""
@@ -538,8 +528,6 @@ def test_run_begins_anew_when_a_vacuum_has_passed_it(open_repo, no_pins):
 
 
 # --- the search for the head
-
-
 def test_a_head_cache_that_was_written_late(open_repo):
     """It names a commit that a tag has kept, above which there is a gap."""
     repo = open_repo(durability="none")
@@ -590,8 +578,6 @@ def test_a_oldest_kept_above_all_commits(tmp_path):
 
 
 # --- interruptions
-
-
 @pytest.mark.long
 def test_interrupted_at_every_step(steps):
     """Whatever is left undone, the next one does; in between all reads as before."""

@@ -1,7 +1,5 @@
 """Directories of repositories, and servers for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

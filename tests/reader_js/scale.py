@@ -7,8 +7,6 @@ Prints requests, time and bytes of the reader in JavaScript, in Node and in Chro
 that have read nothing before. The exit status is 1 on a miss.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics
@@ -39,7 +37,6 @@ def filled(path: Path, commits: int) -> int:
     with repo.begin("last") as transaction:
         transaction["group/0000/c/0"] = b"last"
     head = repo.engine.commits.head("main")
-    assert head is not None
     with open(path / "heads/main", "ab") as file:  # as on an object store
         file.write((path / head.path).read_bytes()[-TAIL:])
     return len(repo.mapping()["group/0500/c/7"])

@@ -3,8 +3,6 @@
 `TXSTORE_FLIPS` says how many times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

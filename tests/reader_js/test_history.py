@@ -4,8 +4,6 @@ The repositories are those of `tests/model/test_history_model.py`: branches, mer
 `TXSTORE_MODEL_EXAMPLES` says how many.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Asking an application as a server does, without one: what was sent is not made tidy on the way, as clients do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

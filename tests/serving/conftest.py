@@ -1,7 +1,5 @@
 """A repository of all that there is to serve, and servers for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

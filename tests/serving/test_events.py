@@ -1,13 +1,10 @@
 """Commits as they come: one look at the repository for all who listen."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from typing import Any
 
-import pytest
 import zarr
 
 import txstore
@@ -40,7 +37,6 @@ def commit(repo: txstore.Repository, value: int, branch: str = "main") -> txstor
 
 async def test_commits_are_told_in_order_to_all(served: Server, repo: txstore.Repository) -> None:
     head = repo.head()
-    assert head is not None
     listening = [await Connection.open(served.port) for _ in range(3)]
     for each in listening:
         await each.ask("/api/events")
@@ -138,9 +134,7 @@ def test_head_of_the_stream(repo: txstore.Repository) -> None:
     assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
 
 
-async def test_a_page_that_begins_to_listen_while_a_commit_is_told_misses_none(
-    served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_page_that_begins_to_listen_while_a_commit_is_told_misses_none(served, repo, monkeypatch):
     """The heads were found for it before the commit, and the others were told of that before it listened."""
     events = served._application._events
     other_listens, found, told_to_others = threading.Event(), threading.Event(), threading.Event()

@@ -1,7 +1,5 @@
 """What reads Zarr over HTTP reads what the repository has: at the head, and at an old commit."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -35,7 +33,6 @@ def served(repo: txstore.Repository) -> Iterator[Server]:
 def bases(served: Server, repo: txstore.Repository) -> list[tuple[str, txstore.TxStore]]:
     """The URLs of commits, with what the repository itself says of them."""
     head, old = repo.head(), repo.commit("v1")
-    assert head is not None
     return [
         (f"{served.base}at/{ref}", repo.snapshot(commit))
         for ref, commit in (("main", head), (head.id, head), (old.id, old), ("v1", old), (old.id[:12], old))
@@ -146,8 +143,6 @@ def test_zarrita(served: Server, repo: txstore.Repository) -> None:
 
 
 # --- what was there when it was opened, and is not any more
-
-
 @contextlib.contextmanager
 def by_fsspec(url: str, path: str) -> Iterator[Callable[[], Any]]:
     array = zarr.open_array(f"{url}/{path}", mode="r")
@@ -183,7 +178,6 @@ def by_zarrita(url: str, path: str) -> Iterator[Callable[[], Any]]:
         command, env={**environment, "WAIT": "1"}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         first = process.stdout.readline()
 
         def read() -> Any:
@@ -229,9 +223,7 @@ def take_away(repo: txstore.Repository, server: Server) -> None:
      ("v1", take_away)],
 )  # fmt: skip
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_gone_is_an_error_to_every_reader(
-    served: Server, repo: txstore.Repository, reader: Any, ref: str, go: Any
-) -> None:
+def test_what_is_gone_is_an_error_to_every_reader(served, repo, reader, ref, go):
     """Each of them reads fill values where the answer is 404: without a word, and wrong."""
     old = repo.commit("v1")
     repo.branches["dev"] = old

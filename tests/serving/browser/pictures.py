@@ -1,7 +1,5 @@
 """The pictures of the page in the documents: `make page-pictures`. Whoever changes the page looks at them."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A repository to look at: some weeks of weather that somebody might have, with branches, tags, a merge and gaps."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Processes that are at work: they stage into a transaction with a name, and hold locks, until they are let go."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +16,6 @@ def staging(url: str, name: str, path: str, lock: str | None = None) -> Iterator
     """Have a process join a transaction and make an array of 1,600 chunks there; yield its number."""
     command = [sys.executable, "-m", __spec__.name, url, name, path, *([] if lock is None else [lock])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
     with process:
         assert process.stdout.readline() == "staged\n"
         yield process.pid

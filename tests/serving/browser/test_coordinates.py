@@ -1,7 +1,5 @@
 """What places along dimensions are called, as CF says it: dates, degrees, names; and north is on top."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of the page: few bytes, nothing from another host, nothing that takes text for HTML."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
