@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
-from tests.waiting import wait_until
 
 import txstore
 from tests.serving.browser.conftest import FILES
+from tests.tools.waiting import wait_until
 
 pytestmark = [pytest.mark.long, FILES]
 
