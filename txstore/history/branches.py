@@ -12,8 +12,8 @@ from txstore.history.commits import Commits
 from txstore.history.erasures import check_not_being_erased
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
-from txstore.history.open_transactions import recorded
 from txstore.history.snapshot import Snapshots
+from txstore.history.staged_packs import recorded
 
 
 class Branches(MutableMapping[str, Commit]):

@@ -2,7 +2,8 @@
 
 And decides which process deletes the name of an ended transaction, so that no process deletes the name of a new one. On
 a disk, processes create and delete names under the staging lock. An object store has no lock that excludes other
-processes: there the holder of the transaction's lease deletes the name.
+processes: there the holder of the transaction's lease deletes the name. A named transaction outlives its processes:
+its record says that it is open.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from txstore.errors import CommitTimeoutError
-from txstore.format import names, packfile
+from txstore.format import encoding, names, packfile
 from txstore.format.keys import is_document
+from txstore.format.records import TransactionRecord
 from txstore.history.identity import Identity
 from txstore.segments.object_writer import ObjectWriter
 from txstore.segments.pack_writer import PackWriter, Writer
@@ -220,3 +222,24 @@ class PacksInPlace:
             return None
         self._looked_at = now
         return self._storage
+
+
+def recorded(storage: Storage) -> Iterator[TransactionRecord]:
+    """Yield the records of the open transactions of a repository."""
+    files = storage.list(names.STAGING)
+    transactions = set(map(names.parse_record, files)) - {None}
+    # A record that was renamed while they were listed may be missing from the list; what was staged is there.
+    transactions |= {staged[0] for staged in map(names.parse_staging, files) if staged is not None}
+    for transaction in filter(None, transactions):
+        record = _record(storage, transaction)
+        if record is not None:
+            yield record
+
+
+def _record(storage: Storage, transaction: bytes) -> TransactionRecord | None:
+    """Return the record of a transaction. None if it has none, has just ended, or its owner died while writing it."""
+    # The first again: between two looks, it may have been unsealed.
+    for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+        with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
+            return TransactionRecord.decode(storage.read(path))
+    return None

@@ -46,10 +46,10 @@ from txstore.format.keys import directory_prefix, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
-from txstore.history.open_transactions import recorded
 from txstore.history.operations import forget_details
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.staged_packs import recorded
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacement_packs import RowFates, ValueAfter, write_replacements

@@ -53,26 +53,6 @@ class Staged(NamedTuple):
     sequence: int
 
 
-class Frames(Protocol):
-    """Frames to append, which are encoded a few at a time: a `chunks.Batch`, or a `FrameBatch`."""
-
-    @property
-    def bound(self) -> int: ...
-    def encode(
-        self,
-        keys: tuple[bytes, ...],
-        seen: Buffer,
-        arena: memoryview,
-        position: int,
-        sequence: int,
-        threads: int,
-        packs: list[Buffer],
-        table: Buffer,
-        /,
-    ) -> tuple[int, int]: ...
-    def placed(self) -> bytes: ...
-
-
 class Writer(Protocol):
     """Appends framed values to what one participant of a transaction stages; see `PackWriter`. Safe in threads."""
 
@@ -561,3 +541,6 @@ class FrameBatch:
 
     def placed(self) -> bytes:
         return np.array(self._placed, np.int64).reshape(-1, 5).tobytes()
+
+
+Frames = chunks.Batch | FrameBatch  # to append, which are encoded a few at a time
