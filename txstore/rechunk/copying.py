@@ -118,10 +118,8 @@ def copy_pieces(
         for start in range(0, len(boxes), workers):
             group = boxes[start : start + workers]
             with reading(engine, commit) as own:
-                copy = partial(
-                    _copy, open_array(TxStore.at(engine, own), path), target, array_at(own, path).grid(), own
-                )
-                for _ in pool.map(copy, group):
+                source, grid = open_array(TxStore.at(engine, own), path), array_at(own, path).grid()
+                for _ in pool.map(partial(_copy, source, target, grid, own), group):
                     pass
             done(group)
 
