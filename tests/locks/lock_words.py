@@ -12,12 +12,12 @@ from txstore.locks.slot_hash import SlotHash
 
 WORDS_OFFSET = MEMBERS_OFFSET + (MEMBERS + 1) * MEMBER.size
 _WAITERS, _HUNGRY = 1 << 31, 1 << 30
-_HASH = SlotHash(SLOTS, SEED)
+HASHED = SlotHash(SLOTS, SEED)
 
 
 def word_offset(key: str) -> int:
     """Return where the key's word lies in a file of the usual size."""
-    return WORDS_OFFSET + 4 * _HASH.slot_of(key)
+    return WORDS_OFFSET + 4 * HASHED.slot_of(key)
 
 
 def words_of(path: Path) -> npt.NDArray[np.uint32]:
