@@ -107,13 +107,14 @@ def test_a_conflict_changes_nothing_and_a_branch_takes_it(filled: txstore.Reposi
     with filled.transaction("others") as store:
         zarr.open_array(store, path="a/x")[0] = 71
     before = files(out)
-    for _ in range(2):
+    filled.branches["others"] = filled.head()  # type: ignore[assignment]
+    for branch in (None, "others"):
         with pytest.raises(txstore.ConflictError):
-            filled.commit_directory(out)
+            filled.commit_directory(out, branch=branch)
         assert files(out) == before
     state = checkout_state.read(str(out))
     assert state is not None
-    assert not state.pending
+    assert (state.branch, state.pending) == ("main", {})
     filled.branches["mine"] = base
     filled.commit_directory(out, branch="mine")
     assert read(filled.snapshot(branch="mine"), "a/x")[0] == 70

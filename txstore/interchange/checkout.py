@@ -122,8 +122,7 @@ def commit_directory(
             return done
         if not changes.statuses:
             raise work.refused("it is empty: delete in a transaction what is to be deleted, or run checkout() again")
-        state.branch = state.branch if branch is None else branch
-        made = work.commit(state, changes, message, properties)
+        made = work.commit(state, changes, state.branch if branch is None else branch, message, properties)
         meant = [*changes.set, *changes.deleted]
         work.update(state, made, statuses, meant, consolidated=changes.consolidated, progress=progress)
         return made.commit
@@ -229,16 +228,22 @@ class _Work:
     # --- the commit
 
     def commit(
-        self, state: CheckoutState, changes: _Changes, message: str | None, properties: Mapping[str, Any] | None
+        self,
+        state: CheckoutState,
+        changes: _Changes,
+        branch: str,
+        message: str | None,
+        properties: Mapping[str, Any] | None,
     ) -> Snapshot:
         """Commit changes, merged with what others have committed since the commit that was checked out."""
         engine, prefix = self._repo.engine, directory_prefix(state.path)
         base = self._snapshot(state.commit)
-        self._check_in_branch(base, state.branch)
+        self._check_in_branch(base, branch)
         message = message or f"changes of the directory {os.path.basename(self.target.url)}"
         transaction = engine.begin(
-            base, branch=engine.branch(state.branch), message=message, properties=properties, settle_conflicts=settle
+            base, branch=engine.branch(branch), message=message, properties=properties, settle_conflicts=settle
         )
+        was_on, state.branch = state.branch, branch
         taken = {key: changes.statuses[key] for key in changes.set}
         state.pending[transaction.id] = dict.fromkeys(changes.deleted) | taken
         checkout_state.write(self.target.url, state)
@@ -259,6 +264,7 @@ class _Work:
             made = transaction.commit()
         except (ConflictError, ConstraintError):
             del state.pending[transaction.id]
+            state.branch = was_on
             checkout_state.write(self.target.url, state)
             raise
         finally:
