@@ -91,7 +91,7 @@ class Manifest:
             raise SourceError(self.url, f"a URL in it has more than {_LONGEST_URL:,} characters, with its templates")
         url = _TEMPLATE.sub(filled, url)
         if "{{" in url:
-            reason = f"{url!r} has a template that is more than a name in braces: write it out"
+            reason = "a URL in it has a template that is more than a name in braces: write it out"
             raise SourceError(self.url, reason)
         try:
             check_slashes(url)  # before it is joined to this directory
