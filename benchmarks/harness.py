@@ -87,9 +87,9 @@ def finish_requests() -> None:
     for thread in threading.enumerate():
         if thread.name == "txstore head cache":
             thread.join(60)
-    from txstore.storage import background_cleanup  # here: one benchmark measures processes without txstore
+    from txstore.storage.dispatch import wait_for_cleanup  # here: one benchmark measures processes without txstore
 
-    background_cleanup.wait_for_all(60)
+    wait_for_cleanup(60)
 
 
 def settle(directory: Path) -> None:

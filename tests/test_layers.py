@@ -60,6 +60,7 @@ TOWER = [
     "observing",
     "steps",
     "errors",
+    "zarr_private",
     "_native",
 ]
 
@@ -224,7 +225,6 @@ OPENERS = {"open", "open_array", "open_group", "open_consolidated", "open_like",
 WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "open_datatree", "open_groups"}
 OPENED_ELSEWHERE = {
     "pipeline.own_reads.open_own": "the function itself",
-    "codecs.decoder_process._answer": "a process of its own, with limits; the codecs are checked before it is asked",
     "cli.main._nodes": "lists nodes, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",
     "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
@@ -233,7 +233,6 @@ OPENED_ELSEWHERE = {
     "labels.groups.LabelledGroup.__init__": "then calls `made_own`",
     "labels.groups.LabelledGroup.check_none_inherit": "reads no chunk",
     "loaders.samples": "then calls `made_own`",
-    "serving.pictures.Pictures.read": "reads no chunk: a decoder process does",
     "synchronized_arrays": "arrays that users open",
     "views.outputs._require_group": "makes a group",
     "xarray_backend": "what users open",

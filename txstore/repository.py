@@ -37,7 +37,7 @@ from txstore.history.ancestry import common_ancestors
 from txstore.history.branches import Branches
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import Constraints
+from txstore.history.declarations import Constraints
 from txstore.history.erasures import Erasure, read_erasures
 from txstore.history.find import At, find_commit
 from txstore.history.follow import follow
@@ -60,7 +60,7 @@ from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
 from txstore.storage.foreign_files import Given, allowed
-from txstore.storage.pack_cache import CACHE_SIZE
+from txstore.storage.kept import CACHE_SIZE
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
     from txstore.labels import Upserted
-    from txstore.serving.notebook import Shown
+    from txstore.serving.server import Shown
     from txstore.storage.retry_turn import RetryTurn
     from txstore.store import TxStore
 
@@ -253,7 +253,7 @@ class Repository:
         `txstore[serve]`. If the browser is on another machine, forward the port that this prints.
         """
         try:
-            from txstore.serving.notebook import show  # late: this needs starlette and uvicorn
+            from txstore.serving.server import show  # late: this needs uvicorn
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             told = f"the page needs {missing}, which is not installed: pip install 'txstore[serve]'"
@@ -1161,7 +1161,7 @@ class Repository:
         []
         """
         self._existing()
-        return Feeds(self)
+        return Feeds(self.engine)
 
     def freeze(self, reason: str, *, branch: str | None = None) -> None:
         """Let no commit change anything any more: each raises `ConstraintError`, which tells the reason.

@@ -20,8 +20,7 @@ from txstore.format.consolidated import may_be_consolidated
 from txstore.format.display import html_lines
 from txstore.format.records import SNAPSHOT
 from txstore.format.tree import tree_lines
-from txstore.history.declared_constraints import Constraints
-from txstore.history.declared_cursors import Cursors
+from txstore.history.declarations import Constraints, Cursors
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
 from txstore.labels import window

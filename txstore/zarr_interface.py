@@ -8,9 +8,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.core.buffer.core import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 
 from txstore._native import chunks
 from txstore.codecs.chunk_cache import ChunkCache
@@ -25,6 +25,7 @@ from txstore.sessions.calls import SessionCalls
 from txstore.sessions.session import Session
 from txstore.sessions.zarr_operations import is_on_loop
 from txstore.storage.request_threads import in_thread
+from txstore.zarr_private import FINDS_CODEC_THREADS
 
 if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
@@ -71,8 +72,7 @@ class ZarrInterface(Store, ChunkStore):
         return self._calls or self._position.snapshot()
 
     def _writer(self) -> SessionCalls:
-        self._check_writable()
-        if self._calls is None:
+        if self.read_only or self._calls is None:
             raise ValueError("store was opened in read-only mode and does not support writing")
         return self._calls
 
@@ -113,10 +113,10 @@ class ZarrInterface(Store, ChunkStore):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Stage a value. This copies the value before it returns."""
         self._is_open = True
-        self._check_writable()
+        writer = self._writer()
         if not isinstance(value, Buffer):
             raise TypeError(f"TxStore.set() takes a zarr Buffer, not {type(value).__name__}; use store[key] = bytes")
-        self._writer().set(key, _contiguous(value))
+        writer.set(key, _contiguous(value))
 
     def delete_sync(self, key: str) -> None:
         """Stage the deletion of a key. The key need not exist."""
@@ -177,7 +177,7 @@ class ZarrInterface(Store, ChunkStore):
         """
         session = self._session
         # If TxStore may refuse a write, each chunk has to be a task: a task knows the operation that it belongs to.
-        return session is None or (session.gate.may_enter() and session.holds_newest)
+        return session is None or (FINDS_CODEC_THREADS and session.gate.may_enter() and session.holds_newest)
 
     async def let_in(self) -> None:
         session = self._session
@@ -229,7 +229,6 @@ class ZarrInterface(Store, ChunkStore):
         await self._engine.storage.dispatch.awaited(self.set_sync, key, value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        self._check_writable()
         if not await self._do(self._writer().exists, key):
             await self.set(key, value)
 

@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, percentile, settle, slower, timed
 from benchmarks.own_process import Parent, Values, together
-from txstore.commit_queue.strategy import UnderLock
+from txstore.history.versions import UnderLock
 from txstore.storage import local
 from txstore.storage.local import LocalStorage
 

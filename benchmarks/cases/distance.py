@@ -375,9 +375,9 @@ def _read_chunks(
 
 def _forget() -> None:
     """Keep nothing of what was written for what reads."""
-    from txstore.storage import pack_cache
+    from txstore.storage import kept
 
-    pack_cache._shared._empty()
+    kept._shared._empty()
 
 
 # --- upkeep

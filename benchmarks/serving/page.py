@@ -162,14 +162,14 @@ def measure(rounds: int, scratch: Path, *, quick: bool) -> list[Row]:
             with served_as_files(scratch) as address:
                 files.append(look(browser, f"{address}/long.tx/index.html", ".row[role=option]"))
             with serve(scratch / "square.tx") as (_, address):
-                overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-by]"))
+                overview.append(look(browser, f"{address}#/tree/main/square", ".status[data-shows]"))
         browser.close()
     long = f"{sizes[0]:,} commits, {sizes[1]:,} arrays, {sizes[1] * sizes[2]:,} chunks"
     square = f"{side} × {side} in {(side // CHUNK) ** 2:,} chunks"
     rows = []
     for name, of_bytes, what, looks, seconds, most in (
-        ("first view", "bytes of the first view", f"history of {long}", history, 1.0, 300),
-        ("first view of the data", "bytes of it", f"tree of {long}", tree, 1.0, 300),
+        ("first view", "bytes of the first view", f"history of {long}", history, 1.5, 300),
+        ("first view of the data", "bytes of it", f"tree of {long}", tree, 1.5, 2_500),  # the index of each of the runs
         ("first view from files", "bytes of it", f"history of {long}; {DELAY * 1e3:.0f} ms away", files, 1.5, 500),
     ):
         rows.append(middle(name, f"{name}: {what}", [each.seconds for each in looks], seconds, "s"))

@@ -112,7 +112,6 @@ def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Reposito
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
-        ("starlette", ["serve", None], "serve"),
         ("uvicorn", ["serve", None], "serve"),
         ("s3fs obstore", ["log", "s3://bucket/data.tx"], "s3"),
         ("gcsfs obstore", ["verify", "gs://bucket/data.tx"], "gcs"),

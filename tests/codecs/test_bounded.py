@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 import txstore
+from txstore.pipeline import open_own
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -196,11 +197,32 @@ def test_what_zarr_has_written_is_decoded(open_repo: OpenRepo, name: str, where:
 
 
 def test_a_value_of_texts_has_as_many_as_its_chunk(open_repo: OpenRepo) -> None:
+    """And no more than it has room for."""
     repo = open_repo()
+    for length in (2, 1 << 31):
+        with repo.transaction() as store:
+            made = {"shape": (2,), "chunks": (length,), "dtype": "string", "compressors": None}
+            zarr.create_array(store, name=f"x{length}", **made)  # type: ignore[arg-type]
+        with repo.transaction() as store:
+            store.mapping[f"x{length}/c/0"] = struct.pack("<I", 1 << 30)
+        with pytest.raises(ValueError, match="TxStore decodes no more than that on its own"):
+            list(repo.diff(repo.head()).values(f"x{length}"))
+
+
+@pytest.mark.parametrize("what", ["a value", "a shard", "a part that is written"])
+def test_a_chunk_fits_in_memory_whatever_length_is_declared(open_repo: OpenRepo, what: str) -> None:
+    repo = open_repo()
+    made = document("zstd", "format 3, in a shard" if what == "a shard" else "format 3")
+    made["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 48]
+    value = zstd_frame(b"\xe0" + struct.pack("<Q", 1 << 50))
+    if what == "a shard":  # with a codec behind it, no part of it can be decoded alone
+        made["codecs"][0]["configuration"]["chunk_shape"] = [1 << 47]
+        made["codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+        value = gzip.compress(b"\xff" * 32)  # its parts are missing
     with repo.transaction() as store:
-        z = zarr.create_array(store, name="x", shape=(2,), chunks=(2,), dtype="string", compressors=None)
-        z[:] = np.array(["a", "b"], object)
-    with repo.transaction() as store:
-        store.mapping["x/c/0"] = struct.pack("<I", 1 << 30)
-    with pytest.raises(ValueError, match="TxStore decodes no more than that on its own"):
-        list(repo.diff(repo.head()).values("x"))
+        store.mapping["x/zarr.json"] = json.dumps(made).encode()
+        if what != "a part that is written":
+            store.mapping["x/c/0"] = value
+    with pytest.raises(ValueError, match="on this machine"), repo.transaction() as store:
+        own = open_own(store, "x", mode="r+")
+        own[:4] = own[:4]

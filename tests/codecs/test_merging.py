@@ -195,3 +195,7 @@ def test_rectilinear_grids() -> None:
             last = Region.of_box(((size - 1, size),))
             store[key] = cpu.Buffer.from_bytes(merger.merged(store[key].to_bytes(), [(None, last)]) or b"")
         assert z[...].tolist() == [1, 2, 0, 4, 5, 6, 7, 0, 9, 0]
+        told = json.loads(store["zarr.json"].to_bytes())
+        told["chunk_grid"]["configuration"]["chunk_shapes"] = [[[1, 10**12]]]
+        with pytest.raises(NotMergeableError, match="lists more than"):  # before zarr writes them out
+            ChunkMerger("zarr.json", json.dumps(told).encode(), "c/0")

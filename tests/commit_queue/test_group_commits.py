@@ -22,7 +22,7 @@ from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
 from txstore.history import object_head_caches, whole_groups
-from txstore.history.contention import Contention
+from txstore.history.listings import Contention
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object

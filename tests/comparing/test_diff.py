@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import txstore
 from tests.tools.commits import create_array, write_array
-from txstore.comparing.boxes import joined
+from txstore.comparing.elements import joined
 from txstore.format.documents import ABSENT
 
 

@@ -432,6 +432,14 @@ def test_a_partial_frame_with_no_region(region):
         packfile.decode_frame(memoryview(data), 0)
 
 
+@pytest.mark.parametrize(("end", "size"), [(64, 64 + 99 + 27), (1 << 63, 1000), (0, 99 + 27)])
+def test_a_directory_that_reaches_beyond_its_pack(end, size):
+    tail = packfile.encode_directory([bytes(99)], end)[-packfile.DIRECTORY_SIZE :]
+    assert packfile.decode_directory(tail, 1 << 64) == (end, 99)
+    with pytest.raises(MalformedError, match="reach beyond the pack"):
+        packfile.decode_directory(tail, size)
+
+
 @pytest.mark.long
 @given(st.binary(max_size=200), st.integers(0, 250))
 def test_random_bytes_as_a_frame(data, start):

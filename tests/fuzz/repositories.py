@@ -39,7 +39,7 @@ from txstore.history.snapshot import Snapshots
 from txstore.loaders import Samples, SampleStream
 from txstore.maintenance.check_file import check_frames, check_sections, entries_of, frames_end, open_run
 from txstore.storage.capabilities import LOCAL
-from txstore.storage.dispatch import AtOnce
+from txstore.storage.dispatch import Dispatch
 from txstore.transactions import regions
 
 #: Every so many inputs one is a repository in a directory; the others are commits, and documents, in memory.
@@ -323,7 +323,7 @@ class MemoryStorage:
     """As much of a storage as reading takes."""
 
     url, ranges = "memory", None
-    capabilities, dispatch, given = LOCAL, AtOnce(), url
+    capabilities, dispatch, given = LOCAL, Dispatch(), url
 
     def __init__(self, files: Files) -> None:
         self.files = files

@@ -43,7 +43,7 @@ from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HeadCache, RepositoryFormat, Tag, TransactionRecord
 from txstore.format.regions import Region
-from txstore.history import declared_constraints
+from txstore.history import declarations
 from txstore.storage.foreign_values import FileVersion, ForeignRange
 
 ID, OTHER_ID = bytes(range(16)), bytes(range(16, 32))
@@ -119,12 +119,13 @@ _CONSTRAINTS = tuple(
 
 
 def _constraint(data: bytes) -> Constraint:
-    return declared_constraints.decode("data.tx", {"name": encoding.json_object(data)})["name"]
+    return declarations.decode_constraints("data.tx", {"name": encoding.json_object(data)})["name"]
 
 
 def _is_sound_constraint(constraint: Constraint) -> bool:
     return (
-        declared_constraints.decode("data.tx", {"name": declared_constraints.encode(constraint)})["name"] == constraint
+        declarations.decode_constraints("data.tx", {"name": declarations.encode_constraint(constraint)})["name"]
+        == constraint
     )
 
 

@@ -10,7 +10,7 @@ from tests.tools.inside import objects_of, stored_commit
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
 from txstore.format.encoding import MalformedError
-from txstore.storage import pack_cache
+from txstore.storage import kept
 
 COMMITS = 75
 
@@ -30,7 +30,7 @@ def commit(repo: txstore.Repository, message: str, branch: str = "main") -> None
 
 def opened(url: str) -> txstore.Repository:
     """Open a repository as in a process that has read nothing."""
-    pack_cache._shared._empty()
+    kept._shared._empty()
     return txstore.Repository(url)
 
 
@@ -78,17 +78,17 @@ def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypa
     repo = txstore.Repository(url)
     for number in range(COMMITS):
         if number % 5 == 0:
-            pack_cache._shared._empty()
+            kept._shared._empty()
         commit(repo, f"{number}")
     assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
     for version in range(COMMITS):
         stored = stored_commit(repo, version)
         assert stored is not None
-    pack_cache._shared.limit, limit = 0, pack_cache._shared.limit
+    kept._shared.limit, limit = 0, kept._shared.limit
     try:
         assert messages(txstore.Repository(url)) == [str(number) for number in reversed(range(COMMITS))]
     finally:
-        pack_cache._shared.limit = limit
+        kept._shared.limit = limit
 
 
 def test_long_messages_are_carried_as_far_as_there_is_room() -> None:

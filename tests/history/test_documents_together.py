@@ -12,7 +12,7 @@ from zarr.core.buffer import default_buffer_prototype
 import txstore
 from tests.tools.far_away import Requests
 from txstore.segments import object_writer, ranged_packs
-from txstore.storage import pack_cache
+from txstore.storage import kept
 from txstore.storage.objects.client import ObjectClient
 
 NODES = 80
@@ -31,7 +31,7 @@ def write(store: Any, numbers: range) -> None:
 def read_documents(url: str, requests: Requests) -> int:
     """Return how many requests it takes, for a process that has read nothing before."""
     snapshot = txstore.Repository(url).mapping()
-    pack_cache._shared._empty()
+    kept._shared._empty()
     requests.clear()
     for number in range(NODES):
         assert snapshot[f"a{number:03}/zarr.json"] == document(number)
@@ -106,7 +106,7 @@ def many_commits() -> str:
     for number in range(NODES):
         with repo.transaction() as store:
             write(store, range(number, number + 1))
-    pack_cache._shared._empty()
+    kept._shared._empty()
     return url
 
 
@@ -145,7 +145,7 @@ def test_the_first_document_of_a_pack_brings_less_along(requests: Requests, monk
         store["c/0"] = bytes(1 << 20)
         for number in range(NODES):
             store[f"a{number:03}/zarr.json"] = document(number) + b" " * 4000
-    pack_cache._shared._empty()
+    kept._shared._empty()
     mapping = txstore.Repository(url).mapping()
     wanted = []
     get_range = ObjectClient.get_range

@@ -235,17 +235,17 @@ def test_two_processes_lose_no_record(repo: txstore.Repository) -> None:
 KILLED = """
 import os, signal, sys
 import txstore
-from txstore.history import operations, tag_names
+from txstore.history import kept_commits, operations
 
 repo = txstore.Repository(sys.argv[1])
-delete = tag_names.TagNames.delete
+delete = kept_commits.TagNames.delete
 
 def kill(*arguments):
     if sys.argv[2] == "after":
         delete(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
 
-tag_names.TagNames.delete = kill
+kept_commits.TagNames.delete = kill
 del repo.tags["v1"]
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -475,6 +476,25 @@ def test_what_was_erased_since_does_not_come_back(
     zarr.open_group(other)["y"][0] = 7  # type: ignore[index]
     assert filled.commit_directory(other) is not None
     assert read(filled.snapshot(), "a/x") == [0, 1, 2, 0, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_is_erased_while_it_looks_at_the_files_does_not_come_back(
+    filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.zarr"
+    filled.checkout(out)
+    zarr.open_group(out)["a/x"][0] = 7  # type: ignore[index]
+    gc.collect()
+
+    def erase(_: object) -> int:
+        monkeypatch.undo()
+        txstore.Repository(filled.url).erase("a/x", {"row": 1}, positions=True)
+        return 0
+
+    monkeypatch.setattr(checkout_state, "until_settled", erase)
+    with pytest.raises(txstore.CheckoutError, match="erased since"):
+        filled.commit_directory(out)
+    assert read(filled.snapshot(), "a/x")[:2] == [0, 0]
 
 
 def test_what_was_erased_elsewhere_is_in_no_checkout(filled: txstore.Repository, tmp_path: Path) -> None:

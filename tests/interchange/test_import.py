@@ -111,6 +111,8 @@ def test_a_path_that_is_taken(repo: txstore.Repository, plain: Path) -> None:
 def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
     (tmp_path / "text").write_bytes(b"dear diary")
     (tmp_path / "folder").mkdir()
+    document = (plain / ("zarr.json" if (plain / "zarr.json").exists() else ".zgroup")).as_uri()
+    (tmp_path / "manifest.json").write_text(json.dumps({document.rpartition("/")[2]: [document]}))
     other = txstore.Repository(tmp_path / "other.tx")
     other.import_from(plain)
     for source, match in (
@@ -120,6 +122,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         (tmp_path / "folder", "no Zarr hierarchy"),
         (other.url, "TxStore repository already"),
         (shutil.make_archive(str(tmp_path / "zipped"), "zip", plain), "zip::"),
+        *[(f"{chain}{tmp_path}/manifest.json", "import_references") for chain in ("reference::", "dir::reference::")],
     ):
         with pytest.raises(txstore.SourceError, match=match):
             repo.import_from(source)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import txstore
 from tests.interchange.foreign import positions, temperatures, write_netcdf, write_workers
 from tests.tools.command_line import run
 from tests.tools.disk import run_python
-from txstore.interchange import arrays
+from txstore.interchange import arrays, hdf5_arrays
 from txstore.interchange.arrays import chunk_shape, same
+from txstore.interchange.netcdf_arrays import NetcdfArrays
+from txstore.interchange.places import Place
 
 h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")
@@ -52,7 +56,7 @@ def test_eight_files_of_workers_become_one_array(repo: txstore.Repository, tmp_p
 
 KILLED = """
 import os, sys, txstore
-from txstore.interchange import arrays
+from txstore.interchange import arrays, hdf5_arrays
 arrays._BLOCK = 1
 steps = iter(range(int(sys.argv[3])))
 def die(done, total):
@@ -310,8 +314,6 @@ def test_what_was_damaged_on_the_way_is_an_error(
     repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_workers(tmp_path)
-    from txstore.interchange import hdf5_arrays
-
     plain = hdf5_arrays.Hdf5Arrays._array
     reads: list[int] = []
 
@@ -378,15 +380,77 @@ def deep(file: Any) -> None:
         file = file.create_group("g")
 
 
+def links_to_an_array(file: Any) -> None:
+    file["a"] = np.zeros(1)
+    for number in range(64):
+        file[str(number)] = file["a"]
+
+
+def one_text(file: Any, elements: int = 10_000) -> None:
+    made = file.create_dataset("text", (1,), h5py.string_dtype(), chunks=(1,))
+    made[0] = "x" * 100_000
+    file.flush()
+    where = made.id.read_direct_chunk((0,))[1]
+    made = file.create_dataset("a", (elements,), made.dtype, chunks=(elements,), compression="gzip")
+    made.id.write_direct_chunk((0,), zlib.compress(where * elements))
+
+
+def short_and_long(file: Any) -> None:
+    """xarray makes each as long as the longest."""
+    file.create_dataset("a", (20_000,), h5py.string_dtype(), chunks=(20_000,))[0] = "x" * 60_000
+
+
+def one_text_of_an_attribute(file: Any) -> None:
+    file.attrs["long"] = "x" * (1 << 21)
+    file.attrs["may"] = ["x"] * 1000
+
+
+def attributes(file: Any) -> None:
+    file["a"] = np.zeros(1)
+    for number in range(70):
+        file["a"].attrs[str(number)] = np.zeros(60_000, "u1")
+    for number in range(63):
+        file[str(number)] = file["a"]
+
+
 @pytest.mark.parametrize("suffix", ["h5", "nc"])
-@pytest.mark.parametrize(("make", "words"), [(links_to_links, "more than 64 paths"), (deep, "below 100 groups")])
-def test_links_and_groups_that_never_end_are_refused(
-    repo: txstore.Repository, tmp_path: Path, make: Any, words: str, suffix: str
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (links_to_links, "more than 64 paths"),
+        (links_to_an_array, "more than 64 paths"),
+        (deep, "below 100 groups"),
+        (one_text, "many of its elements lead to one text"),
+        (one_text_of_an_attribute, "1,000 elements of its attribute 'may' may lead to one text"),
+        (attributes, "attributes have more than"),
+        (lambda file: file.create_dataset("a", (10,), "f4", chunks=(1 << 26,), maxshape=(None,)), "h5repack"),
+    ],
+)
+def test_what_has_no_bound_is_refused(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, words: str, suffix: str
 ) -> None:
+    monkeypatch.setattr(hdf5_arrays, "MOST_IN_MEMORY", 1 << 27)
     with h5py.File(tmp_path / f"stranger.{suffix}", "w") as file:
         make(file)
     with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
         repo.import_from(tmp_path / f"stranger.{suffix}")
+
+
+@pytest.mark.parametrize(
+    "make", [short_and_long, lambda file: file.create_dataset("a", (1 << 25,), h5py.string_dtype())]
+)
+def test_texts_that_xarray_would_read_at_once(repo: txstore.Repository, tmp_path: Path, make: Any) -> None:
+    with h5py.File(tmp_path / "stranger.nc", "w") as file:
+        make(file)
+    with pytest.raises(txstore.SourceError, match=r"can't be imported: .*format='hdf5'"):
+        repo.import_from(tmp_path / "stranger.nc")
+
+
+def test_a_coordinate_of_any_length_is_not_read_to_open_a_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "stranger.nc", "w") as file:
+        file.create_dataset("x", (10**13,), "f8", chunks=(1000,)).make_scale("x")
+    with closing(NetcdfArrays(Place(tmp_path / "stranger.nc"))) as opened:
+        assert opened.arrays["x"].shape == (10**13,)
 
 
 # --- files of strangers, which lead to other files

@@ -23,7 +23,7 @@ from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.system.remote.servers import Server
 from tests.tools.command_line import assert_refused, run, run_json
 from txstore.interchange import reference_parquet, references
-from txstore.interchange.reference_entries import INLINE_BELOW, Reference, entries
+from txstore.interchange.reference_parquet import INLINE_BELOW, Reference, entries
 
 pytest.importorskip("fastparquet")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]

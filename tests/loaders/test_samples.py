@@ -15,7 +15,7 @@ import txstore
 from tests.loaders.training_data import numbers_of, write
 from tests.tools.waiting import TIMEOUT
 from txstore.loaders import Field, Samples, SampleStream
-from txstore.loaders.cached import CachedSamples
+from txstore.loaders.reading import CachedSamples
 
 
 def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):
@@ -56,6 +56,7 @@ def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
         ((10**15,), (10**6,), "more than 134217728 blocks"),
         ((4, 10**8, 10**8), (1, 1, 1), "which is 80000000000000000 bytes"),
         ((1 << 62, 3), (1 << 61, 3), "must be read at once"),
+        ((10, 10**9), (1, 1), "lie in 1000000000 chunks"),
         ((1 << 63,), (1,), "more samples than can be counted"),
     ],
 )

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 import txstore.locks.chunk_locks
-from tests.locks.lock_words import is_wanted_badly
+from tests.locks.lock_words import has_slot, is_wanted_badly, words_of
+from tests.tools.lock_clients import open_table
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, run_threads
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
+from txstore.locks.holders import Holders, find_holders
 from txstore.locks.kernel_locks import ByteLocks
 from txstore.locks.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, LockHeader
 from txstore.locks.slot_hash import SlotHash
@@ -1082,18 +1084,30 @@ def test_who_holds_something_may_pass_those_who_may_wait_for_it(fallback):
 
 
 # --- slots
+
+
+@pytest.mark.parametrize("slots", [0, 3, 1 << 21, 0xFFFFFFFF])
+def test_of_a_file_that_claims_impossible_slots_no_memory_is_taken_to_show_it(tmp_path, slots):
+    owner = ChunkLocks(str(tmp_path), "url").owner()
+    assert [each.pid for each in find_holders(str(tmp_path)).holders] == [os.getpid()]
+    overwrite(tmp_path, HEADER.pack(*header_of(tmp_path)._replace(slots=slots)))
+    assert find_holders(str(tmp_path)) == Holders(None)
+    owner.close()
+
+
 @pytest.mark.skipif(not HAS_C, reason="there is no C to compare with")
-def test_keys_have_the_same_slots_in_c_and_in_python():
+def test_keys_have_the_same_slots_in_c_and_in_python(tmp_path):
     parts = ["a", "0", "1", "12", "007", "9" * 18, "9" * 19, "1" + "0" * 17, "x5", "é", "٣", "²", "", "c", "zarr.json"]
     keys = ["5", "/5", "5/", ".5", "a/5", "0", "", "/", ".", "a.5/6.7", *("1/" * count + "2" for count in range(12))]
     keys += [
         f"{one}{a}{two}{b}{three}" for one in parts for two in parts for three in parts for a in "/." for b in "/."
     ]
     for slots in (1 << 6, 1 << 20):
-        hashed = SlotHash(slots, LockHeader().seed)
-        expected = [txstore.locks.chunk_locks.locktable.slot_of(key, slots, LockHeader().seed) for key in keys]
-        assert [hashed.slot_of(key) for key in keys] == expected
-        assert hashed.slots_of(keys) == expected  # from what it remembers
+        hashed, path = SlotHash(slots, LockHeader().seed), tmp_path / str(slots)
+        found, owner = [hashed.slot_of(key) for key in keys], open_table(path, slots=slots).owner()
+        assert hashed.slots_of(keys) == found  # from what it remembers
+        words = words_of(path)
+        assert [key for key, slot in zip(keys, found, strict=True) if not has_slot(words, owner, key, slot)] == []
 
 
 def test_neighbours_along_the_last_axis_have_neighbouring_slots():

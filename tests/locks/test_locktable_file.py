@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.locks.lock_words import word_offset
 from tests.tools.disk import in_child
 from tests.tools.lock_clients import (
     INIT,
@@ -24,6 +25,7 @@ from tests.tools.lock_clients import (
     take_byte,
 )
 from tests.tools.workers import run_threads
+from txstore.locks.lock_file import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
 
@@ -199,14 +201,13 @@ def test_the_header_is_as_documented(path, table):
     status = os.stat(path)
     with open(BOOT, "rb") as file:
         boot = file.read(36)
-    c = native()
     assert header_of(path) == {
         "magic": b"TXSLOCKS",
         "version": 2,
         "kind": 1,
         "slots": 1 << 20,
         "reserved": 0,
-        "seed": c.SEED,
+        "seed": SEED,
         "epoch": 1,
         "device": status.st_dev,
         "inode": status.st_ino,
@@ -214,10 +215,7 @@ def test_the_header_is_as_documented(path, table):
     }
     assert status.st_size == WORDS_OFFSET + 4 * (1 << 20)
     assert status.st_blocks * 512 >= status.st_size
-    assert (table.slots, table.seed) == (1 << 20, c.SEED)
-    constants = (c.MAGIC, c.VERSION, c.KIND_TABLE, c.KIND_RANGES, c.MEMBERS, c.MEMBERS_OFFSET, c.MEMBER_SIZE)
-    assert constants == (b"TXSLOCKS", 2, 1, 2, 2047, MEMBERS_OFFSET, 64)
-    assert (c.WORDS_OFFSET, c.LOCK_BASE) == (WORDS_OFFSET, INIT)
+    assert table.slots == 1 << 20
 
 
 def test_members_and_words_are_as_documented(path, table):
@@ -227,7 +225,7 @@ def test_members_and_words_are_as_documented(path, table):
         file.seek(MEMBERS_OFFSET + 64 * table.member)
         number = owner.identity >> 1 & (1 << 18) - 1
         assert struct.unpack("<IIQII40s", file.read(64)) == (1, os.getpid(), 1, number, number, bytes(40))
-        file.seek(WORDS_OFFSET + 4 * table.slot_of("a"))
+        file.seek(word_offset("a"))
         assert struct.unpack("<I", file.read(4)) == (owner.identity,)
 
 
@@ -255,7 +253,7 @@ def test_an_old_file_keeps_its_slots_and_its_dirty_words(path):
     assert again.owner().acquire(["a", "b"], 0) == ("b",)
 
 
-@pytest.mark.parametrize("slots", [0, 1, 63, 65, 100, 1 << 27])
+@pytest.mark.parametrize("slots", [0, 1, 63, 65, 100, 1 << 21])
 def test_impossible_numbers_of_slots(path, slots):
     with pytest.raises(ValueError, match="power of two"):
         open_table(path, slots=slots)
@@ -304,7 +302,6 @@ def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, err
     assert (header["magic"], header["version"], header["kind"]) == (b"TXSLOCKS", 2, 1)
     assert (header["slots"], header["device"], header["inode"]) == (1 << 20, os.stat(path).st_dev, os.stat(path).st_ino)
     assert fresh.owner().acquire("b", 0) == ()
-    assert [member for member, _, _ in fresh.members()] == [fresh.member]
 
 
 def test_a_table_joins_what_was_damaged_and_left(path):
@@ -336,7 +333,7 @@ def test_a_table_that_was_reset_with_other_slots_is_stale(path):
 def test_words_that_are_lost(path, table, owners):
     one, _ = owners
     one.acquire(["a", "b"])
-    write_at(path, WORDS_OFFSET + 4 * table.slot_of("b"), struct.pack("<I", 1))
+    write_at(path, word_offset("b"), struct.pack("<I", 1))
     with pytest.raises(Lost) as caught:
         one.fence()
     assert caught.value.keys == ["b"]
@@ -351,7 +348,7 @@ def test_garbage_in_the_words_is_recovered(path, table):
     """Whatever stands in a word: nobody waits for ever for who does not exist."""
     owner = table.owner()
     for value in (0xFFFFFFFF, 0xC0000000, 0x80000002, 5, 0x7FFFFFFF, 2047 << 19, (2047 << 19) | 1):
-        write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("<I", value))
+        write_at(path, word_offset("a"), struct.pack("<I", value))
         owner.acquire("a", 60)
         owner.release("a")
         assert is_free(table, "a")
@@ -368,7 +365,7 @@ def test_a_word_of_a_living_member_and_none_of_its_transactions(path, table, the
     for wrong in (0, number ^ 1 << 17, number ^ 1 << 9):
         for flags in (0, 1 << 31, 3 << 30):
             word = flags | member << 19 | wrong << 1 | parked
-            write_at(path, WORDS_OFFSET + 4 * table.slot_of("a"), struct.pack("=I", word))
+            write_at(path, word_offset("a"), struct.pack("=I", word))
             timeout = 0 if wrong else 60
             assert owner.acquire("a", timeout) == ("a",)  # as from one that died
             owner.release("a")

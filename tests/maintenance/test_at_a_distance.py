@@ -14,10 +14,10 @@ import pytest
 import txstore
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
-from txstore.storage import pack_cache, read_ahead
+from txstore.storage import kept
+from txstore.storage.kept import FileReader
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import open_objects
-from txstore.storage.read_ahead import Fetched
 from txstore.storage.remote import RemoteStorage
 
 COMMITS = 60
@@ -78,12 +78,12 @@ def url() -> str:
     for number in range(COMMITS):
         with repo.transaction(f"{number}") as store:
             store[f"x/c/{number % 7}"] = bytes([number]) * 100
-    pack_cache._shared._empty()
+    kept._shared._empty()
     return url
 
 
 def forget(requests: Requests) -> None:
-    pack_cache._shared._empty()  # as in a process that has read nothing
+    kept._shared._empty()  # as in a process that has read nothing
     requests.__init__()  # type: ignore[misc]
 
 
@@ -138,7 +138,7 @@ def test_a_backup_reads_each_commit_once(url: str, requests: Requests, tmp_path:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    monkeypatch.setattr(read_ahead, "PIECE", 10)
+    monkeypatch.setattr(kept, "PIECE", 10)
     return {f"file{n}": bytes(range(n, n + 35)) for n in range(50)}
 
 
@@ -151,7 +151,7 @@ def storage(files: dict[str, bytes]) -> RemoteStorage:
 
 
 def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, bytes]) -> None:
-    fetched = Fetched(storage.read_range)
+    fetched = FileReader(storage.read_range, ahead=True)
     for path in list(files)[:30]:
         fetched.expect(path, 35)
     for path in ("file3", "file1", "file29", "file40"):  # in any order, announced or not
@@ -160,7 +160,7 @@ def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, b
 
 
 def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorage, files: dict[str, bytes]) -> None:
-    fetched = Fetched(storage.read_range)
+    fetched = FileReader(storage.read_range, ahead=True)
     for path in files:
         fetched.expect(path, 35)
     storage.objects.delete(["file2"])
@@ -173,8 +173,8 @@ def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorag
 def test_no_more_is_kept_than_there_is_room_for(
     storage: RemoteStorage, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "BYTES", 100)
-    fetched = Fetched(storage.read_range)
+    monkeypatch.setattr(kept, "BYTES", 100)
+    fetched = FileReader(storage.read_range, ahead=True)
     for path in files:
         fetched.expect(path, 35)
     for path, content in files.items():

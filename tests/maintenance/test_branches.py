@@ -19,7 +19,7 @@ from tests.tools.steps import forked as child_of
 from tests.tools.steps import status_of
 from tests.tools.upkeep import tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
-from txstore.history.oldest_kept import OldestKept
+from txstore.history.branch_names import OldestKept
 from txstore.history.publisher import Publisher
 
 

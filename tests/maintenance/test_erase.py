@@ -445,7 +445,8 @@ def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
     fill(repo)
     old, new = tmp_path / "old.tx", tmp_path / "new.tx"
     repo.backup(old)
-    assert leaks(files_of(old))
+    secret, *_ = leaks(files_of(old))
+    shutil.copy(secret, old / ".staging" / "0123456789abcdef.new")  # left by a backup that was killed
     repo.erase("s")
     put(repo, {"s/c/0": b"written again"})
     for copy, values in ((old, repo.erasures()[0].values), (new, 0), (old, 0)):

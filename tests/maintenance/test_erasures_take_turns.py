@@ -144,7 +144,7 @@ def test_the_second_begins_when_the_first_has_ended(filled: txstore.Repository, 
 
 def stops() -> list[tuple[str, str, int]]:
     """Return call, path and number of what an erasure of rows is killed at."""
-    records = [("replace", names.ERASED, number) for number in (0, 2, 3, 4)]
+    records = [("replace", names.ERASED, number) for number in (0, 1, 3, 4, 5)]
     return records + [("replace_blanked", "", number) for number in (0, 2)]
 
 
@@ -168,6 +168,29 @@ def test_one_that_was_interrupted_is_finished_by_whichever_comes(
         gone = {"v": [11, 13, 16], "w": [13]}
     filled.erase("v", {"p": [11, 16]})
     check_erased(filled, before, **gone)
+
+
+@pytest.mark.parametrize("by", ["an erasure", "an erasure of labels", "a user"])
+def test_its_rows_were_overwritten_and_their_commits_have_expired(filled: txstore.Repository, by: str) -> None:
+    """Files have them that are kept for other values."""
+    del filled.branches["dev"]
+
+    def erase(repo: txstore.Repository) -> Any:
+        return repo.erase("v", {"p": [11, 16]}, labels=by == "an erasure of labels")
+
+    if by == "a user":
+        with filled.transaction("overwritten") as store:
+            zarr.open_array(store, path="v")[[1, 6]] = 0
+        del store
+        gc.collect()
+    else:
+        interrupt(filled, "replace", at(names.ERASED, 1, interrupted), erase)
+    filled.vacuum(keep=1)
+    assert leaks(filled.url, *secrets("v", [11, 16]))
+    before = contents(filled)
+    assert erase(filled).values
+    check_erased(filled, before)
+    assert leaks(filled.url, *secrets("v", [11, 16])) == []
 
 
 def test_an_array_was_added_since(filled: txstore.Repository) -> None:

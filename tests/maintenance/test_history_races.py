@@ -17,8 +17,8 @@ from tests.history.test_branches import commit, on
 from tests.maintenance import test_vacuum
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
-from txstore.history.open_transactions import recorded
 from txstore.history.publisher import Publisher
+from txstore.history.staged_packs import recorded
 
 pytestmark = pytest.mark.long
 

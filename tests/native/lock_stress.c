@@ -332,7 +332,9 @@ run_process(const char *path)
         for (int i = 0; i < 10; i++) {
             transact(1);
         }
-        recover_members(&table, table.live.fd, 1, MEMBERS);
+        for (uint32_t member = 1; member <= MEMBERS; member++) {
+            recover_member(&table, table.live.fd, member);
+        }
         if (!is_still_member(&table)) {
             complain("not a member any more", 0);
         }
@@ -470,9 +472,9 @@ check_slots(void)
         }
         unsigned bits = LEAST_SLOT_BITS + (unsigned)draw(MOST_SLOT_BITS - LEAST_SLOT_BITS + 1);
         prefix_memo memo = {0};
-        uint32_t slot = slot_of_key(key, length, bits, LOCK_SEED, &memo);
-        if (slot >> bits != 0 || slot != slot_of_key(key, length, bits, LOCK_SEED, &memo) ||
-            slot != slot_of_key(key, length, bits, LOCK_SEED, NULL)) {
+        uint32_t slot = slot_of_key(key, length, bits, &memo);
+        if (slot >> bits != 0 || slot != slot_of_key(key, length, bits, &memo) ||
+            slot != slot_of_key(key, length, bits, NULL)) {
             complain("a key has no slot, or two", slot);
         }
         free(key);

@@ -87,3 +87,9 @@ def test_shards_are_read_by_the_codecs_themselves(open_repo: OpenRepo, order: st
             np.testing.assert_array_equal(made[part], data[part])
             plain = MemoryStore({key: cpu.Buffer.from_bytes(store.mapping[key]) for key in store.mapping})
             np.testing.assert_array_equal(zarr.open_array(plain, path=path, mode="r")[:], data)
+
+
+def test_a_chain_longer_than_the_c_knows_is_left_to_zarr(open_repo: OpenRepo) -> None:
+    with open_repo().transaction() as store:
+        made = zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,), compressors=[Crc32cCodec()] * 9)
+        assert made[:].tolist() == [*range(6)]

@@ -12,7 +12,7 @@ import zarr
 import txstore
 from txstore.format import names
 from txstore.pipeline import codec_pipeline
-from txstore.storage import pack_cache
+from txstore.storage import kept
 from txstore.storage.objects.backend import AwaitRange
 from txstore.storage.objects.plain import MemoryBackend
 
@@ -67,7 +67,7 @@ def fail(_: object) -> bytes:
 
 def opened(repo: txstore.Repository) -> zarr.Array:
     array = zarr.open_array(repo.snapshot(), path="x", mode="r")
-    pack_cache._shared._empty()
+    kept._shared._empty()
     return array
 
 
@@ -118,6 +118,6 @@ def test_a_writer_reads_what_it_has_staged(repo, monkeypatch):
     with repo.transaction() as store:
         array = zarr.open_array(store, path="x")
         array[FIFTH] = 7
-        pack_cache._shared._empty()
+        kept._shared._empty()
         assert set(array[FIFTH]) == {7}
         assert np.array_equal(array[:10], DATA[:10])

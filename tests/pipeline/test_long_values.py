@@ -16,7 +16,7 @@ from txstore.format import names
 from txstore.pipeline import codec_pipeline
 from txstore.segments import range_planning, ranged_packs, ranged_runs
 from txstore.segments.ranged_packs import PackReader
-from txstore.storage import pack_cache
+from txstore.storage import kept
 
 SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches beyond the array
 
@@ -91,6 +91,14 @@ def test_some_are_on_their_way_while_others_are_copied(pieces: list[int], monkey
     assert pieces == [4000] * 8
 
 
+def test_a_long_value_without_axes_is_read_to_the_array_and_not_to_a_copy(pieces: list[int]) -> None:
+    data = np.array(np.void(b"a" * 2000))
+    with (repo := txstore.Repository(f"memory://{uuid.uuid4().hex}")).transaction() as store:
+        zarr.create_array(store, name="x", shape=(), chunks=(), dtype=data.dtype, compressors=None)[...] = data
+    assert opened(txstore.Repository(repo.url))[...].tobytes() == data.tobytes()
+    assert pieces == [2000]
+
+
 @pytest.mark.parametrize(
     "how",
     [{}, {"filters": [TransposeCodec(order=(1, 0))]}, {"compressors": [ZstdCodec(level=0)]}, {"dtype": ">f8"}],
@@ -116,7 +124,7 @@ def test_a_long_value_that_is_damaged_is_an_error(pieces: list[int]) -> None:
     content = bytearray(objects.get(path))
     content[content.index(wide[2000:2010].tobytes())] ^= 1
     objects.put(path, [content])
-    pack_cache._shared._empty()  # the end of the file is at hand
+    kept._shared._empty()  # the end of the file is at hand
     array = opened(txstore.Repository(repo.url))
     with pytest.raises(CorruptionError, match="checksum mismatch"):
         array[:]

@@ -83,9 +83,11 @@ def test_an_array_that_is_not_read_makes_none(tmp_path: Path, monkeypatch: pytes
     with txstore.TxStore(tmp_path / "data.tx") as store:
         create(store, compressors=None)[...] = 3
     made = []
-    for name in ("layout_of", "create_codec_pipeline"):
+    for name in ("layout_of", "zarr_pipeline"):
         make = getattr(codec_pipeline, name)
-        monkeypatch.setattr(codec_pipeline, name, lambda *of, name=name, make=make: made.append(name) or make(*of))
+        monkeypatch.setattr(
+            codec_pipeline, name, lambda *of, name=name, make=make, **how: made.append(name) or make(*of, **how)
+        )
     z = zarr.open_array(txstore.TxStore(tmp_path / "data.tx", read_only=True), path="x", mode="r")
     assert not made
     assert (z[...] == 3).all()

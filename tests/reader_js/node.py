@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import json
 import os
 import shutil
@@ -15,12 +16,14 @@ from functools import cache
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
@@ -110,6 +113,24 @@ def served(directory: Path, *, delay: float = 0.0) -> Iterator[str]:
 
     allowed = Middleware(CORSMiddleware, allow_origins=["*"], allow_headers=["Range"], expose_headers=["Content-Range"])
     with running(Starlette(routes=[Mount("/", late)], middleware=[allowed])) as base:
+        yield base
+
+
+@contextmanager
+def hosted(directory: Path) -> Iterator[str]:
+    """Serve a directory with ranges and with lists, as nginx does."""
+    files = StaticFiles(directory=directory, html=True)
+
+    async def host(scope: Any, receive: Any, send: Any) -> None:
+        place = directory / scope["path"].strip("/")
+        if not scope["path"].endswith("/") or not place.is_dir() or (place / "index.html").exists():
+            await files(scope, receive, send)
+            return
+        names = [f"{each.name}/" if each.is_dir() else each.name for each in place.iterdir()]
+        links = "".join(f'<a href="{quote(each)}">{html.escape(each)}</a>' for each in ["../", *names])
+        await HTMLResponse(f"<title>Index of {html.escape(scope['path'])}</title>{links}")(scope, receive, send)
+
+    with running(Starlette(routes=[Mount("/", host)])) as base:
         yield base
 
 

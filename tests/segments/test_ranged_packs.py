@@ -24,8 +24,7 @@ from txstore.segments import ranged_packs
 from txstore.segments.packs import MissingPackError
 from txstore.segments.range_planning import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
 from txstore.segments.ranged_packs import RemotePacks
-from txstore.storage.cache_directory import CacheDirectory
-from txstore.storage.pack_cache import PackCache, PieceMemory
+from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory
 
 
 @pytest.fixture
@@ -102,6 +101,16 @@ def test_a_long_value_that_is_not_whole_or_not_there_is_not_read_to_anywhere(obj
     objects.contents.clear()
     with pytest.raises(MissingPackError):
         values.pack.read_into(offset, len(value), crc32c(value), target)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(64, 1 << 61), (64, 10**12), (1 << 61, 1 << 64), (1 << 64, 9)])
+def test_no_memory_is_taken_for_what_lies_beyond_the_end(objects: FakeObjects, offset: int, length: int) -> None:
+    values = Values(objects, 1, 100)
+    with pytest.raises(CorruptionError, match="reaches beyond the file"):
+        values.pack.view(offset, length, 0, "key")
+    assert values.pack.section(offset, length) == values.content[offset:]
+    assert len(objects.requests) <= 3
+    assert all(begin + asked < 1 << 63 for _, begin, asked in objects.requests)  # the libraries count in 64 bits
 
 
 def test_whoever_asks_for_much_at_once_is_not_read_ahead_of(objects: FakeObjects) -> None:

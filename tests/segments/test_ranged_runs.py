@@ -31,7 +31,7 @@ from txstore.segments.packs import Missing, MissingPackError, OpenPack
 from txstore.segments.ranged_packs import PackReader, RemotePacks, open_packs
 from txstore.segments.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
 from txstore.segments.runs import Located, OpenRun, Runs
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.kept import PackCache
 
 OpenRepo = Callable[..., txstore.Repository]
 

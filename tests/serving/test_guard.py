@@ -14,7 +14,15 @@ from txstore.serving import application
 from txstore.serving.application import Application
 
 Get = Callable[..., Answer]
-PLACES = ("/", "/at/main/zarr.json", "/api/repository", "/api/events", "/nothing", "/page/none.js")
+PLACES = (
+    "/",
+    "/at/main/zarr.json",
+    "/api/repository",
+    "/files/format.json",
+    "/files/tags/",
+    "/api/events",
+    "/page/none.js",
+)
 
 
 def test_every_answer_says_what_may_be_done_with_it(get: Get) -> None:
@@ -41,7 +49,7 @@ def test_nothing_can_be_written(get: Get) -> None:
 
 def test_names_of_this_machine(get: Get) -> None:
     for host in ("localhost", "localhost:1", "LOCALHOST:1", "127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "[::1]"):
-        for place in PLACES[:3]:
+        for place in PLACES[:5]:
             assert get(place, headers={"host": host}).status == 200
 
 
@@ -121,7 +129,7 @@ def test_origins_that_were_allowed(repo: txstore.Repository, origins: list[str])
 
 
 def test_nobody_else_embeds_what_is_here(get: Get) -> None:
-    for place in PLACES[:3]:
+    for place in PLACES[:5]:
         assert get(place).headers["cross-origin-resource-policy"] == "same-origin"
         assert get(place).headers["x-content-type-options"] == "nosniff"
 
@@ -183,7 +191,7 @@ def test_the_token_in_the_address_becomes_a_cookie(locked: Application) -> None:
 @pytest.mark.parametrize("root", ["", "/weather"])
 def test_the_token_in_the_path_is_for_what_has_but_a_url(locked: Application, root: str) -> None:
     below = f"{root}/t/{TOKEN}"
-    for place in ("/at/main/zarr.json", "/api/repository", "/api/preview/main/three/plain", "/", "/page/main.js"):
+    for place in ("/at/main/zarr.json", "/api/repository", "/files/format.json", "/", "/page/main.js"):
         answer = ask(locked, below + place, root_path=root)
         assert answer.status == 200, place
         assert "set-cookie" not in answer.headers

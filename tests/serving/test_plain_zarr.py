@@ -1,4 +1,4 @@
-"""`/at/` as HTTP: methods, ranges, tags, caching, and what is said of what is not there."""
+"""`/at/` and `/files/` as HTTP: methods, ranges, tags, caching, and what is said of what is not there."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from txstore.serving.application import Application
 
 Get = Callable[..., Answer]
 KEY = "three/plain/c/0/0"
+#: What is read from a map, from memory, from a file outside, and as it is.
+PLACES = (f"/at/main/{KEY}", "/at/main/zarr.json", "/at/main/three/outside/c/0", "/files/commits/main/0000000000")
 
 
 def value(repo: txstore.Repository, key: str = KEY) -> bytes:
@@ -60,14 +62,14 @@ def test_a_tag_that_looks_like_an_id_is_no_id(get: Get, repo: txstore.Repository
 
 
 def test_a_tag_of_http_tells_whether_it_is_the_same(get: Get, repo: txstore.Repository) -> None:
-    for key in (KEY, "zarr.json", "three/outside/c/0"):
-        first = get(f"/at/main/{key}")
+    for place in PLACES:
+        first = get(place)
         tag = first.headers["etag"]
         for given in (tag, f"W/{tag}", f'"x", {tag}', "*"):
-            again = get(f"/at/main/{key}", headers={"if-none-match": given})
+            again = get(place, headers={"if-none-match": given})
             assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
             assert "content-length" not in again.headers
-        assert get(f"/at/main/{key}", headers={"if-none-match": '"x"'}).status == 200
+        assert get(place, headers={"if-none-match": '"x"'}).status == 200
     with repo.transaction() as store:
         zarr.open_array(store, path="three/plain")[0, 0] = 77
     tag = get(f"/at/v1/{KEY}").headers["etag"]
@@ -92,44 +94,46 @@ RANGES = {
 
 
 def test_ranges(get: Get) -> None:
-    for key, (asked, wanted) in product((KEY, "zarr.json", "three/outside/c/0", "three/sharded/c/0/0"), RANGES.items()):
-        whole = get(f"/at/main/{key}").body
-        answer = get(f"/at/main/{key}", headers={"range": asked})
+    for place, (asked, wanted) in product((*PLACES, "/at/main/three/sharded/c/0/0"), RANGES.items()):
+        whole = get(place).body
+        answer = get(place, headers={"range": asked})
         start, stop, _ = wanted.indices(len(whole))
-        assert (answer.status, answer.body) == (206, whole[wanted]), (key, asked)
+        assert (answer.status, answer.body) == (206, whole[wanted]), (place, asked)
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
-        head = get(f"/at/main/{key}", headers={"range": asked}, method="HEAD")
+        head = get(place, headers={"range": asked}, method="HEAD")
         assert (head.status, head.body, head.headers) == (206, b"", answer.headers)
 
 
 def test_ranges_behind_the_end(get: Get) -> None:
-    length = len(get(f"/at/main/{KEY}").body)
-    for asked in ("bytes=999999-", "bytes=-0", "bytes=" + "9" * 5000 + "-"):
-        answer = get(f"/at/main/{KEY}", headers={"range": asked})
+    for place, asked in product(PLACES, ("bytes=999999-", "bytes=-0", "bytes=" + "9" * 5000 + "-")):
+        length = len(get(place).body)
+        answer = get(place, headers={"range": asked})
         assert (answer.status, answer.body, answer.headers["content-range"]) == (416, b"", f"bytes */{length}"), asked
 
 
 def test_what_is_no_range_is_ignored(get: Get) -> None:
     """Several ranges are sent as the whole, which is allowed."""
-    whole = get(f"/at/main/{KEY}").body
     many = "bytes=" + ",".join(f"{at}-{at}" for at in range(2000))
-    for asked in ("bytes=1-2,4-5", many, "bytes=5-2", "bytes=-", "bytes=a-b", "items=0-1", "", "bytes=0x1-2"):
-        answer = get(f"/at/main/{KEY}", headers={"range": asked})
-        assert (answer.status, answer.body) == (200, whole), asked
+    none = ("bytes=1-2,4-5", many, "bytes=5-2", "bytes=-", "bytes=a-b", "items=0-1", "", "bytes=0x1-2")
+    for place, asked in product(PLACES, none):
+        answer = get(place, headers={"range": asked})
+        assert (answer.status, answer.body) == (200, get(place).body), asked
 
 
 def test_a_long_range_takes_no_longer(get: Get) -> None:
     """A server answers nobody else meanwhile."""
     long = 1_000_000
-    for given in (" " * long + "x", "1-" + " " * long + "x", "1" + " " * long + "x", "1" * long + "x"):
-        assert get(f"/at/main/{KEY}", headers={"range": f"bytes={given}"}).status == 200
+    attacks = (" " * long + "x", "1-" + " " * long + "x", "1" + " " * long + "x", "1" * long + "x")
+    for place, given in product(PLACES, attacks):
+        assert get(place, headers={"range": f"bytes={given}"}).status == 200
 
 
 def test_a_part_of_another_value_is_not_asked_for(get: Get) -> None:
-    whole = get(f"/at/main/{KEY}")
-    same = get(f"/at/main/{KEY}", headers={"range": "bytes=0-1", "if-range": whole.headers["etag"]})
-    other = get(f"/at/main/{KEY}", headers={"range": "bytes=0-1", "if-range": '"x"'})
-    assert (same.status, other.status, other.body) == (206, 200, whole.body)
+    for place in PLACES:
+        whole = get(place)
+        same = get(place, headers={"range": "bytes=0-1", "if-range": whole.headers["etag"]})
+        other = get(place, headers={"range": "bytes=0-1", "if-range": '"x"'})
+        assert (same.status, other.status, other.body) == (206, 200, whole.body)
 
 
 def test_an_empty_value(get: Get, repo: txstore.Repository) -> None:
@@ -141,8 +145,8 @@ def test_an_empty_value(get: Get, repo: txstore.Repository) -> None:
 
 
 def test_head_says_what_get_does(get: Get) -> None:
-    for key in (KEY, "zarr.json", "three/outside/c/0", "no/such"):
-        there, asked = get(f"/at/main/{key}"), get(f"/at/main/{key}", method="HEAD")
+    for place in (*PLACES, "/at/main/no/such", "/files/tags/none", "/files/tags/"):
+        there, asked = get(place), get(place, method="HEAD")
         assert (asked.status, asked.headers, asked.body) == (there.status, there.headers, b"")
 
 
@@ -282,10 +286,10 @@ def test_a_repository_that_is_away(repo: txstore.Repository) -> None:
             for given in ASKED:
                 assert ask(app, f"/at/{ref}/{KEY}", **given).status == 503, (ref, given)
         for place in (
-            "repository", "commits", "commit/v1", "diff/v1/main", "tree/main", "node/dev/three", "usage/main",
-            "chunks/v1/three/plain", "transactions", "locks", "feeds", "preview/main/three/plain", "events",
+            "api/transactions", "api/locks", "api/feeds", "api/events", "files/format.json", "files/heads/main",
+            "files/commits/main/0000000000", "files/commits/",
         ):  # fmt: skip
-            answer = ask(app, f"/api/{place}")
+            answer = ask(app, f"/{place}")
             assert (answer.status, error(answer)) == (503, "RepositoryNotFoundError"), place
     finally:
         away.rename(repo.url)
@@ -351,17 +355,17 @@ def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
     repo = open_repo("none.tx")
     app = application(repo)
     assert ask(app, "/at/main/zarr.json").status == 503
-    assert ask(app, "/api/repository").json["exists"] is False
-    assert error(ask(app, "/api/commits")) == "RepositoryNotFoundError"
+    for place in ("files/format.json", "files/commits/"):
+        assert error(ask(app, f"/{place}")) == "FileNotFound"
     with repo.transaction() as store:
         zarr.create_group(store)
     assert ask(app, "/at/main/zarr.json").status == 200
-    assert len(ask(app, "/api/commits").json["commits"]) == 1
+    assert ask(app, "/files/commits/main/0000000000").status == 200
 
 
 def test_below_a_path_of_another_application(app: Application, repo: txstore.Repository) -> None:
     answer = ask(app, f"/data/at/main/{KEY}", root_path="/data")
     assert (answer.status, answer.body) == (200, value(repo))
     assert ask(app, "/data/api/repository", root_path="/data").status == 200
-    assert ask(app, "/data/api/tree/main?path=three", root_path="/data").status == 200
+    assert ask(app, "/data/files/commits/", root_path="/data").status == 200
     assert ask(app, "/data/", root_path="/data").headers["content-type"].startswith("text/html")

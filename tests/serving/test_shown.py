@@ -68,7 +68,7 @@ def test_the_page_in_a_cell(repo: txstore.Repository) -> None:
             urllib.request.urlopen(f"{root}/api/repository")
         assert f'<iframe src="{shown.url}" width="100%" height="300"' in shown._repr_html_()
         with urllib.request.urlopen(f"{shown.url}api/repository") as answer:
-            assert json.load(answer)["id"] == repo.id
+            assert json.load(answer)["url"] == repo.url
         np.testing.assert_array_equal(zarr.open_array(f"{shown.url}at/main/three/v2keys", mode="r")[:], np.arange(6))
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{shown.url}api/repository")

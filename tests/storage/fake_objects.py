@@ -11,9 +11,9 @@ from txstore.format import packfile
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.segments.ranged_packs import RemotePack, RemotePacks
+from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.backend import TryRange
 from txstore.storage.objects.interface import Object
-from txstore.storage.pack_cache import PackCache, PieceMemory
 
 REPOSITORY = bytes(16)
 

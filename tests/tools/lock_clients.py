@@ -7,11 +7,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tools.workers import QUICK
+from txstore.locks.holders import find_holders
 
 TIMEOUT = 60
 INIT = 1 << 40
@@ -42,6 +44,11 @@ def native() -> Any:
 def open_table(path: object, **options: Any) -> Any:
     module = importlib.import_module("txstore._native._locktable")
     return module.LockTable(str(path), timed_out=TimedOut, lost=Lost, forked=Forked, **options)
+
+
+def pids_of(path: Path) -> list[int]:
+    """The living members' processes."""
+    return [holder.pid for holder in find_holders(str(path.parent)).holders]
 
 
 def take_byte(fd: int, byte: int) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from txstore.storage import background_cleanup
+from txstore.storage.dispatch import wait_for_cleanup
 from txstore.storage.request_threads import REQUESTS, executor
 
 TIMEOUT = 60
@@ -26,4 +26,4 @@ def wait_for_requests() -> None:
 
 def wait_for_background_cleanup() -> None:
     """Wait until all is done that was left to the thread that nobody waits for."""
-    assert background_cleanup.wait_for_all(TIMEOUT)
+    assert wait_for_cleanup(TIMEOUT)

@@ -366,18 +366,6 @@ def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> Non
     assert read(filled, "h/y") == list(range(1, 9))
 
 
-def test_a_lost_header_of_a_move_is_made_anew(filled: txstore.Repository) -> None:
-    with filled.begin("move") as tx:
-        tx.nodes.move("g/x", "h/y")
-    stored = filled.engine.commits.head()
-    file = Path(filled.url) / stored.path
-    content = bytearray(file.read_bytes())
-    content[stored.footer.header_offset :] = bytes(len(content) - stored.footer.header_offset)
-    file.write_bytes(content)
-    assert txstore.Repository(filled.url).verify(repair=True).faults == []
-    assert read(txstore.Repository(filled.url), "h/y") == list(range(1, 9))
-
-
 def test_where_packs_are_read_by_ranges() -> None:
     repo = txstore.Repository("memory://reflinks/data.tx", single_writer=True)
     with repo.begin() as tx:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 import txstore
 from tests.tools.arrays import HAS_RECTILINEAR
+from txstore.format.grids import Grid
 from txstore.format.keys import is_document
 from txstore.transactions.regions import APPEND, METADATA, Append, Blocks, Points, Resize, Whole, keys_to_lock
 
@@ -279,14 +280,6 @@ def test_chunks_of_different_sizes(store, selection):
         assert locked(store, Resize((4, 7))) == locked(store, [METADATA, np.s_[4:]])
 
 
-@pytest.mark.skipif(HAS_RECTILINEAR, reason="this zarr has rectilinear grids")
-def test_a_grid_that_zarr_does_not_know(store):
-    store["x/zarr.json"] = b"""{"zarr_format": 3, "node_type": "array", "shape": [4], "chunk_grid": {"name":
-        "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[1, 3]]}}}"""
-    with pytest.raises(ValueError, match="upgrade zarr"):
-        locked(store, 0)
-
-
 # --- paths
 @pytest.fixture
 def tree(store):
@@ -476,8 +469,14 @@ RECTILINEAR = '{{"name": "rectilinear", "configuration": {{"kind": "inline", "ch
         ([4], REGULAR.format([-1])),
         ('["a"]', REGULAR.format([1])),
         ([4], RECTILINEAR.format([[[2, 10**12]]])),
+        ([4], RECTILINEAR.format([[[2, 10**12], [2, -(10**12)]]])),
         ([4], RECTILINEAR.format([[[1 << 61, 4]]])),
         ([4], RECTILINEAR.format([[["a", "b"]]])),
+        ([4], RECTILINEAR.format([[[1, 1 << 19], [1, -(1 << 19)]]])),
+        ([4], RECTILINEAR.format([[4, 0]])),
+        ([4], RECTILINEAR.format([[]])),
+        ([4], RECTILINEAR.format([[4]]).replace("inline", "elsewhere")),
+        ([4], '{"name": "hexagonal", "configuration": {}}'),
     ],
 )
 def test_documents_that_are_absurd(store, shape, grid):
@@ -486,6 +485,15 @@ def test_documents_that_are_absurd(store, shape, grid):
     for region in (0, ..., np.s_[::3], APPEND, Whole(), Resize((1,)), Points(([0],)), Blocks(0)):
         with pytest.raises(txstore.LockRegionError, match=r"'x/zarr\.json'"):
             locked(store, region)
+
+
+@pytest.mark.parametrize("name", ["default", "v2"])
+@pytest.mark.parametrize("told", [{}, {"separator": "."}, {"configuration": {"separator": "."}}])
+def test_keys_are_those_of_zarr(name, told):
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1, 1]}}
+    document = {"shape": [4, 4], "chunk_grid": grid, "chunk_key_encoding": {"name": name, **told}}
+    by_zarr = zarr.core.chunk_key_encodings.parse_chunk_key_encoding(document["chunk_key_encoding"])
+    assert list(Grid("", document).keys([(1, 2)])) == [by_zarr.encode_chunk_key((1, 2))]
 
 
 def test_groups_in_one_another_by_the_thousand(store):

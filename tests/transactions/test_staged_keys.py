@@ -15,7 +15,7 @@ from tests.tools.faults import always, watch
 from txstore._native import index
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
-from txstore.storage import spool
+from txstore.storage import interface
 from txstore.storage.local import LocalStorage
 from txstore.transactions import staged_refs
 from txstore.transactions.participants.chains import Link
@@ -95,7 +95,7 @@ def _short(link: Link | None) -> Any:
 def sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seal nearly everything, and put it into files."""
     monkeypatch.setattr(staged_refs, "SEALED_FROM", 2)
-    monkeypatch.setattr(spool, "IN_MEMORY", 0)
+    monkeypatch.setattr(interface, "IN_MEMORY", 0)
 
 
 @settings(max_examples=400, deadline=None)
@@ -228,7 +228,7 @@ def test_a_disk_that_is_full_keeps_nobody_from_sealing(sealing, repo, monkeypatc
 def test_what_was_written_before_the_disk_was_full_is_read_back(tmp_path: Path) -> None:
     (tmp_path / ".staging").mkdir()
     storage = LocalStorage(str(tmp_path))
-    pieces = [bytes([number]) * spool.IN_MEMORY for number in range(5)]
+    pieces = [bytes([number]) * interface.IN_MEMORY for number in range(5)]
 
     class Full(LocalStorage):
         left = 3
@@ -247,7 +247,7 @@ def test_what_was_written_before_the_disk_was_full_is_read_back(tmp_path: Path) 
             return file
 
     for each in (storage, Full(str(tmp_path)), None):
-        content = spool.spooled(each, lambda write: [write(piece) for piece in pieces])
+        content = interface.spooled(each, lambda write: [write(piece) for piece in pieces])
         assert bytes(content) == b"".join(pieces)
         assert list((tmp_path / ".staging").iterdir()) == []
 
@@ -255,11 +255,11 @@ def test_what_was_written_before_the_disk_was_full_is_read_back(tmp_path: Path) 
 KILLED = """
 import os, signal, sys
 import txstore
-from txstore.storage import spool
+from txstore.storage import interface
 from txstore.storage.local import LocalStorage
 from txstore.transactions import staged_refs
 
-staged_refs.SEALED_FROM, spool.IN_MEMORY = 2, 0
+staged_refs.SEALED_FROM, interface.IN_MEMORY = 2, 0
 LocalStorage.map = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 transaction = txstore.Repository(sys.argv[1]).begin()
 for number in range(20):

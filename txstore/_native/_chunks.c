@@ -540,7 +540,9 @@ read_row(call *c, worker *w, Py_ssize_t i)
     const picked *p = b->picks + i * b->chunk.axes;
     const int64_t *ref = c->table + i * 4; /* pack, offset, length, checksum */
     box where;
-    if (r->status < 0 || ref[0] < -1 || ref[0] >= c->pack_count) {
+    if (r->status < 0)
+        return; /* for ever: its selections were not parsed */
+    if (ref[0] < -1 || ref[0] >= c->pack_count) {
         r->status = ROW_ODD;
         return;
     }
@@ -634,7 +636,7 @@ batch_read(PyObject *self, PyObject *args)
     Py_END_ALLOW_THREADS
     if ((result = PyBytes_FromStringAndSize(NULL, b->count)) != NULL)
         for (Py_ssize_t i = 0; i < b->count; i++)
-            PyBytes_AS_STRING(result)[i] = (char)b->rows[i].status;
+            PyBytes_AS_STRING(result)[i] = (char)(b->rows[i].status < 0 ? ROW_ODD : b->rows[i].status);
     close_packs(packs, count);
 done:
     PyBuffer_Release(&table);

@@ -22,7 +22,7 @@
  *          0  |   8  magic "TXSLOCKS"; "TXSLOCK-" while it is being made |
  *          8  |   4  version, 2                                          |
  *         12  |   4  kind: 1 table, 2 ranges (the fallback: no words)    |
- *         16  |   4  slots, a power of two from 2^6 to 2^26              |
+ *         16  |   4  slots, a power of two from 2^6 to 2^20              |
  *         20  |   4  0                                                   |
  *         24  |   8  seed of the hash: the same everywhere               |
  *         32  |   8  epoch: how often the file was reset                 |
@@ -78,50 +78,6 @@
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(locktable_slot_of_doc,
-             "slot_of(key, slots, seed=SEED, /)\n--\n\nThe slot of a key in a table of `slots` slots.");
-
-static PyObject *
-locktable_slot_of(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *key;
-    unsigned long long slots, seed = LOCK_SEED;
-    if (!PyArg_ParseTuple(args, "UK|K:slot_of", &key, &slots, &seed)) {
-        return NULL;
-    }
-    if (!slots_are_possible(slots)) {
-        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 67,108,864");
-        return NULL;
-    }
-    lock_table table = {.slot_bits = (unsigned)__builtin_ctzll(slots), .seed = seed};
-    uint32_t slot;
-    return slot_of(&table, key, NULL, &slot) < 0 ? NULL : PyLong_FromUnsignedLong(slot);
-}
-
-static PyMethodDef locktable_functions[] = {
-    {"slot_of", locktable_slot_of, METH_VARARGS, locktable_slot_of_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-static int
-add_constants(PyObject *module)
-{
-    PyObject *magic = PyBytes_FromString(LOCK_MAGIC);
-    PyObject *base = PyLong_FromLongLong(LOCK_BASE);
-    PyObject *seed = PyLong_FromUnsignedLongLong(LOCK_SEED);
-    int failed = magic == NULL || base == NULL || seed == NULL || PyModule_AddObjectRef(module, "MAGIC", magic) < 0 ||
-                 PyModule_AddObjectRef(module, "LOCK_BASE", base) < 0 ||
-                 PyModule_AddObjectRef(module, "SEED", seed) < 0 ||
-                 PyModule_AddIntMacro(module, KIND_TABLE) < 0 || PyModule_AddIntMacro(module, KIND_RANGES) < 0 ||
-                 PyModule_AddIntMacro(module, MEMBERS) < 0 || PyModule_AddIntMacro(module, MEMBERS_OFFSET) < 0 ||
-                 PyModule_AddIntMacro(module, MEMBER_SIZE) < 0 || PyModule_AddIntMacro(module, WORDS_OFFSET) < 0 ||
-                 PyModule_AddIntConstant(module, "VERSION", LOCK_VERSION) < 0;
-    Py_XDECREF(magic);
-    Py_XDECREF(base);
-    Py_XDECREF(seed);
-    return failed ? -1 : 0;
-}
-
 static int
 locktable_exec(PyObject *module)
 {
@@ -140,7 +96,7 @@ locktable_exec(PyObject *module)
     if (state->owner_type == NULL || PyModule_AddType(module, state->owner_type) < 0) {
         return -1;
     }
-    return add_constants(module);
+    return 0;
 }
 
 static int
@@ -177,7 +133,6 @@ static struct PyModuleDef locktable_module = {
     .m_name = "txstore._native._locktable",
     .m_doc = "Locks of chunk keys between processes.",
     .m_size = sizeof(locktable_state),
-    .m_methods = locktable_functions,
     .m_slots = locktable_slots,
     .m_traverse = locktable_traverse,
     .m_clear = locktable_clear,

@@ -1,19 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Final, final
-
-# The layout of the file, for the Python code that also reads and writes it. The top of _locktable.c draws it.
-MAGIC: Final[bytes]
-VERSION: Final[int]
-KIND_TABLE: Final[int]
-KIND_RANGES: Final[int]
-MEMBERS: Final[int]
-MEMBERS_OFFSET: Final[int]
-MEMBER_SIZE: Final[int]
-WORDS_OFFSET: Final[int]
-LOCK_BASE: Final[int]
-SEED: Final[int]
-
-def slot_of(key: str, slots: int, seed: int = ..., /) -> int: ...
+from typing import final
 
 @final
 class LockTable:
@@ -31,11 +17,7 @@ class LockTable:
     def member(self) -> int: ...
     @property
     def slots(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
     def owner(self) -> Owner: ...
-    def members(self) -> list[tuple[int, int, int]]: ...
-    def slot_of(self, key: str) -> int: ...
     def close(self) -> None: ...
 
 @final

@@ -54,7 +54,7 @@ slot_of(const lock_table *table, PyObject *key, prefix_memo *memo, uint32_t *slo
     if (text == NULL) {
         return -1;
     }
-    *slot = slot_of_key((const uint8_t *)text, (size_t)length, table->slot_bits, table->seed, memo);
+    *slot = slot_of_key((const uint8_t *)text, (size_t)length, table->slot_bits, memo);
     return 0;
 }
 

@@ -31,7 +31,6 @@
 enum {
     LOCK_VERSION = 2,
     KIND_TABLE = 1,
-    KIND_RANGES = 2,
     MEMBERS = 2047,
     MEMBERS_OFFSET = 4096,
     MEMBER_SIZE = 64,

@@ -23,9 +23,7 @@ claim_member(lock_table *table, const tracked_fd *file, uint32_t *member, lock_f
         }
         member_record *record = &table->members[*member];
         if (__atomic_load_n(&record->in_use, __ATOMIC_ACQUIRE) != 0) {
-            bool dead[MEMBERS + 1] = {false};
-            dead[*member] = true;
-            sweep_words(table, dead);
+            sweep_words(table, *member);
         }
         __atomic_store_n(&record->numbers, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&record->pid, (uint32_t)getpid(), __ATOMIC_RELAXED);

@@ -217,7 +217,7 @@ reset_file(lock_table *table, uint64_t epoch)
     header->kind = KIND_TABLE;
     header->slots = table->slots;
     header->reserved = 0;
-    header->seed = table->seed;
+    header->seed = LOCK_SEED;
     header->epoch = epoch;
     header->device = table->device;
     header->inode = table->inode;
@@ -297,7 +297,6 @@ open_examined(lock_table *table, const tracked_fd *file, uint32_t slots, unsigne
     }
     bool fits = verdict == FILE_FITS;
     table->slots = fits ? header.slots : slots;
-    table->seed = LOCK_SEED;
     table->slot_bits = (unsigned)__builtin_ctz(table->slots);
     table->length = length_of_table(table->slots);
     table->device = file->device;

@@ -21,7 +21,7 @@ typedef struct {
     const char *path; /* owned by the caller */
     uint32_t slots;
     unsigned slot_bits;
-    uint64_t seed, device, inode;
+    uint64_t device, inode;
     size_t length;
     lock_header *header; /* the mapping */
     member_record *members;
@@ -38,14 +38,14 @@ own_member(const lock_table *table)
     return table->live.fd < 0 ? 0 : table->member;
 }
 
-/* REQUIRES: the caller holds the LIVE bytes of the `dead`. `dead` has an entry for each member number; 0 is unused. */
+/* Makes a dead member's words dirty. REQUIRES: the caller holds its LIVE byte. */
 static inline void
-sweep_words(lock_table *table, const bool *dead)
+sweep_words(lock_table *table, uint32_t dead)
 {
     for (uint32_t slot = 0; slot < table->slots; slot++) {
         uint32_t *word = &table->words[slot];
         uint32_t value = __atomic_load_n(word, __ATOMIC_RELAXED);
-        while (value != 0 && dead[member_of(value)]) {
+        while (member_of(value) == dead) {
             if (word_swap(word, &value, WORD_DIRTY)) {
                 if ((value & WORD_WAITERS) != 0) {
                     word_wake(word, INT_MAX, SLEEPS_ANY);
@@ -62,37 +62,24 @@ is_alive(const lock_table *table, int fd, uint32_t member)
     return member == own_member(table) || bytes_are_held(fd, LIVE_BYTE(member), 1);
 }
 
-/* Recovers the members `first` to `last` that are dead and in use; all that are dead if `first` equals `last`. Returns
- * the number of members recovered: 0 also if another thread of this process is recovering. */
-static inline unsigned
-recover_members(lock_table *table, int fd, uint32_t first, uint32_t last)
+/* Recovers a member if it is dead. False: it lives, or another thread or process is recovering a member. */
+static inline bool
+recover_member(lock_table *table, int fd, uint32_t member)
 {
     if (!is_file(fd, table->device, table->inode)) {
-        return 0; /* other code closed and reused the descriptor: every member would seem to be dead */
+        return false; /* other code closed and reused the descriptor: every member would seem to be dead */
     }
     if (__atomic_exchange_n(&table->recovering, true, __ATOMIC_ACQUIRE)) {
-        return 0;
+        return false;
     }
-    bool dead[MEMBERS + 1] = {false};
-    unsigned count = 0;
-    for (uint32_t member = first; member <= last; member++) {
-        bool in_use = __atomic_load_n(&table->members[member].in_use, __ATOMIC_ACQUIRE) != 0;
-        if ((in_use || first == last) && !is_alive(table, fd, member) && take_byte(fd, LIVE_BYTE(member)) == 0) {
-            dead[member] = true;
-            count++;
-        }
-    }
-    if (count > 0) {
-        sweep_words(table, dead);
-    }
-    for (uint32_t member = first; count > 0 && member <= last; member++) {
-        if (dead[member]) {
-            __atomic_store_n(&table->members[member].in_use, 0, __ATOMIC_RELEASE);
-            give_byte(fd, LIVE_BYTE(member));
-        }
+    bool is_dead = !is_alive(table, fd, member) && take_byte(fd, LIVE_BYTE(member)) == 0;
+    if (is_dead) {
+        sweep_words(table, member);
+        __atomic_store_n(&table->members[member].in_use, 0, __ATOMIC_RELEASE);
+        give_byte(fd, LIVE_BYTE(member));
     }
     __atomic_store_n(&table->recovering, false, __ATOMIC_RELEASE);
-    return count;
+    return is_dead;
 }
 
 /* The range of transaction numbers in a member's record: 0 if it has none, because no number is 0. */
@@ -145,7 +132,7 @@ recover_holder(void *context, uint32_t *word, uint32_t seen)
         return false;
     }
     if (member != own_member(table)) {
-        if (recover_members(table, table->live.fd, member, member) > 0) {
+        if (recover_member(table, table->live.fd, member)) {
             return true;
         }
         if (!is_alive(table, table->live.fd, member)) {

@@ -28,7 +28,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { COORDINATES = 8, COORDINATE_DIGITS = 18, LEAST_SLOT_BITS = 6, MOST_SLOT_BITS = 26 };
+enum { COORDINATES = 8, COORDINATE_DIGITS = 18, LEAST_SLOT_BITS = 6, MOST_SLOT_BITS = 20 };
 
 #define LOCK_SEED UINT64_C(0x5458534c4f434b53)
 
@@ -84,9 +84,9 @@ fold_word(uint64_t hash, uint64_t word)
 
 /* Eight bytes at a time, the last ones padded with zeros; the length keeps "a" and "a\0" apart. */
 static inline uint64_t
-hash_prefix(const uint8_t *prefix, size_t length, uint64_t seed)
+hash_prefix(const uint8_t *prefix, size_t length)
 {
-    uint64_t hash = seed ^ (uint64_t)length * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t hash = LOCK_SEED ^ (uint64_t)length * UINT64_C(0x9e3779b97f4a7c15);
     for (; length >= 8; prefix += 8, length -= 8) {
         hash = fold_word(hash, load_whole(prefix));
     }
@@ -147,17 +147,17 @@ typedef struct {
     uint64_t hash;
 } prefix_memo;
 
-/* REQUIRES: slot_bits from LEAST_SLOT_BITS to MOST_SLOT_BITS. The memo belongs to this seed; NULL: no memo. */
+/* REQUIRES: slot_bits from LEAST_SLOT_BITS to MOST_SLOT_BITS. A memo of NULL: none. */
 static inline uint32_t
-slot_of_key(const uint8_t *key, size_t length, unsigned slot_bits, uint64_t seed, prefix_memo *memo)
+slot_of_key(const uint8_t *key, size_t length, unsigned slot_bits, prefix_memo *memo)
 {
     uint64_t position;
     length = read_coordinates(key, length, slot_bits, &position);
     if (memo == NULL) {
-        position += hash_prefix(key, length, seed);
+        position += hash_prefix(key, length);
     } else {
         if (memo->prefix == NULL || memo->length != length || !same_bytes(memo->prefix, key, length)) {
-            *memo = (prefix_memo){.prefix = key, .length = length, .hash = hash_prefix(key, length, seed)};
+            *memo = (prefix_memo){.prefix = key, .length = length, .hash = hash_prefix(key, length)};
         }
         position += memo->hash;
     }

@@ -127,7 +127,7 @@ table_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     }
     if (!slots_are_possible(slots) || mode > 0777) {
-        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 67,108,864, mode permission bits");
+        PyErr_SetString(PyExc_ValueError, "slots must be a power of two from 64 to 1,048,576, mode permission bits");
         return NULL;
     }
     table_object *self = (table_object *)type->tp_alloc(type, 0);
@@ -199,82 +199,6 @@ table_owner(PyObject *object, PyObject *Py_UNUSED(none))
     return (PyObject *)owner;
 }
 
-/* Recovers dead members, then returns a list of `describe(member)` for each living one, without NULL results. */
-static PyObject *
-survey(table_object *self, PyObject *(*describe)(uint32_t number, const member_record *record))
-{
-    lock_table *table = &self->table;
-    tracked_fd file = {.fd = -1};
-    lock_fault fault = {0};
-    if (table_is_usable(self) < 0) {
-        return NULL;
-    }
-    self->busy++;
-    Py_BEGIN_ALLOW_THREADS
-    if (own_member(table) == 0) {
-        fault.error = tracked_open(&file, table->path, 0, 0);
-        bool same = file.device == table->device && file.inode == table->inode;
-        if (fault.error == ENOENT || (fault.error == 0 && !same)) {
-            refuse_stale(&fault);
-        }
-    }
-    if (fault.error == 0) {
-        recover_members(table, table->live.fd < 0 ? file.fd : table->live.fd, 1, MEMBERS);
-    }
-    Py_END_ALLOW_THREADS
-    PyObject *list = fault.error == 0 ? PyList_New(0) : NULL;
-    if (fault.error != 0) {
-        raise_fault(self, &fault);
-    }
-    for (uint32_t number = 1; list != NULL && number <= MEMBERS; number++) {
-        const member_record *record = &table->members[number];
-        if (__atomic_load_n(&record->in_use, __ATOMIC_ACQUIRE) != 0 &&
-            is_alive(table, table->live.fd < 0 ? file.fd : table->live.fd, number)) {
-            PyObject *item = describe(number, record);
-            if (item != NULL ? PyList_Append(list, item) < 0 : PyErr_Occurred() != NULL) {
-                Py_CLEAR(list);
-            }
-            Py_XDECREF(item);
-        }
-    }
-    tracked_close(&file);
-    self->busy--;
-    leave_if_idle(self);
-    return list;
-}
-
-static PyObject *
-describe_member(uint32_t number, const member_record *record)
-{
-    unsigned long pid = __atomic_load_n(&record->pid, __ATOMIC_RELAXED);
-    unsigned long long incarnation = __atomic_load_n(&record->incarnation, __ATOMIC_RELAXED);
-    return Py_BuildValue("(kkK)", (unsigned long)number, pid, incarnation);
-}
-
-PyDoc_STRVAR(table_members_doc, "members($self, /)\n--\n\n"
-                                "(member, process id, incarnation) of each living member. The id is for people only.");
-
-static PyObject *
-table_members(PyObject *object, PyObject *Py_UNUSED(none))
-{
-    return survey((table_object *)object, describe_member);
-}
-
-PyDoc_STRVAR(table_slot_of_doc, "slot_of($self, key)\n--\n\nThe number of the key's word.");
-
-static PyObject *
-table_slot_of(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    static const char *const parameters[] = {"key"};
-    PyObject *key;
-    uint32_t slot;
-    if (sort_arguments("slot_of", parameters, 1, 1, args, count, names, &key) < 0 ||
-        slot_of(&((table_object *)object)->table, key, NULL, &slot) < 0) {
-        return NULL;
-    }
-    return PyLong_FromUnsignedLong(slot);
-}
-
 PyDoc_STRVAR(table_close_doc,
              "close($self, /)\n--\n\n"
              "End the membership. Other members recover what owners still hold, as if this process had died.");
@@ -300,12 +224,6 @@ static PyObject *
 table_slots(PyObject *object, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLong(((table_object *)object)->table.slots);
-}
-
-static PyObject *
-table_seed(PyObject *object, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(((table_object *)object)->table.seed);
 }
 
 static int
@@ -347,8 +265,6 @@ table_dealloc(PyObject *object)
 
 static PyMethodDef table_methods[] = {
     {"owner", table_owner, METH_NOARGS, table_owner_doc},
-    {"members", table_members, METH_NOARGS, table_members_doc},
-    {"slot_of", WITH_NAMES(table_slot_of), table_slot_of_doc},
     {"close", table_close, METH_NOARGS, table_close_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -356,7 +272,6 @@ static PyMethodDef table_methods[] = {
 static PyGetSetDef table_attributes[] = {
     {"member", table_member, NULL, "This process's member number; 0: not joined yet.", NULL},
     {"slots", table_slots, NULL, "The number of words in the file.", NULL},
-    {"seed", table_seed, NULL, "The initial value of the key hash.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

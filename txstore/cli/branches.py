@@ -1,4 +1,4 @@
-"""`txstore branch`: list, create, delete, rename; and the graph of `txstore log --graph`."""
+"""`txstore branch` and `txstore tag`: list, create, delete, rename; and the graph of `txstore log --graph`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from txstore.cli.options import (
     NewNameArgument,
     PathArgument,
     StorageOption,
+    TagArgument,
     commit_or_newest,
     open_repository,
 )
@@ -30,21 +31,22 @@ from txstore.format.names import MAIN
 if TYPE_CHECKING:
     from txstore.commit import Commit
 
-app = typer.Typer(help="List, create, rename and delete branches.", no_args_is_help=True, cls=Commands)
+
+branches_app = typer.Typer(help="List, create, rename and delete branches.", no_args_is_help=True, cls=Commands)
 
 NewBranchArgument = Annotated[str, typer.Argument(metavar="BRANCH", help="Name of the new branch.", show_default=False)]
 
 
-@app.command("list")
+@branches_app.command("list")
 @reporting_errors
 def list_branches(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """List the branches, with the newest commit of each."""
     print_named("branch", dict(open_repository(path, storage_options).branches), as_json=as_json)
 
 
-@app.command()
+@branches_app.command("create")
 @reporting_errors
-def create(
+def create_branch(
     path: PathArgument,
     name: NewBranchArgument,
     at: NewestArgument = None,
@@ -60,9 +62,9 @@ def create(
     )
 
 
-@app.command()
+@branches_app.command("delete")
 @reporting_errors
-def delete(
+def delete_branch(
     path: PathArgument, name: BranchArgument, storage_options: StorageOption = None, as_json: JsonOption = False
 ) -> None:
     """Delete a branch. The next vacuum deletes the files that only this branch needs."""
@@ -76,7 +78,7 @@ def delete(
     )
 
 
-@app.command()
+@branches_app.command()
 @reporting_errors
 def rename(
     path: PathArgument,
@@ -140,3 +142,51 @@ def draw(commits: Sequence[Commit]) -> Iterator[Row]:
         if len(parents) > 1 and parents[1] not in lanes:
             lanes.insert(at + 1, parents[1])
             yield Row(("| " * at + "|\\ " + "| " * (len(lanes) - at - 2)).rstrip(), None)
+
+
+tags_app = typer.Typer(help="Name commits, so that a vacuum keeps them.", no_args_is_help=True, cls=Commands)
+
+NewTagArgument = Annotated[str, typer.Argument(metavar="TAG", help="Name of the new tag.", show_default=False)]
+
+
+@tags_app.command("list")
+@reporting_errors
+def list_tags(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+    """List the tags, with the commit of each."""
+    print_named("tag", dict(open_repository(path, storage_options).tags), as_json=as_json)
+
+
+@tags_app.command("create")
+@reporting_errors
+def create_tag(
+    path: PathArgument,
+    name: NewTagArgument,
+    at: NewestArgument = None,
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tag a commit. A tag is never moved."""
+    repo = open_repository(path, storage_options)
+    tags = repo.tags
+    tags[name] = commit = commit_or_newest(repo, at, branch)
+    print_outcome({"tag": name, "commit": commit_as_dict(commit)}, f"{name} is {commit} ({commit.id})", as_json=as_json)
+
+
+@tags_app.command("delete")
+@reporting_errors
+def delete_tag(
+    path: PathArgument, name: TagArgument, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Delete a tag. Its commit stays until a vacuum expires it."""
+    tags = open_repository(path, storage_options).tags
+    try:
+        commit = tags[name]
+    except KeyError:
+        raise ValueError(f"there is no tag {name!r}: see `txstore tag list`") from None
+    del tags[name]
+    print_outcome(
+        {"tag": name, "commit": commit_as_dict(commit)},
+        f"tag {name} is deleted; it was {commit} ({commit.id})",
+        as_json=as_json,
+    )

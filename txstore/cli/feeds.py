@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstore.cli.complete import complete_branch, complete_commit, complete_feed
 from txstore.cli.options import (
     JsonOption,
     NewNameArgument,
     PathArgument,
     StorageOption,
     age_of,
+    complete_branch,
+    complete_commit,
+    complete_feed,
     find_commit,
     open_repository,
 )

@@ -17,16 +17,12 @@ import typer
 import txstore
 from txstore.cli import (
     branches,
-    diff,
     feeds,
     import_export,
     maintenance,
     merging,
     nodes,
-    publishing,
     serve,
-    space,
-    tags,
     transactions,
     views,
 )
@@ -72,8 +68,8 @@ app = typer.Typer(
     cls=Commands,
 )
 app.add_typer(transactions.app, name="tx")
-app.add_typer(branches.app, name="branch")
-app.add_typer(tags.app, name="tag")
+app.add_typer(branches.branches_app, name="branch")
+app.add_typer(branches.tags_app, name="tag")
 app.add_typer(views.app, name="views")
 app.add_typer(feeds.app, name="feed")
 app.command()(maintenance.verify)
@@ -82,10 +78,8 @@ app.command()(maintenance.backup)
 app.command()(maintenance.protect)
 app.command()(serve.serve)
 app.command()(serve.page)
-space.register(app)
+maintenance.register(app)
 import_export.register(app)
-publishing.register(app)
-diff.register(app)
 nodes.register(app)
 merging.register(app)
 
@@ -260,12 +254,12 @@ def constraints(
     as_json: JsonOption = False,
 ) -> None:
     """List the constraints that every commit must satisfy."""
-    from txstore.history.declared_constraints import encode
+    from txstore.history.declarations import encode_constraint
 
     repo = open_repository(path, storage_options)
     declared = repo.mapping(None if at is None else find_commit(repo, at, branch), branch=branch).constraints
     if as_json:
-        print_json({name: encode(each) for name, each in sorted(declared.items())})
+        print_json({name: encode_constraint(each) for name, each in sorted(declared.items())})
         return
     print_table(["name~", "kind", "what~"], [_constraint_row(*each) for each in sorted(declared.items())])
 

@@ -1,33 +1,49 @@
-"""`txstore verify`, `check-format`, `backup` and `protect`."""
+"""`txstore verify`, `check-format`, `backup` and `protect`.
+
+`txstore optimize`, `vacuum`, `erase` and `du` show the disk use of a repository, and reduce it.
+"""
 
 from __future__ import annotations
 
+import json
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from txstore.cli.options import (
+    BranchOption,
     DestinationArgument,
+    DryOption,
     JsonOption,
     NoVerifyOption,
     PathArgument,
     SourceOption,
     StorageOption,
     ToOption,
+    YesOption,
+    age_of,
+    open_repository,
     options_of,
     sources_of,
 )
 from txstore.cli.output import (
+    commit_as_dict,
     print_json,
+    print_table,
     reporting_errors,
     tell,
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
+from txstore.format.display import printable, readable_size
+from txstore.format.names import MAIN
 from txstore.progress import showing
 
 if TYPE_CHECKING:
     from txstore.maintenance.report import Report
+    from txstore.maintenance.usage import Usage
 
 
 @reporting_errors
@@ -163,3 +179,154 @@ def protect(path: PathArgument, as_json: JsonOption = False) -> None:
     tell(f"{made.link} is a link to {made.directory}: zarr and xarray refuse to overwrite it")
     if made.aside is not None:
         tell(f"the files that were in the place of the link are in {made.aside} now")
+
+
+def register(app: typer.Typer) -> None:
+    for command in (optimize, vacuum, erase, du):
+        app.command()(command)
+
+
+@reporting_errors
+def optimize(
+    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Copy small packs, and packs with mostly old values, into large ones. Nothing is deleted: see vacuum."""
+    with warnings.catch_warnings(record=True) as told:
+        made = open_repository(path, storage_options).optimize(branch=branch, progress=True)
+    for each in told:
+        tell(f"txstore: {each.message}", err=True)
+    if as_json:
+        print_json({"commit": None if made is None else commit_as_dict(made)})
+    elif made is None:
+        tell("nothing to do")
+    else:
+        tell(f"optimized as {made}; `txstore vacuum` deletes the old files")
+
+
+@reporting_errors
+def vacuum(
+    path: PathArgument,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Expire all but the N newest commits.", show_default=False),
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Expire commits older than this: 30d, 12h, 90m.")
+    ] = None,
+    dry_run: DryOption = False,
+    branch: BranchOption = MAIN,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete files that no kept commit needs. Every commit is kept unless an option expires it, in one branch."""
+    age = None if older_than is None else age_of(older_than)
+    repo = open_repository(path, storage_options)
+    report = repo.vacuum(keep=keep, older_than=age, dry_run=dry_run, branch=branch)
+    if as_json:
+        print_json(asdict(report))
+        return
+    tell(str(report))
+
+
+@reporting_errors
+def erase(
+    path: PathArgument,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE", help="Arrays and groups.")],
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rows",
+            metavar="DIMENSION=LABEL",
+            help="Only these rows, in arrays with the dimension. FIRST..LAST: a range, both included. Give it again "
+            "for more labels. Text that looks like a number is in double quotes.",
+        ),
+    ] = None,
+    labels: Annotated[bool, typer.Option("--labels", help="Erase the labels of the rows, too.")] = False,
+    positions: Annotated[
+        bool, typer.Option("--positions", help="The rows are positions from 0 on, a range without its end.")
+    ] = False,
+    yes: YesOption = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions to end.")
+    ] = 60.0,
+    storage_options: StorageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase every version of arrays and groups, or of rows, from every commit, branch and tag. This can't be undone."""
+    chosen = _rows(rows or ())
+    if (labels or positions) and not chosen:
+        raise typer.BadParameter("--labels and --positions are about rows: give --rows, too")
+    if as_json and not yes:
+        raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
+    repo = open_repository(path, storage_options)
+    if not yes:
+        shown = ", ".join(repr(node) for node in nodes)
+        what = f"rows of {shown} along {', '.join(map(repr, chosen))}" if chosen else f"every version of {shown}"
+        typer.confirm(printable(f"Erase {what}, for good?"), abort=True, err=True)
+    given = [*nodes, chosen] if chosen else nodes
+    report = repo.erase(*given, labels=labels, positions=positions, timeout=timeout)
+    if as_json:
+        commit = None if report.commit is None else commit_as_dict(report.commit)
+        print_json({**asdict(report), "commit": commit})
+    elif report.commit is None:
+        tell("nothing is left to erase")
+    else:
+        tell(f"{report}; copies in other places are not erased: see docs/how-to/maintenance.md")
+
+
+def _rows(given: Sequence[str]) -> dict[str, Any]:
+    """Return rows by their dimension: a label, a list of them, or a slice. Raises `typer.BadParameter`."""
+    found: dict[str, Any] = {}
+    for each in given:
+        dimension, is_there, label = each.partition("=")
+        if not (dimension and is_there and label):
+            raise typer.BadParameter(f"{each!r} names no rows: give DIMENSION=LABEL, or DIMENSION=FIRST..LAST")
+        first, is_range, last = label.partition("..")
+        before = found.get(dimension)
+        if is_range and (before is not None or not (first or last)):
+            raise typer.BadParameter(f"{each!r}: give one range of a dimension, or labels")
+        if isinstance(before, slice):
+            raise typer.BadParameter(f"{each!r}: there is a range of {dimension!r} already")
+        if is_range:
+            found[dimension] = slice(*(_label(end) if end else None for end in (first, last)))
+        elif before is None:
+            found[dimension] = _label(label)
+        else:
+            found[dimension] = [*(before if isinstance(before, list) else [before]), _label(label)]
+    return found
+
+
+def _label(text: str) -> Any:
+    """Return a label: a number, a text in quotes, or else the text as it is, which may be a date."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, str | int | float) and not isinstance(found, bool) else text
+
+
+@reporting_errors
+def du(
+    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what the bytes on the disk are used for, in all and for each array."""
+    usage = open_repository(path, storage_options).usage(branch=branch)
+    if as_json:
+        print_json({**asdict(usage), "total": usage.total})
+        return
+    purposes = [(f"{size:,}", readable_size(size), what) for size, what in _purposes(usage)]
+    print_table(["bytes>", "size>", "what for~"], purposes)
+    arrays = sorted(usage.arrays.items(), key=lambda item: -item[1].bytes)
+    print_table(
+        ["bytes>", "size>", "keys>", "array or group~"],
+        [(f"{array.bytes:,}", readable_size(array.bytes), f"{array.keys:,}", name or "/") for name, array in arrays],
+    )
+
+
+def _purposes(usage: Usage) -> Iterator[tuple[int, str]]:
+    yield usage.live, "live: values at the head"
+    yield usage.history, "history: other values that kept commits need"
+    yield usage.overwritten, "overwritten: freed by optimize, then vacuum --keep 1"
+    yield usage.staged, "staged: open transactions, and what dead ones left"
+    yield usage.orphan, "orphan: not needed; the next vacuum deletes it"
+    yield usage.total, "total"

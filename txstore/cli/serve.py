@@ -65,8 +65,7 @@ def serve(
     repo = open_repository(path, storage_options, source=source)
     try:
         from txstore.serving.entrance import listen
-        from txstore.serving.server import Server  # late: no other command needs it
-        from txstore.serving.workers import Workers
+        from txstore.serving.server import Server, Workers  # late: no other command needs it
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         raise ModuleNotFoundError(f"{missing} is not installed: pip install 'txstore[serve]'", name=missing) from error

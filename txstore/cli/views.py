@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstore.cli.complete import complete_view
 from txstore.cli.options import (
     BranchOption,
     JsonOption,
     PathArgument,
     StorageOption,
     TargetOption,
+    complete_view,
     open_repository,
 )
 from txstore.cli.output import Commands, commit_as_dict, print_json, print_outcome, print_table, reporting_errors, tell

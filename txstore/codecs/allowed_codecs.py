@@ -1,4 +1,4 @@
-"""Lists the codecs that TxStore itself may run: to show values, to compare and merge them, to train on them.
+"""Lists the codecs that TxStore itself may run: to compare and merge values, and to train on them.
 
 A metadata document names its codecs, and a stranger may have written the document. Codecs are code: one loads pickles,
 which run arbitrary code, and a name may lead to any codec that a package has registered. So TxStore runs only the
@@ -48,7 +48,7 @@ def check_codecs(
 
 def check_array(array: Any) -> None:
     """Raise `CodecRefusedError` if an array that zarr has opened has a codec that may not run."""
-    from zarr.core.buffer.cpu import buffer_prototype
+    from zarr.buffer.cpu import buffer_prototype
 
     name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
     written = array.metadata.to_buffer_dict(buffer_prototype)[name]

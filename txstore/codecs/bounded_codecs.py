@@ -12,6 +12,7 @@ import bz2
 import dataclasses
 import lzma
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
@@ -20,10 +21,15 @@ from typing import Any
 import numpy as np
 from zarr.abc.codec import Codec, CodecPipeline
 from zarr.codecs import ShardingCodec
-from zarr.codecs._v2 import V2Codec
-from zarr.core import codec_pipeline
-from zarr.core.array_spec import ArraySpec
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+from txstore.zarr_private import (
+    ArraySpec,
+    ArrayV2Metadata,
+    ArrayV3Metadata,
+    BatchedCodecPipeline,
+    FusedCodecPipeline,
+    V2Codec,
+)
 
 #: Codecs whose configuration says of what type the elements are.
 _CONVERTING = ("astype", "delta", "fixedscaleoffset", "quantize")
@@ -34,6 +40,8 @@ _SPARE_OF_ELEMENT = 32
 #: What a chunk of texts may decode to, in bytes: no document says how long they are.
 _TEXTS = 256 << 20
 _PIECE = 1 << 20
+#: What a chunk may decode to on this machine, in bytes: an array may declare chunks of any size.
+MOST_IN_MEMORY = max(2 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 #: How many gzip members, or streams of bz2 or lzma, a value has: finding the next one takes time.
 _MEMBERS = 1000
 #: The length of Blosc's header, in bytes.
@@ -42,15 +50,17 @@ _BLOSC_HEADER = 16
 _ZSTD_BLOCK = 128 << 10
 
 
-def bounded_pipeline(metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] | None = None) -> CodecPipeline:
-    """Return a pipeline of zarr's own for an array. Each of its codecs decodes no more than a chunk may have.
+def zarr_pipeline(
+    metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] | None = None, *, is_bounded: bool = True
+) -> CodecPipeline:
+    """Return a pipeline of zarr's own for an array. Bounded: its codecs decode no more than a chunk may have.
 
     `kind`: the class of the pipeline; by default the newest one that works on one chunk at a time.
     """
-    codecs, is_new = _codecs(metadata), hasattr(codec_pipeline, "FusedCodecPipeline")
+    codecs = _bounded_codecs(metadata) if is_bounded else _codecs(metadata)
     if kind is None:
-        kind = codec_pipeline.FusedCodecPipeline if is_new else codec_pipeline.BatchedCodecPipeline
-    if is_new:
+        kind = FusedCodecPipeline or BatchedCodecPipeline
+    if FusedCodecPipeline is not None:
         return kind.from_codecs(codecs).evolve_from_array_spec(spec)
     for place, codec in enumerate(codecs):  # pipelines of older versions can't do that
         codecs[place] = codec.evolve_from_array_spec(spec)
@@ -59,6 +69,12 @@ def bounded_pipeline(metadata: Any, spec: ArraySpec, kind: type[CodecPipeline] |
 
 
 def _codecs(metadata: Any) -> list[Codec]:
+    if isinstance(metadata, ArrayV3Metadata):
+        return list(metadata.codecs)
+    return [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+
+
+def _bounded_codecs(metadata: Any) -> list[Codec]:
     if isinstance(metadata, ArrayV3Metadata):
         return _bounded(metadata.codecs)
     assert isinstance(metadata, ArrayV2Metadata)
@@ -72,7 +88,8 @@ def _bounded(codecs: Iterable[Any]) -> list[Codec]:
     for codec in codecs:
         if isinstance(codec, ShardingCodec):
             inner, index = _bounded(codec.codecs), _bounded(codec.index_codecs)
-            found.append(dataclasses.replace(codec, codecs=inner, index_codecs=index))  # type: ignore[arg-type]
+            shard: Any = dataclasses.replace(codec, codecs=inner, index_codecs=index)  # type: ignore[arg-type]
+            found.append(_as(_measuring(shard.__class__), shard))
         else:
             _check_types(_name(codec), codec.to_dict().get("configuration") or {})
             found.append(_as(_measuring(codec.__class__), codec) if _name(codec) in _MEASURES else codec)
@@ -158,18 +175,37 @@ def _measuring_numcodec(kind: Any) -> type:
 
 
 def _measure_chunk(codec: Any, encoded: Any, spec: ArraySpec) -> None:
+    if isinstance(codec, ShardingCodec):  # as a whole; parts of it are decoded one by one
+        check_size(spec)
+        return
     _measure(_name(codec), codec, encoded.as_numpy_array(), _DecodedSize.of(spec.shape, spec.dtype))
+
+
+def check_size(spec: ArraySpec) -> None:
+    """Raise `ValueError` if a chunk takes too much memory on this machine."""
+    _check_memory(math.prod(spec.shape) * np.dtype(spec.dtype.to_native_dtype()).itemsize)
+
+
+def _check_memory(size: int) -> None:
+    if size > MOST_IN_MEMORY:
+        raise ValueError(
+            f"a chunk decodes to {size:,} bytes or more: on this machine TxStore decodes at most {MOST_IN_MEMORY:,} "
+            "on its own (2 GiB, or an eighth of its memory). By zarr, copy the array to one with smaller chunks"
+        )
 
 
 def _measure(name: str, codec: Any, encoded: Any, chunk: _DecodedSize) -> None:
     """Raise `ValueError` if a value decodes to more than a chunk may have."""
     data = memoryview(np.ascontiguousarray(np.asarray(encoded)).reshape(-1).view(np.uint8))
-    most = chunk.elements if name.startswith("vlen") else chunk.most
-    if _MEASURES[name](codec, data, most) > most:
+    # Each text has four bytes for its length: the library makes as many as the value says before it looks at them.
+    most = min(chunk.elements, len(data) // 4) if name.startswith("vlen") else chunk.most
+    size = _MEASURES[name](codec, data, min(most, MOST_IN_MEMORY))
+    if size > most:
         raise ValueError(
             f"{len(data):,} bytes decode by {name} to more than their chunk has, of {chunk.elements:,} elements by the "
             "array's document: TxStore decodes no more than that on its own"
         )
+    _check_memory(size)
 
 
 def _number(data: memoryview, at: int, size: int = 4) -> int:

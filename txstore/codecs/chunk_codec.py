@@ -140,22 +140,25 @@ def bits(chunk: npt.NDArray[Any]) -> bytes:
 
 
 def _of_chunk(document: str, content: bytes, chunk: str, *, keeps_empty: bool) -> tuple[PartCodec, Any]:
-    from zarr.core.config import config
+    import zarr
 
     more = allowed_by_user()
     metadata = _metadata(document, content, more)
     shape = _shape(metadata, chunk) if document == "zarr.json" else metadata.chunks
-    writes_empty = keeps_empty or config.get("array.write_empty_chunks")
+    writes_empty = keeps_empty or zarr.config.get("array.write_empty_chunks")
     return _coded(document, content, more, tuple(shape), writes_empty)
 
 
 @lru_cache(8)
 def _metadata(document: str, content: bytes, more: frozenset[str]) -> Any:
-    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+    from txstore.zarr_private import ArrayV2Metadata, ArrayV3Metadata
 
     described = json.loads(content)
     check_codecs("", document, described, more)
     if document == "zarr.json":
+        from txstore.format.grids import Grid  # late: it imports numpy
+
+        Grid("", described)  # zarr writes out how often a grid says that there is a size
         return ArrayV3Metadata.from_dict(described)
     return ArrayV2Metadata.from_dict(described)
 
@@ -168,12 +171,12 @@ def _coded(
 
     What the C libraries can't do is done by a pipeline of zarr's own, whatever is configured: another may be ours.
     """
-    from zarr.core.array_spec import ArrayConfig, ArraySpec
-    from zarr.core.buffer.cpu import buffer_prototype
+    from zarr.buffer.cpu import buffer_prototype
 
-    from txstore.codecs.bounded_codecs import bounded_pipeline  # late: as all that needs zarr
+    from txstore.codecs.bounded_codecs import zarr_pipeline  # late: as all that needs zarr
     from txstore.codecs.layout import layout_of
     from txstore.codecs.part_codec import PartCodec
+    from txstore.zarr_private import ArrayConfig, ArraySpec
 
     metadata = _metadata(document, content, more)
     options: Any = {"write_empty_chunks": write_empty_chunks}
@@ -184,7 +187,7 @@ def _coded(
         options["order"] = metadata.order
     config = ArrayConfig.from_dict(options)
     spec = ArraySpec(shape, dtype, metadata.fill_value, config, buffer_prototype)
-    return PartCodec(spec, layout_of(metadata), bounded_pipeline(metadata, spec)), spec
+    return PartCodec(spec, layout_of(metadata), zarr_pipeline(metadata, spec)), spec
 
 
 def _shape(metadata: Any, chunk: str) -> Sequence[int]:

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numcodecs
 import numpy as np
+from zarr.buffer.cpu import buffer_prototype
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer.cpu import buffer_prototype
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from txstore._native import chunks
+from txstore.zarr_private import ArrayConfig, ArraySpec, ArrayV2Metadata, ArrayV3Metadata
 
 Codecs = tuple[tuple[str | int, ...], ...]
 
@@ -28,7 +27,7 @@ Codecs = tuple[tuple[str | int, ...], ...]
 KEEP, ELIDE_EQUAL, ELIDE_NAN = 0, 1, 2
 
 _LARGEST = (1 << 31) - 64  # of a chunk, in bytes: Blosc counts in 32 bits
-_MOST_AXES = 16
+_MOST_AXES, _MOST_CODECS = 16, 8
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTOMATIC = -1
 
@@ -73,7 +72,7 @@ class Layout(NamedTuple):
             (0, extent, 1) for extent in self.shape
         ]:
             return None
-        part = array[out]
+        part = array[(*out, ...)]  # of an array without axes, too, a view
         if part.shape != self.shape or not part.flags.c_contiguous:
             return None
         return part.reshape(-1).view(np.uint8).data
@@ -209,7 +208,8 @@ def _codecs(codecs: list[Any]) -> Codecs | None:
 
 def _if_available(codecs: list[tuple[str | int, ...]]) -> Codecs | None:
     compressors = [codec[0] for codec in codecs if codec[0] != "crc32c"]
-    return tuple(codecs) if len(compressors) < 2 and set(compressors) <= set(libraries()) else None
+    is_known = len(codecs) <= _MOST_CODECS and len(compressors) < 2 and set(compressors) <= set(libraries())
+    return tuple(codecs) if is_known else None
 
 
 def _format2(metadata: ArrayV2Metadata, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Encoded | None:

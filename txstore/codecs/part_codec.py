@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zarr.core.array_spec import ArraySpec
 
 from txstore._native import chunks, local
 from txstore.codecs.layout import ELIDE_EQUAL, KEEP, Layout
+from txstore.zarr_private import ArraySpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -26,7 +26,7 @@ from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import Footer, GroupCommit, Header, RunName, Section
 from txstore.format.keys import covering_prefixes, is_document
 from txstore.segments.runs import names_of
-from txstore.storage.late_answers import Creator
+from txstore.storage.late_answers import LateAnswers
 from txstore.storage.objects.errors import is_refusal
 from txstore.storage.objects.interface import Object, ObjectStore
 from txstore.storage.request_threads import each_in_thread, executor
@@ -332,7 +332,7 @@ class GroupCommits:
         self,
         line: GroupCommitHistory,
         objects: ObjectStore,
-        late_answers: Creator,
+        late_answers: LateAnswers | ObjectStore,
         proof: Proof,
         is_freed: Callable[[str, int], bool],
     ) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from txstore.commit import EPOCH
+from txstore.engine import Engine
 from txstore.errors import FeedExpiredError, FeedMovedError, FeedNotFoundError
 from txstore.feeds.changes import FeedChange
 from txstore.feeds.kept_cursor import KeptCursor, new_token
@@ -20,8 +21,7 @@ from txstore.history.follow import Follower
 
 if TYPE_CHECKING:
     from txstore.engine import Engine
-    from txstore.feeds.interface import FeedRepository
-    from txstore.history.declared_cursors import Cursors
+    from txstore.history.declarations import Cursors
     from txstore.history.snapshot import Snapshot
     from txstore.store import TxStore
 
@@ -90,9 +90,8 @@ class Feed:
     for one thread; make one for each.
     """
 
-    def __init__(self, repo: FeedRepository, name: str, kept_on: str) -> None:
-        self._repo = repo
-        self._kept = KeptCursor(repo.engine, name, kept_on)
+    def __init__(self, engine: Engine, name: str, kept_on: str) -> None:
+        self._kept = KeptCursor(engine, name, kept_on)
         self._waiting: Reading | None = None  # has passed over commits that change nothing
         self._is_combining = False  # whether it has passed over commits that cancel each other, too
 
@@ -101,10 +100,10 @@ class Feed:
         return self._kept.name
 
     def __repr__(self) -> str:
-        return f"<Feed {self.name} of {self._repo.url}>"
+        return f"<Feed {self.name} of {self._kept.engine.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Feed, (self._repo, self.name, self._kept.branch)
+        return Feed, (self._kept.engine, self.name, self._kept.branch)
 
     # --- taking changes
 
@@ -250,9 +249,9 @@ class Feed:
             self._move(store.cursors, to.start, to.place)
 
     def _check_store(self, store: TxStore) -> None:
-        if store.url != self._repo.url:
+        if store.url != self._kept.engine.url:
             raise ValueError(
-                f"the store is of {store.url}, and the feed of {self._repo.url}: commit there first, with "
+                f"the store is of {store.url}, and the feed of {self._kept.engine.url}: commit there first, with "
                 "properties={'token': change.token}, then call feed.advance(to=change)"
             )
         if store.branch != self._kept.branch:

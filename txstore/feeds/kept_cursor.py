@@ -12,7 +12,7 @@ from txstore.format.cursors import Cursor, Shares, mark_of
 
 if TYPE_CHECKING:
     from txstore.engine import Engine
-    from txstore.history.declared_cursors import Cursors
+    from txstore.history.declarations import Cursors
 
 T = TypeVar("T")
 

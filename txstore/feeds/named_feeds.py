@@ -17,8 +17,8 @@ from txstore.format.keys import check_name, directory_prefix
 from txstore.history.find import At
 
 if TYPE_CHECKING:
-    from txstore.feeds.interface import FeedRepository
-    from txstore.history.declared_cursors import Cursors
+    from txstore.engine import Engine
+    from txstore.history.declarations import Cursors
 
 #: What a vacuum keeps for a feed, unless another limit is given when it is created.
 KEEP = timedelta(days=30)
@@ -31,17 +31,17 @@ class Feeds(Mapping[str, Feed]):
     which from then on are others.
     """
 
-    def __init__(self, repo: FeedRepository, kept_on: str = MAIN) -> None:
-        self._repo = repo
+    def __init__(self, engine: Engine, kept_on: str = MAIN) -> None:
+        self._engine = engine
         self._kept_on = kept_on
 
     def on(self, branch: str) -> Feeds:
         """Return the feeds that are kept on another branch: those of jobs that commit there."""
-        return Feeds(self._repo, branch)
+        return Feeds(self._engine, branch)
 
     def __getitem__(self, name: str) -> Feed:
         self._kept(name).read()
-        return Feed(self._repo, name, self._kept_on)
+        return Feed(self._engine, name, self._kept_on)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(name for name in self._kept("").written() if not is_mark(name)))
@@ -85,7 +85,7 @@ class Feeds(Mapping[str, Feed]):
             There is a feed with this name.
         """
         check_name("feed", name)
-        engine, kept = self._repo.engine, self._kept(name)
+        engine, kept = self._engine, self._kept(name)
         followed = engine.branch(self._kept_on if branch is None else branch)
         place, pinned = place_since(engine, followed, since)
         now = time.time_ns() // 1000
@@ -98,7 +98,7 @@ class Feeds(Mapping[str, Feed]):
 
         kept.commit(f"feed {name} created", create)
         del pinned
-        return Feed(self._repo, name, self._kept_on)
+        return Feed(self._engine, name, self._kept_on)
 
     def statuses(self) -> list[FeedStatus]:
         """Return how far all feeds of the repository have come: those kept here, then those of other branches.
@@ -107,7 +107,7 @@ class Feeds(Mapping[str, Feed]):
         begins.
         """
         found: dict[str, FeedStatus] = {}
-        for branch in [self._kept_on, MAIN, *sorted(self._repo.engine.commits.branches.all())]:
+        for branch in [self._kept_on, MAIN, *sorted(self._engine.commits.branches.all())]:
             feeds = self.on(branch)
             with suppress(CommitNotFoundError):  # the branch was deleted meanwhile
                 for name in feeds:
@@ -130,7 +130,7 @@ class Feeds(Mapping[str, Feed]):
         return f"<Feeds {', '.join(self)}>"
 
     def _kept(self, name: str) -> KeptCursor:
-        return KeptCursor(self._repo.engine, name, self._kept_on)
+        return KeptCursor(self._engine, name, self._kept_on)
 
 
 def _outermost(paths: str | Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from txstore.comparing.boxes import Box, joined
+from txstore.comparing.elements import Box, joined
 from txstore.comparing.nodes import MOVED, NodeDiff
 from txstore.format.documents import Described, DocumentChange, compare_documents
 from txstore.format.grids import Chunk

@@ -23,7 +23,7 @@ from txstore.format.cursors import MAX_SHARES, Cursor, Shares, mark_of
 from txstore.history.follow import Follower
 
 if TYPE_CHECKING:
-    from txstore.history.declared_cursors import Cursors
+    from txstore.history.declarations import Cursors
     from txstore.store import TxStore
 
 #: Seconds between two looks for a share whose worker has died.

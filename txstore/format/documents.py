@@ -250,8 +250,9 @@ def describe(
 
 def written_by_zarr(key: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an array's document as zarr writes it. Raises `ImportError` with zarr 2, and what zarr raises."""
-    from zarr.core.buffer.core import default_buffer_prototype  # late: most commits compare nothing
-    from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+    from zarr.buffer import default_buffer_prototype  # late: most commits compare nothing
+
+    from txstore.zarr_private import ArrayV2Metadata, ArrayV3Metadata
 
     name = key.rpartition("/")[2]
     kind = ArrayV3Metadata if name == "zarr.json" else ArrayV2Metadata

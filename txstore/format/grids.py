@@ -45,10 +45,8 @@ class Grid:
         self.encode: Callable[[Chunk], str]
         sizes: Sequence[Any]
         if "chunk_grid" in document:
-            from zarr.core.chunk_key_encodings import parse_chunk_key_encoding  # late: zarr 2 has none, and needs none
-
             sizes = _chunk_sizes(document["chunk_grid"])
-            self.encode = parse_chunk_key_encoding(document["chunk_key_encoding"]).encode_chunk_key
+            self.encode = _encoder(document["chunk_key_encoding"])
         else:
             sizes = document["chunks"]
             separator = document.get("dimension_separator", ".")
@@ -238,21 +236,32 @@ def _encode_format_2(separator: str, chunk: Chunk) -> str:
     return separator.join(map(str, chunk)) or "0"
 
 
+def _encoder(encoding: Any) -> Callable[[Chunk], str]:
+    from zarr.registry import get_chunk_key_encoding_class  # late: zarr 2 has none, and needs none
+
+    if "separator" in encoding:  # as zarr, too, takes it
+        encoding = {"name": encoding["name"], "configuration": {"separator": encoding["separator"]}}
+    return get_chunk_key_encoding_class(encoding["name"]).from_dict(encoding).encode_chunk_key
+
+
 def _chunk_sizes(grid: Mapping[str, Any]) -> Sequence[int | Sequence[int]]:
     """Return for each axis the size of its chunks, or the size of each of them."""
     if grid["name"] == "regular":
         sizes: Sequence[int] = grid["configuration"]["chunk_shape"]
         return sizes
-    from zarr.core.metadata import v3
+    if (grid["name"], grid["configuration"].get("kind")) != ("rectilinear", "inline"):
+        raise ValueError(f"TxStore knows no chunk grid {grid['name']!r}")
+    return [_edges(sizes) if isinstance(sizes, list) else sizes for sizes in grid["configuration"]["chunk_shapes"]]
 
-    if not hasattr(v3, "RectilinearChunkGridMetadata"):
-        raise ValueError(f"this zarr knows no chunk grid {grid['name']!r}: upgrade zarr")
-    for sizes in grid["configuration"]["chunk_shapes"]:
-        # A pair says how often there is a size, and zarr writes it out.
-        pairs = [each for each in sizes if isinstance(each, list)] if isinstance(sizes, list) else []
-        if sum(operator.index(count) for _, count in pairs) > MAX_CHUNKS:
-            raise ValueError(f"its chunk grid lists more than {MAX_CHUNKS} chunks along an axis")
-    return v3.RectilinearChunkGridMetadata.from_dict(grid).chunk_shapes  # type: ignore[arg-type]
+
+def _edges(sizes: list[Any]) -> tuple[int, ...]:
+    """Return the size of each chunk along an axis. A pair says how often there is a size."""
+    pairs = [each if isinstance(each, list) else (each, 1) for each in sizes]
+    if not pairs or any(operator.index(size) < 1 or operator.index(count) < 1 for size, count in pairs):
+        raise ValueError("its chunk grid has an axis without chunks, or a chunk without elements")
+    if sum(count for _, count in pairs) - len(pairs) > MAX_CHUNKS:
+        raise ValueError(f"its chunk grid lists more than {MAX_CHUNKS} chunks along an axis")
+    return tuple([size for size, count in pairs for _ in range(count)])
 
 
 # --- what selections are made of

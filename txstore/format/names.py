@@ -323,6 +323,24 @@ def belongs(path: str) -> bool:
     return not name or (top != "heads" and parse_version(name) is not None)
 
 
+def is_data(path: str) -> bool:
+    """Tell whether a reader needs the file of this path: other files are of processes that write."""
+    top, _, rest = path.partition("/")
+    if top in ("commits", OLDEST_KEPT):
+        branch, _, name = rest.partition("/")
+        return is_branch_id(branch) and parse_version(name) is not None
+    if top == PACKS:
+        folder, _, name = rest.partition("/")
+        return parse_data_pack(folder, name) is not None
+    return path == FORMAT or (top in ("heads", TAGS, BRANCHES, ERASED) and bool(rest) and belongs(path))
+
+
+def is_data_directory(path: str) -> bool:
+    """Tell whether a reader needs to list the names in this directory."""
+    top, _, branch = path.partition("/")
+    return path in ("commits", TAGS, BRANCHES, ERASED) or (top in ("commits", OLDEST_KEPT) and is_branch_id(branch))
+
+
 def _is_staged(file: str) -> bool:
     if is_new(file) or any(parse(file) is not None for parse in (parse_named, parse_record)):
         return True

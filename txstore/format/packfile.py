@@ -289,10 +289,15 @@ def encode_directory(heads: Sequence[bytes], end: int) -> bytes:
     return content + with_checksum(DIRECTORY.pack(b"TXSTDIRY", end, len(content), 0))
 
 
-def decode_directory(data: bytes) -> tuple[int, int]:
-    """Return where the frames of a pack end, and the length of what lists them, which ends where `data` begins."""
+def decode_directory(data: bytes, size: int) -> tuple[int, int]:
+    """Return where the frames of a pack end, and the length of what lists them, which ends where `data` begins.
+
+    `size` is the pack's length: both lie inside.
+    """
     fixed = checked("directory", data, DIRECTORY_SIZE, b"TXSTDIRY")
     _, end, length, _ = DIRECTORY.unpack(fixed)
+    if end + length + DIRECTORY_SIZE > size:
+        raise MalformedError("the directory, or the frames that it lists, reach beyond the pack")
     return end, length
 
 

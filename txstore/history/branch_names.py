@@ -1,7 +1,8 @@
 """Stores the branches of a repository: their names, their ids, and the commit at which each starts.
 
 Files below commits/, heads/ and oldest_kept/ are named by a branch's id, so that a user can delete, reuse or change a
-branch's name. Only this module converts between names and ids.
+branch's name. Only this module converts between names and ids. It also knows of each branch up to which version it is
+durable, and stores the oldest kept version. A vacuum may have deleted the commits below that.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 
+from txstore.commit import Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError
 from txstore.format import encoding, names
 from txstore.format.commitfile import CommitName
 from txstore.format.names import MAIN
-from txstore.format.records import Branch
+from txstore.format.records import Branch, Tag
 from txstore.history.identity import Identity
 from txstore.steps import step
 from txstore.storage.interface import Storage, read_listed, write_over
@@ -205,3 +207,64 @@ class BranchNames:
         with contextlib.suppress(KeyError):
             self._unknown.remove(record.id)
         self._note(record)
+
+
+class DurableVersions:
+    """For each branch, the highest version that is known to be durable with all versions below it."""
+
+    def __init__(self, branches: BranchNames) -> None:
+        self._branches = branches
+        self._versions: dict[str, int] = {}
+        self.copied: set[str] = set()  # branches of a copied repository, whose files were never synced
+
+    def version(self, branch: str) -> int:
+        """Return the highest version up to which a branch is known to be durable."""
+        known = self._versions.get(branch)
+        if known is None:  # the commit that it starts at was durable before the branch was made
+            fork = self._branches.fork(branch)
+            known = self._versions[branch] = -1 if fork is None else fork.version
+        return known
+
+    def reach(self, branch: str, version: int) -> None:
+        """Record that a branch is durable at least up to a version."""
+        self._versions[branch] = max(self.version(branch), version)
+
+
+class OldestKept:
+    """The oldest kept versions of one repository. A vacuum writes one small file for each."""
+
+    def __init__(self, storage: Storage, branches: BranchNames) -> None:
+        self._storage = storage
+        self._branches = branches
+
+    def of(self, branch: str) -> int:
+        """Return the lowest version that every vacuum has kept. For a new branch: the version it starts at.
+
+        0 where the server lists no names. The header of the newest commit says it, too.
+        """
+        directory = names.oldest_kept_directory(branch)
+        try:
+            raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
+            fork = None if raised else self._branches.fork(branch)
+        except NoListsError:
+            return 0
+        return max(raised, default=0) if fork is None else fork.version
+
+    def is_above(self, branch: str, version: int) -> bool:
+        """Tell whether a vacuum has expired a version. Version -1 is the empty state before the first commit."""
+        oldest_kept = self.of(branch)
+        return oldest_kept > 0 and version < oldest_kept
+
+    @step("write oldest kept version")
+    def write(self, stored: Stored) -> None:
+        """Record the oldest kept version of a vacuum's durable commit: the vacuum deletes the commits below it next.
+
+        Raises `OSError`.
+        """
+        header = stored.header
+        content = Tag(header.branch, header.version, header.id).encode()
+        self._storage.make_directory(names.oldest_kept_directory(header.branch), durable=True)
+        # the process that made the branch's directory may not have synced it
+        self._storage.sync_directory(names.OLDEST_KEPT)
+        with contextlib.suppress(FileExistsError):  # an interrupted vacuum has written it
+            self._storage.write_once(names.oldest_kept_path(header.branch, header.oldest_kept), content, durable=True)

@@ -12,20 +12,21 @@ from functools import partial
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, encoding
 from txstore.history.branch_names import BranchNames
+from txstore.history.chain import Told
 from txstore.history.commit_files import CommitFiles
 from txstore.history.identity import Identity
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.kept import PackCache
 from txstore.storage.request_threads import in_advance, in_parallel
 
 #: Groups of commits of which the last is read for a reader that looks at the newest commit.
 _GROUPS_FIRST = 8
 
 
-class CarriedCommits:
-    """A `Told` of an object store."""
+class CarriedCommits(Told):
+    """The `Told` of an object store."""
 
     def __init__(self, files: CommitFiles, identity: Identity, branches: BranchNames, cache: PackCache) -> None:
-        self._files = files
+        super().__init__(files)
         self._identity = identity
         self._branches = branches
         self._cache = cache

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import names
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, OldestKept
 from txstore.history.commit_files import CommitFiles
-from txstore.history.oldest_kept import OldestKept
 
 
-class Told(Protocol):
-    """The commits that later commits carry."""
-
-    def by_child(self, parent: Stored | None, branch: str) -> bytes:
-        """Return the earlier commits that the next commit after `parent` has to carry."""
-
-    def below(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
-        """Yield what is in the version that a commit's parent had, and below it in the same branch, down to the oldest
-        kept version. A commit may be told by one above it, and be gone.
-        """
-
-
-class NothingTold:
-    """Reads commit files one by one, on a disk, where that takes no requests."""
+class Told:
+    """The commits that later commits carry: none on a disk, where reading them one by one takes no requests."""
 
     def __init__(self, files: CommitFiles) -> None:
         self._files = files
 
     def by_child(self, parent: Stored | None, branch: str) -> bytes:
+        """Return the earlier commits that the next commit after `parent` has to carry."""
         return b""
 
     def below(self, stored: Stored, oldest_kept: int, wanted: int | None) -> Iterator[Stored | None]:
+        """Yield what is in the version that a commit's parent had, and below it in the same branch, down to the oldest
+        kept version. A commit may be told by one above it, and be gone.
+        """
         return read_below(self._files, stored, oldest_kept, wanted)
 
 

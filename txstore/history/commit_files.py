@@ -13,7 +13,7 @@ from txstore.format.commitfile import CommitName, Footer, Header
 from txstore.history.branch_names import BranchNames
 from txstore.history.identity import Identity
 from txstore.storage.interface import Storage
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.kept import PackCache
 from txstore.storage.request_threads import in_advance, in_background
 
 S = TypeVar("S")

@@ -12,17 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from txstore.commit import MAIN, Stored
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, OldestKept
 from txstore.history.chain import Chain
 from txstore.history.commit_files import CommitFiles
 from txstore.history.durability import Durability
-from txstore.history.head_caches import HeadCaches
-from txstore.history.heads import Heads
+from txstore.history.heads import HeadCaches, Heads
 from txstore.history.identity import Identity
-from txstore.history.kept_commits import KeptCommits
-from txstore.history.oldest_kept import OldestKept
+from txstore.history.kept_commits import KeptCommits, TagNames
 from txstore.history.staged_packs import StagingPlace
-from txstore.history.tag_names import TagNames
 from txstore.history.versions import VersionTaking
 from txstore.storage.interface import Storage
 

@@ -8,13 +8,11 @@ from typing import Protocol
 from txstore.commit import MAIN, Stored
 from txstore.errors import CommitUnknownError, WrongFileTypeError
 from txstore.format import encoding, names
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.chain import Chain
 from txstore.history.commit_files import CommitFiles
-from txstore.history.durable_versions import DurableVersions
-from txstore.history.head_caches import FileHeadCaches
+from txstore.history.heads import FileHeadCaches
 from txstore.history.identity import Identity
-from txstore.history.oldest_kept import OldestKept
 from txstore.steps import step
 from txstore.storage.interface import Storage, paths_in
 

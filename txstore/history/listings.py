@@ -1,9 +1,15 @@
-"""Lists a branch on an object store: the taken versions, and the proposals for the next one."""
+"""What this process has seen of each branch on an object store.
+
+It lists the taken versions, and the proposals for the next one. And it tracks whether other committers are about to
+commit, as far as it has met them.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
+from txstore.commit import Stored
 from txstore.commit_queue.group_commits import TRUSTED, BranchListing, Look
 from txstore.format import names
 from txstore.storage.objects.interface import Object, ObjectStore
@@ -74,3 +80,80 @@ class Looks:
 def is_trusted(look: Look | None) -> bool:
     """Tell whether a look is so recent that no vacuum can have freed versions that it saw (I10)."""
     return look is not None and look.age < TRUSTED
+
+
+#: A group commit this young, in seconds, means that others are about to commit.
+_RECENT = 2.0
+#: Other committers that make it unlikely that a version is still free after a large upload.
+_CROWD = 2
+
+
+class Contention:
+    """The other committers of each branch that this process knows of."""
+
+    def __init__(self, listings: Listings) -> None:
+        self._listings = listings
+        self._is_contended: dict[str, bool] = {}  # other committers are about to commit, too
+        self._is_crowded: dict[str, bool] = {}
+        self._led: dict[str, int] = {}  # the version that another committer is about to take for a group
+        self._has_lost = False  # the running commit has lost a version
+        self._has_waited: bytes | None = None  # the last commit of this process that has let a group pass
+
+    def is_contended(self, branch: str) -> bool:
+        return self._listings.can_list_on and self._is_contended.get(branch, False)
+
+    def has_crowd(self, branch: str) -> bool:
+        return self._listings.can_list_on and self._is_crowded.get(branch, False)
+
+    def is_led(self, branch: str, version: int) -> bool:
+        return self._led.get(branch) == version
+
+    def set_contended(self, branch: str, is_contended: bool) -> None:
+        self._is_contended[branch] = is_contended
+
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Tell whether a commit has to let a group commit pass first. True at most once for each commit."""
+        header = stored.header
+        if not self.is_contended(header.branch) or header.fork is not None or self._has_waited == header.id:
+            return False
+        self._has_waited = header.id
+        return True
+
+    def note_won(self) -> None:
+        self._has_lost = False
+
+    def note_lost(self, branch: str) -> None:
+        """Note that another committer was faster.
+
+        A committer that has met one other for the first time tries again alone: that takes fewer round trips than
+        looking for more. It does not if the server has never listed from a name on.
+        """
+        self._is_contended[branch] = self._has_lost and self._listings.has_listed_on
+        self._has_lost = True
+
+    def note_line(self, branch: str, line: list[Stored]) -> None:
+        """Note the commits that were found in a lost version and the versions above it."""
+        is_group = line[-1].header.group_commit is not None
+        self._is_contended[branch] |= (len(line) > 1 and self._listings.has_listed_on) or is_group
+
+    def note_group(self, stored: Stored, length: int) -> None:
+        """Note that a commit belongs to a group commit of `length` commits."""
+        branch = stored.header.branch
+        if abs(time.time() - stored.header.time / 1e6) < _RECENT:
+            self._is_contended[branch] = True
+            self._is_crowded[branch] = self._is_crowded.get(branch, False) or length > _CROWD
+
+    def notice(self, branch: str, top: int, listed: BranchListing) -> None:
+        """Note whether other committers are about to commit: the listing shows their proposals.
+
+        A proposal may be for a version that is now below the head, if another committer takes versions fast.
+        """
+        newest = listed.versions[top].modified
+        others = {
+            commit
+            for (version, commit), proposal in listed.proposals.items()
+            if version >= top or (newest is not None and newest - (proposal.modified or 0.0) < _RECENT)
+        }
+        self._is_contended[branch], self._is_crowded[branch] = bool(others), len(others) >= _CROWD
+        self._led[branch] = max(listed.leads, default=-1)
+        self._has_lost = False

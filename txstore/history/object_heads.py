@@ -15,17 +15,14 @@ from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.format.records import HeadCache
 from txstore.history import object_head_caches
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, OldestKept
 from txstore.history.carried_commits import CarriedCommits
 from txstore.history.commit_files import CommitFiles
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided_group_commits import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.heads import KnownHeads, check_not_lost
-from txstore.history.listings import Listings, Looks
+from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import ObjectHeadCaches
-from txstore.history.oldest_kept import OldestKept
-from txstore.history.whole_groups import WholeGroups
 from txstore.storage.objects.errors import NoListsError
 from txstore.storage.objects.interface import Object
 from txstore.storage.remote import RemoteStorage

@@ -9,20 +9,18 @@ from functools import partial
 
 from txstore.commit import Stored
 from txstore.commit_queue.group_commits import GroupCommits, Look
-from txstore.commit_queue.strategy import AtVersion, CommitStrategy
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import names
 from txstore.format.commitfile import Header
+from txstore.history.branch_names import OldestKept
 from txstore.history.commit_files import CommitFiles
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits
 from txstore.history.heads import KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Listings, Looks, is_trusted
+from txstore.history.listings import Contention, Listings, Looks, is_trusted
 from txstore.history.object_head_caches import TAIL, ObjectHeadCaches
-from txstore.history.oldest_kept import OldestKept
-from txstore.history.versions import VersionTakenError, put_in_version, read_back
+from txstore.history.versions import AtVersion, CommitStrategy, VersionTakenError, put_in_version, read_back
 from txstore.storage.objects.errors import is_refusal
 from txstore.storage.remote import RemoteStorage
 

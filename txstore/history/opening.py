@@ -18,36 +18,31 @@ from fsspec.core import split_protocol
 from txstore.commit_queue.group_commits import GroupCommits
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
-from txstore.history.branch_names import BranchNames
+from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.carried_commits import CarriedCommits
-from txstore.history.chain import Chain, NothingTold
+from txstore.history.chain import Chain, Told
 from txstore.history.commit_files import CommitFiles, FileReads
 from txstore.history.commits import Commits, Way
-from txstore.history.contention import Contention
 from txstore.history.creation_proof import CreationProof
-from txstore.history.decided_group_commits import DecidedCommits
+from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.durability import DurableObjects, SyncedFiles
-from txstore.history.durable_versions import DurableVersions
-from txstore.history.head_caches import FileHeadCaches
-from txstore.history.heads import FileHeads, KnownHeads
+from txstore.history.heads import FileHeadCaches, FileHeads, KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Listings, Looks
+from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
 from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
-from txstore.history.oldest_kept import OldestKept
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.url_parameters import split_parameters
 from txstore.history.versions import RenameUnderLock
-from txstore.history.whole_groups import WholeGroups
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
+from txstore.storage.kept import CACHE_SIZE, open_cache
 from txstore.storage.local import LocalStorage
 from txstore.storage.network import NetworkStorage
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.objects.urls import check_slashes
-from txstore.storage.pack_cache import CACHE_SIZE, open_cache
 from txstore.storage.remote import RemoteStorage
 
 #: Bytes of decoded chunks that a repository keeps in memory, unless it is told otherwise.
@@ -162,7 +157,7 @@ def _commits_in_files(storage: Storage) -> Commits:
     branches = BranchNames(storage, identity)
     files = CommitFiles(storage, identity, branches, FileReads())
     oldest_kept = OldestKept(storage, branches)
-    chain = Chain(files, oldest_kept, branches, NothingTold(files))
+    chain = Chain(files, oldest_kept, branches, Told(files))
     known, durable = KnownHeads(identity, branches), DurableVersions(branches)
     head_caches = FileHeadCaches(storage, durable)
     versions = RenameUnderLock(storage, files, oldest_kept, known)

@@ -23,7 +23,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import decode as decode_constraints
+from txstore.history.declarations import decode_constraints
 from txstore.history.erasures import as_erasure
 from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
@@ -322,7 +322,7 @@ class Snapshot(Hierarchy):
         for erasure in erasures:
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
             if as_erasure(erasure).covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
-                return _erased(key, erasure)
+                return as_erasure(erasure).error(key)
         return error
 
     def _is_blank(self, key: str) -> bool:
@@ -339,7 +339,8 @@ class Snapshot(Hierarchy):
         for record in self._erasures():
             # This snapshot may have opened its runs before.
             until = -1 if self.stored is None else record.until.get(self.stored.header.branch, -1)
-            is_all = record.table is None and self.version <= until
+            # Of rows, what has no other values stays: but until the end of the erasure, nobody can tell.
+            is_all = self.version <= until if record.table is None else record.finished is None and self.version < until
             for each in map(directory_prefix, record.paths):
                 if each.startswith(prefix) or prefix.startswith(each):
                     low = max(prefix, each)
@@ -349,7 +350,7 @@ class Snapshot(Hierarchy):
                             continue
                         found = self.runs.lookup(change.key)
                         if found is not None and found.kind in (packfile.REF_ERASED, change.kind):
-                            raise _erased(change.key.decode(), record)
+                            raise as_erasure(record).error(change.key.decode())
 
     # zarr 2 reads from a mapping only if it has these methods.
 
@@ -607,11 +608,6 @@ class _PacksAhead:
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack
-
-
-def _erased(key: str, record: ErasureRecord) -> ErasedError:
-    about = as_erasure(record)
-    return ErasedError(key, about.by, about.time)
 
 
 def _id(stored: Stored | None) -> bytes | None:

@@ -1,20 +1,104 @@
-"""Places the packs of a transaction before its commit, and deletes those that dead processes have left."""
+"""Places the packs of a transaction before its commit, and deletes those that dead processes have left.
+
+And decides which process deletes the name of an ended transaction, so that no process deletes the name of a new one. On
+a disk, processes create and delete names under the staging lock. An object store has no lock that excludes other
+processes: there the holder of the transaction's lease deletes the name. A named transaction outlives its processes:
+its record says that it is open.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
-from txstore.format import names, packfile
+from txstore.errors import CommitTimeoutError
+from txstore.format import encoding, names, packfile
 from txstore.format.keys import is_document
+from txstore.format.records import TransactionRecord
 from txstore.history.identity import Identity
-from txstore.history.transaction_names import LeasedNames, LockedNames, NameRule
 from txstore.segments.object_writer import ObjectWriter
 from txstore.segments.pack_writer import PackWriter, Writer
 from txstore.storage.interface import Storage, paths_in
 from txstore.storage.remote import RemoteStorage
+
+_PAUSE = 0.05  # seconds
+
+
+class NameRule:
+    """How the names of transactions are deleted: on a disk, where the staging lock excludes all other processes."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def free(self, name: str, ended: bytes) -> None:
+        """Delete the name of an ended transaction. The caller holds the staging lock."""
+        self._storage.delete(names.named_path(name))
+
+    def delete_before_record(self, name: str, transaction: bytes) -> None:
+        """Delete the name of a transaction that this process is ending, before it deletes the record.
+
+        On a disk, delete nothing: a transaction that has a record keeps its name.
+        """
+
+    def delete_after_record(self, name: str, transaction: bytes) -> None:
+        """Delete the name of a transaction that this process has ended, after it has deleted the record."""
+        # If this times out, the next process that finds the ended name frees it.
+        with contextlib.suppress(CommitTimeoutError), self._storage.lock(names.STAGING_LOCK):
+            _delete(self._storage, name, transaction)
+
+    def can_be_found(self, name: str, transaction: bytes) -> bool:
+        """Tell whether a transaction that still has a record can be found by its name."""
+        return True
+
+
+class LeasedNames(NameRule):
+    """The rule for an object store, where only the lease of a transaction excludes other processes."""
+
+    def __init__(self, storage: RemoteStorage) -> None:
+        super().__init__(storage)
+        self._leases = storage.leases
+
+    def free(self, name: str, ended: bytes) -> None:
+        # Two processes may find the same ended name. Before the second deletes it, the first may already have begun a
+        # new transaction with this name. So a process takes the lease of the ended transaction, reads the name once
+        # more, and only then deletes it.
+        try:
+            held = self._leases.take(f"{names.STAGING}/{ended.hex()}")
+        except BlockingIOError:
+            time.sleep(_PAUSE)  # another process is about to delete it
+            return
+        try:
+            _delete(self._storage, name, ended, held.check_term)
+        finally:
+            held.close()
+
+    def delete_before_record(self, name: str, transaction: bytes) -> None:
+        # While this process holds the record, no other process reuses the name.
+        _delete(self._storage, name, transaction)
+
+    def delete_after_record(self, name: str, transaction: bytes) -> None:
+        """Delete nothing: the name went before the record."""
+
+    def can_be_found(self, name: str, transaction: bytes) -> bool:
+        return _is_of(self._storage, name, transaction)
+
+
+def _is_of(storage: Storage, name: str, transaction: bytes) -> bool:
+    try:
+        return storage.read(names.named_path(name)) == transaction.hex().encode()
+    except FileNotFoundError:
+        return False
+
+
+def _delete(storage: Storage, name: str, transaction: bytes, check: Callable[[], object] = lambda: None) -> None:
+    """Delete a name if the transaction still has it. Raises what `check` raises, before it deletes anything."""
+    if _is_of(storage, name, transaction):
+        check()
+        storage.delete(names.named_path(name))
+
 
 #: Seconds after which a process that opened a repository on an object store looks for uploads of dead processes, and
 #: after which it looks again. A process that uploads much looks at once.
@@ -61,7 +145,7 @@ class PacksInStaging:
     uploads = False
 
     def __init__(self, storage: Storage, identity: Identity) -> None:
-        self.name_rule: NameRule = LockedNames(storage)
+        self.name_rule = NameRule(storage)
         self._storage = storage
         self._identity = identity
         self._is_tidy = False
@@ -138,3 +222,24 @@ class PacksInPlace:
             return None
         self._looked_at = now
         return self._storage
+
+
+def recorded(storage: Storage) -> Iterator[TransactionRecord]:
+    """Yield the records of the open transactions of a repository."""
+    files = storage.list(names.STAGING)
+    transactions = set(map(names.parse_record, files)) - {None}
+    # A record that was renamed while they were listed may be missing from the list; what was staged is there.
+    transactions |= {staged[0] for staged in map(names.parse_staging, files) if staged is not None}
+    for transaction in filter(None, transactions):
+        record = _record(storage, transaction)
+        if record is not None:
+            yield record
+
+
+def _record(storage: Storage, transaction: bytes) -> TransactionRecord | None:
+    """Return the record of a transaction. None if it has none, has just ended, or its owner died while writing it."""
+    # The first again: between two looks, it may have been unsealed.
+    for path in (names.open_path(transaction), names.sealed_path(transaction), names.open_path(transaction)):
+        with contextlib.suppress(FileNotFoundError, encoding.MalformedError):
+            return TransactionRecord.decode(storage.read(path))
+    return None

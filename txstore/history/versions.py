@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import Protocol
 
 from txstore.commit import Stored
-from txstore.commit_queue.strategy import CommitStrategy, UnderLock
 from txstore.errors import CommitUnknownError, TxStoreError
 from txstore.format import names
 from txstore.format.commitfile import Header
+from txstore.history.branch_names import OldestKept
 from txstore.history.commit_files import CommitFiles
 from txstore.history.heads import KnownHeads
-from txstore.history.oldest_kept import OldestKept
+from txstore.observing import carried
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Storage
+from txstore.storage.request_threads import executor
+
+#: Number of committers in one process that look for the head at the same time, each during its uploads.
+_LOOKS = 8
+
+
+class CommitStrategy:
+    """The steps of a commit that depend on whether committers take turns: here they do, under the commit lock."""
+
+    queues = True
+    """Whether a commit may follow one that is on the way to its version."""
+
+    def check_early(self, check: Callable[[], object]) -> None:
+        """Look for conflicts before the turn, so that other committers wait less."""
+        check()
+
+    def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
+        """Start to look for the head while the committer makes its data durable. None if that saves no time."""
+        return None
+
+    def may_join(self, is_simple: Callable[[], bool]) -> bool:
+        """Tell whether a commit may join a group commit."""
+        return False
+
+
+class AtVersion(CommitStrategy):
+    """The strategy where all committers try to create the next version. Exactly one succeeds."""
+
+    queues = False
+
+    def check_early(self, check: Callable[[], object]) -> None:
+        """No other committer waits for this one."""
+
+    def begin_look(self, look: Callable[[], object]) -> Future[object] | None:
+        # These threads are separate from those for single requests: a look may wait for such requests.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            return executor("look for the head", _LOOKS).submit(carried(look))
+        return None
+
+    def may_join(self, is_simple: Callable[[], bool]) -> bool:
+        return is_simple()
+
 
 #: Seconds between two looks at a name that exists, but that this machine does not see yet.
 _LOOK_AGAIN = 0.1
@@ -128,7 +172,7 @@ def read_back(storage: Storage, files: CommitFiles, header: Header, error: OSErr
 class RenameUnderLock:
     """Versions on a disk: a committer renames its file under the commit lock. The rename replaces nothing."""
 
-    strategy: CommitStrategy = UnderLock()
+    strategy = CommitStrategy()
     may_be_taken_twice = False
 
     def __init__(self, storage: Storage, files: CommitFiles, oldest_kept: OldestKept, known: KnownHeads) -> None:

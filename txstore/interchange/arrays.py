@@ -65,9 +65,9 @@ class ForeignArrays(Protocol):
     def arrays(self) -> Mapping[str, ForeignArray]: ...
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
-        """Create its groups and arrays, with attributes, in a zarr store. The caller resizes them to `shapes`.
+        """Create its groups and arrays, with attributes, in a dictionary that zarr takes as a store.
 
-        Their values do not matter.
+        The caller resizes them to `shapes`. Their values do not matter.
         """
 
     def close(self) -> None: ...

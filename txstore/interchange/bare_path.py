@@ -152,7 +152,7 @@ def _look(root: str | os.PathLike[str], prefix: str) -> None:
 
 
 async def _ask(store: Any, prefix: str) -> None:
-    from zarr.core.buffer import default_buffer_prototype
+    from zarr.buffer import default_buffer_prototype
 
     from txstore.format import encoding, names, records
 

@@ -243,6 +243,7 @@ class _Work:
         state.pending[transaction.id] = dict.fromkeys(changes.deleted) | taken
         checkout_state.write(self.target.url, state)
         try:
+            self.check_erasures(state)  # again: an erasure that is in no record yet waits for the transaction
             nodes = _nodes_gone(changes)
             for node in nodes:
                 transaction.delete_dir(prefix + node)

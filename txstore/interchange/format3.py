@@ -43,7 +43,7 @@ def documents_in_format_3(documents: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document of an array. Raises `NoEquivalentError`, and zarr's errors for an invalid one."""
-    from zarr.core.metadata import ArrayV2Metadata
+    from txstore.zarr_private import ArrayV2Metadata
 
     attributes = dict(attributes)
     # zarr 2 wrote 0 for arrays without elements.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
-from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
+from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.places import Place
 
 #: HDF5 attributes that attach scales to dimensions; in Zarr the dimensions have names instead.
@@ -20,8 +23,14 @@ _OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LA
 #: What a user can do about values that lie elsewhere.
 _WHOLE = "Write a file that has them itself, with h5py or xarray"
 
-#: How many groups may lie above a node, and how many paths may lead to a group.
+#: How many groups may lie above a node, and how many paths may lead to it.
 _DEEPEST, _MOST_PATHS = 100, 64
+
+#: How many characters one attribute of texts may have, or all arrays of texts where they are read at once; and how many
+#: bytes all attributes.
+_MOST_AT_ONCE, _MOST_ATTRIBUTES = 1 << 30, 256 << 20
+#: How many characters of each text may come from nowhere: they may stand for elements that were never written.
+_SHORT = 64
 
 
 class Hdf5Arrays:
@@ -30,6 +39,7 @@ class Hdf5Arrays:
     def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
         self._h5py = h5py = _h5py()
         self._url = place.url
+        self._texts = Texts(place)
         self._exclude = exclude
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
         self._file = h5py.File(place.root if self._opened is None else self._opened, "r")
@@ -51,7 +61,7 @@ class Hdf5Arrays:
 
     def _walk(self) -> Iterator[tuple[str, Any]]:
         try:
-            for path, node in nodes_inside(self._file, self._exclude):
+            for path, node in nodes_inside(self._file, self._texts, self._exclude):
                 if not isinstance(node, self._h5py.Group | self._h5py.Dataset):
                     raise NotInsideError(path, "it is a named data type")
                 yield path, node
@@ -71,12 +81,7 @@ class Hdf5Arrays:
             from zarr.dtype import VariableLengthUTF8
 
             dtype = VariableLengthUTF8()
-            decoded = node.asstr()
-
-            def read_text(selection: Selection) -> Any:
-                return np.asarray(decoded[selection], dtype=object)
-
-            read = read_text
+            read = self._texts.reader(path, node, self._refused)
         elif dtype.hasobject or self._h5py.check_ref_dtype(dtype) is not None:
             raise self._refused(path, f"zarr has no equivalent of its data type, {dtype}")
         else:
@@ -147,37 +152,120 @@ class NotInsideError(ValueError):
     """A node of a file that can't be read: its path, and why."""
 
 
-def nodes_inside(file: Any, exclude: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+class Texts:
+    """Bounds the texts of a file, and other values of varying length.
+
+    Each lies in a heap of the file, uncompressed. HDF5 writes one for each element. In a file that somebody has made,
+    any number of elements may lead to one text, and need a few bytes each, or none where chunks are compressed.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._size = place.file().size
+        self._characters = self._of_attributes = 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """The most bytes that a text can have: those of the largest heap."""
+        longest, rest = 1, b""
+        with self._place.fs.open(self._place.root, "rb") as file:
+            while piece := file.read(1 << 24):
+                found = re.findall(rb"GCOL(?=.{4}(.{8}))", rest + piece, re.DOTALL)
+                longest = max([longest, *[int.from_bytes(size, "little") for size in found]])
+                rest = (rest + piece)[-15:]
+        return min(longest, self._size)
+
+    def reader(self, path: str, node: Any, refused: Callable[[str, str], Exception]) -> Callable[[Selection], Any]:
+        """Return what reads an array of texts, in pieces. It raises `refused` once they are longer than the file."""
+        decoded, length = node.asstr(), 0
+
+        def read(selection: Selection) -> Any:
+            nonlocal length
+            start, stop = [s.start for s in selection], [s.stop for s in selection]
+            found = np.empty(np.subtract(stop, start).astype(int), object)
+            for part in blocks(start, stop, [1] * len(start), self._longest):
+                texts = np.asarray(decoded[part], object)
+                length += sum(max(0, len(text) - _SHORT) for text in texts.flat)
+                if length > self._size:
+                    raise refused(path, "many of its elements lead to one text")
+                found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts
+            return found
+
+        return read
+
+    def check_array(self, path: str, node: Any) -> None:
+        """Raise `NotInsideError` unless all arrays of texts, to here, fit in memory as xarray opens them.
+
+        It reads all of them, and gives each element as many characters as the longest of its array has.
+        """
+        self._check_characters(path, node.size * _SHORT)
+        texts = self.reader(path, node, NotInsideError)(tuple(slice(0, length) for length in node.shape))
+        self._check_characters(path, node.size * (max([_SHORT, *map(len, texts.flat)]) - _SHORT))
+
+    def _check_characters(self, path: str, more: int) -> None:
+        self._characters += more
+        if self._characters > _MOST_AT_ONCE:
+            reason = "xarray reads all texts at once, and up to this array they take more than 4 GiB of memory"
+            raise NotInsideError(path, f"{reason}: import the file with format='hdf5' (--format hdf5)")
+
+    def check_attributes(self, path: str, node: Any) -> None:
+        """Raise `NotInsideError` unless the attributes of all nodes, to here, fit in memory together."""
+        for name in node.attrs:
+            attribute = node.attrs.get_id(name)
+            size = attribute.get_storage_size()
+            if depth := _depth(attribute.dtype):
+                count = size // 16  # what leads to a heap has 16 bytes
+                most = count * self._size
+                if depth > 1 or (most > _MOST_AT_ONCE and count * self._longest > _MOST_AT_ONCE):
+                    raise NotInsideError(path, f"{count:,} elements of its attribute {name!r} may lead to one text")
+                size = len(str(_as_json(node.attrs[name])))
+            self._of_attributes += size
+            if self._of_attributes > _MOST_ATTRIBUTES:
+                raise NotInsideError(path, f"attributes have more than {_MOST_ATTRIBUTES:,} bytes up to it")
+
+
+def _depth(dtype: Any) -> int:
+    """Return how many heaps lie between an element of a type and its values, one behind the other."""
+    import h5py
+
+    if h5py.check_string_dtype(dtype) is not None:
+        return int(dtype.hasobject)
+    if dtype.subdtype is not None:
+        return _depth(dtype.subdtype[0])
+    if dtype.names is not None:
+        return max([_depth(dtype[name]) for name in dtype.names])
+    base = h5py.check_vlen_dtype(dtype)
+    return 0 if base is None else 1 + _depth(np.dtype(base))
+
+
+def nodes_inside(file: Any, texts: Texts, exclude: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Yield all nodes by their paths, a group before what is below it. Raises `NotInsideError`.
 
-    Several links may lead to one group. In a small file, they may make any number of paths.
+    Several links may lead to one node. In a small file, they may make any number of paths.
     """
     import h5py
 
     reached: Counter[Any] = Counter()
     waiting: list[tuple[str, Any, tuple[Any, ...]]] = [("", file["/"], ())]
     while waiting:
-        path, group, above = waiting.pop()
-        yield path, group
-        reached[group.id] += 1
-        if group.id in above:
+        path, node, above = waiting.pop()
+        reached[node.id] += 1
+        if node.id in above:
             raise NotInsideError(path, "a link leads back to a group above it")
         if len(above) == _DEEPEST:
             raise NotInsideError(path, f"it lies below {_DEEPEST} groups")
-        if reached[group.id] > _MOST_PATHS:
+        if reached[node.id] > _MOST_PATHS:
             raise NotInsideError(path, f"links make more than {_MOST_PATHS} paths to it")
-        for name in group:
+        texts.check_attributes(path, node)
+        yield path, node
+        for name in node if isinstance(node, h5py.Group) else ():
             below = f"{path}/{name}" if path else name
             if is_excluded(below, exclude):
                 continue
             try:
-                node = inside(group, name)
+                waiting.append((below, inside(node, name), (*above, node.id)))
             except ValueError as error:
                 raise NotInsideError(below, str(error)) from None
-            if isinstance(node, h5py.Group):
-                waiting.append((below, node, (*above, group.id)))
-            else:
-                yield below, node
 
 
 def inside(group: Any, name: str) -> Any:
@@ -206,26 +294,39 @@ def inside(group: Any, name: str) -> Any:
             raise ValueError(
                 f"its values lie in other files, such as {os.fsdecode(created.get_external(0)[0])!r}. {_WHOLE}"
             )
+        size = math.prod(node.chunks or (1,)) * node.id.get_type().get_size()
+        if size > MOST_IN_MEMORY:
+            raise ValueError(
+                f"its chunks have {size:,} bytes each, and on this machine an import reads at most {MOST_IN_MEMORY:,} "
+                "at once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
+            )
     return node
 
 
-def check_inside(url: str, content: Any) -> None:
-    """Raise `SourceError` unless all of an HDF5 file that another library reads lies in the file itself.
+def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> None:
+    """Raise `SourceError` unless all of an HDF5 file that xarray reads lies in the file itself, and fits in memory.
 
-    `content`: its path, or an open file.
+    `content`: its path, or an open file. `exclude`: xarray reads the attributes and the texts of these, too.
     """
-    h5py = _h5py()
+    h5py, texts, read = _h5py(), Texts(place), set[Any]()
     try:
         opened = h5py.File(content, "r")
     except OSError as error:
-        raise SourceError(url, f"h5py can't read it: {error}") from error
+        raise SourceError(place.url, f"h5py can't read it: {error}") from error
     with opened as file:
         try:
-            for _ in nodes_inside(file):
-                pass
+            for path, node in nodes_inside(file, texts):
+                if not isinstance(node, h5py.Dataset) or node.id in read:
+                    continue
+                read.add(node.id)
+                if h5py.check_string_dtype(node.dtype) is None:
+                    if _depth(node.dtype) and not is_excluded(path, exclude):
+                        raise NotInsideError(path, f"zarr has no equivalent of its data type, {node.dtype}")
+                elif node.dtype.hasobject:
+                    texts.check_array(path, node)
         except NotInsideError as error:
             path, reason = error.args
-            raise SourceError(url, f"{path!r} can't be imported: {reason}") from None
+            raise SourceError(place.url, f"{path!r} can't be imported: {reason}") from None
 
 
 def _h5py() -> Any:

@@ -234,16 +234,13 @@ class _Joined:
 
     def documents(self, job: _Job) -> dict[str, bytes]:
         """Return all documents of the imported nodes, as the first source describes them, with the whole lengths."""
-        from zarr.storage import MemoryStore
-
         from txstore.pipeline import open_own
 
         kept: dict[str, Any] = {}
-        store = MemoryStore(kept)
         with closing(job.open(job.places[0])) as opened:
-            opened.describe(store, {path: self.shape(path) for path in self.arrays}, job.chunks)
+            opened.describe(kept, {path: self.shape(path) for path in self.arrays}, job.chunks)
         for path in self.arrays:
-            array = open_own(store, path, mode="r+")
+            array = open_own(kept, path, mode="r+")
             if array.shape != self.shape(path):
                 array.resize(self.shape(path))
         documents = {key: value.to_bytes() for key, value in kept.items() if is_document(key)}

@@ -15,6 +15,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -31,7 +32,9 @@ _RECORDS = re.compile(r"(?P<node>.+)/refs\.(?P<number>0|[1-9][0-9]*)\.parq")
 _COLUMNS = ("path", "offset", "size", "raw")
 #: How many rows a table has at most: in a few kilobytes it may have any number.
 _MOST_ROWS = 1 << 20
-#: How many characters templates add to a URL at most.
+#: How many bytes a table has at most, before it was compressed, and the values in it.
+_MOST_BYTES = 1 << 30
+#: How many characters a URL has at most: templates, and tables in Parquet files, make long ones of few bytes.
 _LONGEST_URL = 4096
 
 
@@ -54,6 +57,7 @@ class Manifest:
         self._directory = directory  # base of relative URLs; empty: this process's directory
         self._entries = entries
         self._templates = templates
+        self._absolute = cache(self._absolute_url)  # most entries name the file of the one before
 
     def items(self) -> Iterator[tuple[str, bytes | FileRange]]:
         for key in self._entries:
@@ -73,22 +77,21 @@ class Manifest:
             case dict():
                 return json.dumps(entry).encode()
             case [str(url)] | [str(url), None, None]:
-                return FileRange(self._absolute(key, url))
+                return FileRange(self._absolute(url))
             case [str(url), offset, length] if _is_count(offset) and _is_count(length):
-                return FileRange(self._absolute(key, url), offset, length)
+                return FileRange(self._absolute(url), offset, length)
         raise SourceError(self.url, f"what it says of {key!r} is neither a value nor [url, offset, length]")
 
-    def _absolute(self, key: str, url: str) -> str:
+    def _absolute_url(self, url: str) -> str:
         def filled(match: re.Match[str]) -> str:
             value = self._templates.get(match[1])
             return value if isinstance(value, str) else match[0]
 
-        length = sum(len(filled(each)) for each in _TEMPLATE.finditer(url))
-        if length > _LONGEST_URL:  # a small manifest may make texts of any length
-            raise SourceError(self.url, f"templates make a URL of {length:,} characters of that of {key!r}")
+        if len(url) + sum(len(filled(each)) for each in _TEMPLATE.finditer(url)) > _LONGEST_URL:
+            raise SourceError(self.url, f"a URL in it has more than {_LONGEST_URL:,} characters, with its templates")
         url = _TEMPLATE.sub(filled, url)
         if "{{" in url:
-            reason = f"the URL of {key!r} has a template that is more than a name in braces: write it out"
+            reason = f"{url!r} has a template that is more than a name in braces: write it out"
             raise SourceError(self.url, reason)
         try:
             check_slashes(url)  # before it is joined to this directory
@@ -192,20 +195,16 @@ def _parquet(place: Place) -> dict[str, Any]:
 def _rows(place: Place, name: str) -> Iterator[tuple[int, Any]]:
     """Yield the number and the entry of each row of a file that is no empty one. Raises `SourceError`."""
     try:
-        from pandas import read_parquet
-
-        engine: Any = "pyarrow" if find_spec("pyarrow") is not None else "fastparquet"
-        content = place.read(name)
-        count, columns = _told_by_parquet(content, engine)
-        if count > _MOST_ROWS:
-            raise ValueError(f"it has {count:,} rows: write at most {_MOST_ROWS:,} to a file (record_size)")
-        table = read_parquet(io.BytesIO(content), engine=engine, columns=[each for each in _COLUMNS if each in columns])
+        columns = (_by_pyarrow if find_spec("pyarrow") is not None else _by_fastparquet)(place.read(name))
     except ImportError as error:
         reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
     except Exception as error:  # the libraries raise many kinds for a damaged file
         raise SourceError(place.url, f"{name!r} can't be read ({error!r}): write the manifest again") from error
-    found = [table[each].tolist() if each in table else [None] * len(table) for each in _COLUMNS]
+    count = max(map(len, columns.values()), default=0)
+    found = [columns.get(each, [None] * count) for each in _COLUMNS]
+    if sum(len(raw) for raw in found[-1] if isinstance(raw, bytes | str)) > _MOST_BYTES:
+        raise SourceError(place.url, f"the values in {name!r} have more than {_MOST_BYTES:,} bytes")
     for row, (path, offset, length, raw) in enumerate(zip(*found, strict=True)):
         if isinstance(raw, bytes | str):
             yield row, raw
@@ -214,17 +213,42 @@ def _rows(place: Place, name: str) -> Iterator[tuple[int, Any]]:
             yield row, [path] if whole else [path, int(offset), int(length)]
 
 
-def _told_by_parquet(content: bytes, engine: str) -> tuple[int, Sequence[str]]:
-    """Return how many rows a file has, and the names of its columns."""
-    if engine == "pyarrow":
-        from pyarrow.parquet import ParquetFile
+def _by_pyarrow(content: bytes) -> dict[str, list[Any]]:
+    """Return the columns of a file. Any number of rows may have one text, of which there is one."""
+    from pyarrow.parquet import ParquetFile
 
-        opened = ParquetFile(io.BytesIO(content))
-        return opened.metadata.num_rows, opened.schema_arrow.names
-    import fastparquet
+    opened = ParquetFile(io.BytesIO(content))
+    metadata = opened.metadata
+    _check_parquet(metadata.num_rows, [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)])
+    columns = [each for each in _COLUMNS if each in opened.schema_arrow.names]
+    texts = [each for each in columns if each in ("path", "raw")]
+    table = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=columns)
+    found: dict[str, list[Any]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        found[name] = []
+        for part in column.chunks:
+            if name in texts:
+                values = part.dictionary.to_pylist()
+                found[name] += [None if at is None else values[at] for at in part.indices.to_pylist()]
+            else:
+                found[name] += part.to_pylist()
+    return found
 
-    file = fastparquet.ParquetFile(io.BytesIO(content))
-    return file.count(), file.columns
+
+def _by_fastparquet(content: bytes) -> dict[str, list[Any]]:
+    from fastparquet import ParquetFile
+
+    opened = ParquetFile(io.BytesIO(content))
+    _check_parquet(opened.count(), [group.total_byte_size for group in opened.row_groups])
+    table = opened.to_pandas(columns=[each for each in _COLUMNS if each in opened.columns])
+    return {name: table[name].tolist() for name in table}
+
+
+def _check_parquet(rows: int, sizes: Sequence[int]) -> None:
+    if rows > _MOST_ROWS:
+        raise ValueError(f"it has {rows:,} rows: write at most {_MOST_ROWS:,} to a file (record_size)")
+    if sum(sizes) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes: write fewer rows to a file (record_size)")
 
 
 def _chunk(grid: Sequence[int], number: int) -> str | None:

@@ -19,6 +19,7 @@ _AS_IT_IS: Mapping[str, Any] = {
     "decode_timedelta": False,
     "concat_characters": False,
     "decode_coords": False,
+    "create_default_indexes": False,  # to make one, all of a coordinate is read, whatever length it declares
 }
 
 
@@ -36,7 +37,7 @@ class NetcdfArrays:
         try:
             content = place.root if self._opened is None else self._opened
             if not place.is_netcdf_3():
-                check_inside(place.url, content)
+                check_inside(place, content, exclude)
                 if self._opened is not None:
                     self._opened.seek(0)
             opened = xarray.open_groups(content, **_AS_IT_IS)
@@ -51,12 +52,11 @@ class NetcdfArrays:
                 for group, dataset in self._groups.items()
                 for name, variable in dataset.variables.items()
             }
-        except ValueError as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, ValueError) or isinstance(error, SourceError):
+                raise
             raise SourceError(place.url, f"xarray can't read it: {error}. pip install 'txstore[import]'") from error
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         for dataset in self._datasets:

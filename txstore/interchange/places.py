@@ -101,6 +101,9 @@ class Place:
 
         address = os.fspath(url)
         check_slashes(address)
+        if "reference" in {each.partition("://")[0] for each in address.split("::")}:
+            reason = "a manifest may name any file: give the manifest itself to import_references, and sources="
+            raise SourceError(public(address), reason)
         *caches, last = address.split("::")
         if {each.partition("://")[0] for each in caches} <= _CACHES and split_protocol(last)[0] in (None, *LOCAL):
             address = last  # their file system would not say that a file of this machine is a link

@@ -31,8 +31,7 @@ from txstore.interchange.destinations import (
     check_outside,
     open_destination,
 )
-from txstore.interchange.reference_entries import Entry, entries
-from txstore.interchange.reference_parquet import write_parquet
+from txstore.interchange.reference_parquet import Entry, entries, write_parquet
 from txstore.storage.objects.urls import has_parameters, public
 
 if TYPE_CHECKING:

@@ -190,8 +190,8 @@ def _is_virtual(variable: Any) -> bool:
 
 def _virtual(where: str, name: str, variable: Any, group: Any, append_dim: str | None) -> _Virtual:
     import zarr
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.core.chunk_key_encodings import DefaultChunkKeyEncoding
+    from zarr.buffer import default_buffer_prototype
+    from zarr.registry import get_chunk_key_encoding_class
 
     array, path = variable.data, f"{where}/{name}" if where else name
     told = {**variable.attrs, **{key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}}
@@ -199,7 +199,7 @@ def _virtual(where: str, name: str, variable: Any, group: Any, append_dim: str |
         array.metadata,
         attributes=_encoded(told),
         dimension_names=tuple(map(str, variable.dims)),
-        chunk_key_encoding=DefaultChunkKeyEncoding(separator="/"),
+        chunk_key_encoding=get_chunk_key_encoding_class("default")(),
     )
     existing: Any = None if group is None else group.get(name)
     first, shape = [0] * len(metadata.shape), metadata.shape

@@ -137,14 +137,13 @@ class ZarrArrays:
         pass
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
-        from zarr.core.buffer import cpu
-        from zarr.core.sync import sync
+        from zarr.buffer import cpu
 
         if chunks:
             raise ValueError("plain Zarr is copied with its own chunks: leave chunks out")
         for key in hierarchy_files(self._place, self._exclude):
             if key.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup", ".zattrs"):
-                sync(store.set(key, cpu.Buffer.from_bytes(plain_document(key, self._place.read(key)))))
+                store[key] = cpu.Buffer.from_bytes(plain_document(key, self._place.read(key)))
 
 
 def _array(node: Any) -> ForeignArray:

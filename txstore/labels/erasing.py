@@ -80,18 +80,16 @@ class ErasedRows:
 
     # --- what an erasure asks
 
-    def check(self, *, is_begun: bool) -> bool:
+    def check(self) -> bool:
         found, self._found = self._found or self._look(), None
         found.check()
-        unmet = [choice for choice in self._choices if choice.unmet]
-        if unmet and not is_begun:
-            shown = "; ".join(f"{choice.dimension!r}: {choice.shown_unmet}" for choice in unmet)
-            raise ErasureError(
-                self.paths,
-                f"no commit has such rows ({shown}), or they were erased with their labels: nothing was changed",
-            )
         # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
         return sum(after.value is not None for after in self._values(found)) > 0
+
+    def shown_unmet(self, *, is_begun: bool) -> str:
+        if is_begun and not self._keeps_labels:
+            return ""
+        return "; ".join(f"{choice.dimension!r}: {choice.shown_unmet}" for choice in self._choices if choice.unmet)
 
     def covers(self, record: ErasureRecord) -> bool:
         return record.dimensions == self.dimensions and all(is_below(path, self._prefixes) for path in record.paths)

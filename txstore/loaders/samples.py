@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 from zarr.api.asynchronous import open_array
-from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 
 from txstore.commit import MAIN, Commit
@@ -20,10 +19,11 @@ from txstore.errors import SchemaError
 from txstore.history.find import At
 from txstore.pipeline import made_own
 from txstore.repository import Repository
+from txstore.sessions.calling_thread import result_of
 from txstore.store import TxStore
 
-#: Most bytes that are read together, and most blocks: their order then fits in a gigabyte.
-_MOST_BYTES, _MOST_BLOCKS = 64 << 30, 1 << 27
+#: Most bytes that are read together, and most chunks; and most blocks: their order then fits in a gigabyte.
+_MOST_BYTES, _MOST_CHUNKS, _MOST_BLOCKS = 64 << 30, 1 << 20, 1 << 27
 
 #: One sample, or a batch of samples: values by array name.
 Sample = dict[str, Any]
@@ -102,7 +102,7 @@ class Samples:
             raise SchemaError(repository.url, ["nothing was committed yet"])
         self.url = repository.url
         self.commit: Commit = store.base
-        found = dict(zip(paths, sync(_open(store, list(paths.values()))), strict=True))
+        found = dict(zip(paths, result_of(_open(store, list(paths.values()))), strict=True))
         self.arrays: dict[str, zarr.Array[Any]] = {name: array for name, array in found.items() if array is not None}
         for array in self.arrays.values():
             made_own(array)
@@ -150,6 +150,12 @@ class Samples:
         if length * self.sample_bytes > _MOST_BYTES:
             reason = f"{length} samples must be read at once, which is {length * self.sample_bytes} bytes"
             raise SchemaError(self.url, [f"{reason}; the limit is {_MOST_BYTES} bytes: use smaller chunks"])
+        for name, array in self.arrays.items():
+            sides = zip((length, *array.shape[1:]), array.chunks, strict=True)
+            count = math.prod(-(-extent // side) for extent, side in sides)
+            if count > _MOST_CHUNKS:
+                reason = f"{length} samples of {name!r}, which must be read at once, lie in {count} chunks"
+                raise SchemaError(self.url, [f"{reason}; the limit is {_MOST_CHUNKS}: use larger chunks"])
         if len(self) > length * _MOST_BLOCKS:
             reason = f"{len(self)} samples, read {length} at a time, are more than {_MOST_BLOCKS} blocks"
             raise SchemaError(self.url, [f"{reason}: use longer chunks"])

@@ -13,7 +13,7 @@ from torch import distributed, multiprocessing
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from txstore.loaders.cached import CACHE, CachedSamples
+from txstore.loaders.reading import CACHE, CachedSamples
 from txstore.loaders.samples import Sample, Samples
 from txstore.loaders.stream import WINDOW, SampleStream
 

@@ -2,7 +2,7 @@
 
     "table"     words of a file that all processes map (`_native/_locktable.c`), at memory speed: local file systems
     "ranges"    byte locks of the same file (`exclusion.py`): network file systems, and where the C was not built
-    "files"     a few locked files (`file_locks.py`): systems without such byte locks
+    "files"     a few locked files (`exclusion.py`): systems without such byte locks
 
 A process uses the kind that the living members of the lock file use. If it can't, it has no locks. A process chooses
 the kind anew only if the file has no living member. So two kinds of lock are never in use at the same time.
@@ -21,9 +21,8 @@ from typing import Protocol, TypeVar
 from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
-from txstore.locks.exclusion import RangeLocks
+from txstore.locks.exclusion import RangeLocks, StripeLocks
 from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
-from txstore.locks.file_locks import StripeLocks
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
 from txstore.storage.permissions import of_writers
@@ -216,17 +215,6 @@ class _OutdatedError(Exception):
     """The lock file has been replaced, or has another kind now."""
 
 
-class _Kind(Protocol):
-    """The locks as this process has opened them."""
-
-    name: str
-
-    def owner(self) -> Owner:
-        """Raises `_OutdatedError` if the file is no longer the one that other processes open."""
-
-    def close(self) -> None: ...
-
-
 class _Table:
     name = "table"
 
@@ -240,6 +228,7 @@ class _Table:
             raise KindInUseError(in_use) if in_use not in (None, self.name) else _OutdatedError from error
 
     def owner(self) -> Owner:
+        """Raises `_OutdatedError` if the file is no longer the one that other processes open."""
         with self._finding_outdated():
             return self._table.owner()
 
@@ -274,6 +263,9 @@ class _Fallback:
     def _check(self) -> None:
         if not self._file.is_in_place():
             raise _OutdatedError
+
+
+_Kind = _Table | _Fallback  # the locks as this process has opened them
 
 
 def _timed_out(keys: list[str], pid: int) -> LockTimeoutError:

@@ -14,7 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from txstore.locks.kernel_locks import ByteLocks
-from txstore.locks.lock_file import HEADER, KINDS, LOCK_BASE, MAGIC, MEMBER, MEMBERS, MEMBERS_OFFSET, NAME, LockHeader
+from txstore.locks.lock_file import (
+    HEADER,
+    KINDS,
+    LOCK_BASE,
+    MAGIC,
+    MEMBER,
+    MEMBERS,
+    MEMBERS_OFFSET,
+    NAME,
+    LockHeader,
+    are_possible,
+)
 from txstore.locks.slot_hash import SlotHash
 from txstore.storage import commit_lock
 from txstore.storage.tree import Tree
@@ -60,7 +71,7 @@ def whose_turn(directory: str, name: str) -> str | None:
 def _read(descriptor: int) -> Holders:
     header = LockHeader(*HEADER.unpack(os.pread(descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0")))
     kind = KINDS.get(header.kind)
-    if header.magic != MAGIC or kind is None:
+    if header.magic != MAGIC or kind is None or not are_possible(header.slots):
         return Holders(None)
     pids = _living(descriptor)
     held: Mapping[int, frozenset[int]] = _held(descriptor, header.slots) if kind == "table" else {}

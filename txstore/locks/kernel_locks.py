@@ -13,7 +13,6 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import filelock
 
@@ -41,15 +40,6 @@ def poll(attempt: Callable[[], bool], deadline: float | None) -> bool:
         pause = min(pause * 1.5, _LAST_PAUSE)
 
 
-class NumberedLocks(Protocol):
-    def try_lock(self, number: int) -> bool:
-        """Take a lock unless another open file has it. A lock that is held already is taken again without effect."""
-
-    def unlock(self, number: int) -> None: ...
-
-    def are_held_elsewhere(self, first: int, count: int) -> bool: ...
-
-
 class ByteLocks:
     """OFD locks on bytes of an open file, from an offset that may lie far beyond its end. One call locks any number."""
 
@@ -58,7 +48,10 @@ class ByteLocks:
         self._offset = offset
 
     def try_lock(self, number: int, count: int = 1, *, shared: bool = False) -> bool:
-        """Lock all of the bytes or none. Raises `OSError` if the file system has no OFD locks."""
+        """Lock all of the bytes or none. What is held already is taken again, without effect.
+
+        Raises `OSError` if the file system has no OFD locks.
+        """
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(kind, 0, self._offset + number, count, 0))
@@ -162,6 +155,9 @@ class LockFiles:
             descriptor = self._tree.open(name, os.O_RDWR | os.O_CREAT, self._mode).detach()
             set_mode(descriptor, self._mode)
             return descriptor
+
+
+NumberedLocks = ByteLocks | LockFiles
 
 
 def set_mode(descriptor: int, mode: int) -> None:

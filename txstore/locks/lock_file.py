@@ -32,9 +32,9 @@ VERSION = 2
 KINDS = {1: "table", 2: "ranges", 3: "files"}
 KIND_NUMBERS = {kind: number for number, kind in KINDS.items()}
 
-SLOTS = 1 << 20
+SLOTS = 1 << 20  # of a new file; no file has more
 SEED = 0x5458534C4F434B53
-_LEAST_SLOTS, _MOST_SLOTS = 1 << 6, 1 << 26
+_LEAST_SLOTS = 1 << 6
 
 MEMBERS = 2047
 LOCK_BASE = 1 << 40  # offset of the lock bytes: INIT, then LIVE of members 1, 2, ...
@@ -61,6 +61,11 @@ class LockHeader(NamedTuple):
 
 
 HEADER = struct.Struct("=8sIIIIQQQQ40s")
+
+
+def are_possible(slots: int) -> bool:
+    """Tell whether a file may have this number of slots: the header comes from whoever may write the repository."""
+    return slots.bit_count() == 1 and _LEAST_SLOTS <= slots <= SLOTS
 
 
 class KindInUseError(Exception):
@@ -236,8 +241,7 @@ class LockFile:
                 f"processes use the lock file in version {header.version}, this one knows version {VERSION}: use one "
                 "release of txstore, or wait until they have ended"
             )
-        are_possible = header.slots.bit_count() == 1 and _LEAST_SLOTS <= header.slots <= _MOST_SLOTS
-        if header.kind not in KINDS or header.seed != SEED or not are_possible:
+        if header.kind not in KINDS or header.seed != SEED or not are_possible(header.slots):
             return "processes use the lock file, but its header is damaged: end them, and delete it"
         if self._is_seen_otherwise(header):
             return (

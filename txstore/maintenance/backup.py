@@ -41,6 +41,7 @@ from txstore.progress import Progress
 from txstore.segments.replaced import read_records
 from txstore.segments.runs import names_of
 from txstore.storage.interface import Storage, paths_in, write_over
+from txstore.transactions.participants.reclaim import reclaim_staging
 
 _log = logging.getLogger(__name__)
 
@@ -282,6 +283,7 @@ class _BackUp:
         """Erase in the copy what was erased since the last backup: existing files are not copied again."""
         if erasures:
             forget_details(self.target)
+            reclaim_staging(open_commits(self.target))  # a backup that was killed left copies of files
         for record, _ in erasures:
             if record.table is not None:
                 self._copy_replacements(record, record.table)

@@ -302,19 +302,25 @@ def frames_end(stored: Stored) -> int:
     return min((section.offset for section in stored.header.sections), default=stored.footer.header_offset)
 
 
+def gaps_between_sections(stored: Stored) -> Iterator[tuple[int, int]]:
+    """Yield where each gap before a section, or before the header, begins and ends."""
+    position = frames_end(stored)
+    parts = sorted((section.offset, section.length) for section in stored.header.sections)
+    for offset, length in [*parts, (stored.footer.header_offset, 0)]:
+        yield position, offset
+        position = offset + length
+
+
 def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault]:
     """Check that sections and header follow each other without gaps. Raises `OSError`."""
     window, faults = Window(storage, path or stored.path), []
-    header, footer = stored.header, stored.footer
+    header = stored.header
     runs = {(run.offset, run.length) for run in header.runs if run.pack is None}
-    parts = sorted((section.offset, section.length) for section in header.sections)
-    position = frames_end(stored)
-    for offset, length in [*parts, (footer.header_offset, footer.header_length)]:
-        if offset < position:
-            faults.append(Fault(stored.path, "sections overlap", offset))
-        elif not window.is_zero(position, offset):
-            faults.append(Fault(stored.path, "there is something between the sections", position, part="padding"))
-        position = offset + length
+    for start, stop in gaps_between_sections(stored):
+        if stop < start:
+            faults.append(Fault(stored.path, "sections overlap", stop))
+        elif not window.is_zero(start, stop):
+            faults.append(Fault(stored.path, "there is something between the sections", start, part="padding"))
     for section in header.sections:
         if section.kind == commitfile.SECTION_RUN and (section.offset, section.length) not in runs:
             faults.append(Fault(stored.path, "the header does not list this run", section.offset))

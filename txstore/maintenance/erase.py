@@ -2,8 +2,9 @@
 
 Order: first the erasure surveys every file, and waits for the readers and writers of the commits that it has found;
 until then it changes nothing. Then ordinary commits delete the paths from the heads, the erasure waits for all readers
-of older commits, and a record says what is being erased. From then on no process reads these values. The erasure
-replaces one file after the other, until a walk through all of them finds nothing.
+of older commits, and a record says what is being erased. From then on no process restores these values, or starts a
+branch at a commit that has them. The erasure waits for those that have just done so, and deletes what they committed.
+Then it replaces one file after the other, until a walk through all of them finds nothing.
 
 Erasures of one repository take turns, from the first look to the last file. If one was interrupted after it had begun
 to replace files, its record says all that is needed: the next erasure, of whatever, finishes that one first. Before
@@ -39,20 +40,20 @@ from txstore.errors import (
     NodeNotFoundError,
     SnapshotExpiredError,
 )
-from txstore.format import names
+from txstore.format import names, packfile
 from txstore.format.display import html_head, readable_size
 from txstore.format.keys import directory_prefix, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
-from txstore.history.open_transactions import recorded
 from txstore.history.operations import forget_details
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.staged_packs import recorded
 from txstore.locks.pins import SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacement_packs import RowFates, ValueAfter, write_replacements
-from txstore.maintenance.scrub import Survey, rewrite, survey
+from txstore.maintenance.scrub import Fates, Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
 from txstore.segments.replaced import read_records
 from txstore.storage.commit_lock import this_user
@@ -79,11 +80,16 @@ class RowsToErase(Protocol):
 
     dimensions: tuple[str, ...]
 
-    def check(self, *, is_begun: bool) -> bool:
+    def check(self) -> bool:
         """Tell whether any kept commit has values of the rows that are not fill values.
 
-        Raises `ErasureError` if they can't be erased, or if no commit has such rows, unless the erasure `is_begun`:
-        then it may have erased their labels.
+        Raises `ErasureError` if they can't be erased.
+        """
+
+    def shown_unmet(self, *, is_begun: bool) -> str:
+        """Return, in words, the labels that `check` has met in no commit; "" for none.
+
+        If the erasure `is_begun`, it may have erased labels: those don't count.
         """
 
     def covers(self, record: ErasureRecord) -> bool:
@@ -239,7 +245,7 @@ class _Erasing:
         found = self._survey(None)
         if not is_begun:
             self._check_met(found)
-        if not (found.changes if self._rows is None else self._checked(is_begun=is_begun)):
+        if not (found.changes if self._rows is None else self._is_left(self._rows, is_begun=is_begun)):
             return ErasureReport(self.paths, None, 0, 0, 0)
         if found.shared:
             raise ErasureError(
@@ -252,21 +258,21 @@ class _Erasing:
         self._began = None
         for branch in living_branches(self._commits):  # all of them, before the first is changed
             self._while_living(branch, self._ask)
-        until = self._delete_everywhere()
-        while True:
-            self._wait(done="The newest commits have it no more, the older ones still have it")
-            # An optimize that we waited for may have committed copies. So the erased range ends only here.
-            deleted, until = self._deleted, self._delete_everywhere()
-            if self._deleted == deleted:
-                break
+        record = self._new_record()
+        if self._rows is not None:  # else their labels could be overwritten, expire, and no call could name them again
+            self._write(record)
+        self._delete_everywhere()
+        until = self._delete_until_unread()
         if self._commits.staged.uploads:  # else a vacuum sees at once which processes live
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
         vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
+        # I12: from now on no process restores these values, and the second look is for those that have just done so.
+        self._write(replace(record, until=until))
+        record = replace(record, until=self._delete_until_unread())
         if self._rows is not None:
-            record = self._replace(self._rows, until)
+            record = self._replace(self._rows, record)
         else:
-            record = self._new_record(until)
             self._write(record)
             record = self._scrub(self._pass_by(record))
         return self._end(record)
@@ -313,16 +319,19 @@ class _Erasing:
             if path not in found.met:
                 raise NodeNotFoundError(path)
 
-    def _checked(self, *, is_begun: bool) -> bool:
-        """Do as `RowsToErase.check`, again if a vacuum has deleted what it was about to read."""
-        assert self._rows is not None
-        while True:
-            kept = self._kept()
-            try:
-                return self._rows.check(is_begun=is_begun)
-            except (CorruptionError, FileNotFoundError):
-                if self._kept() == kept:
-                    raise
+    def _is_left(self, rows: RowsToErase, *, is_begun: bool) -> bool:
+        """Tell whether any file may have values of the rows. Raises `ErasureError`."""
+        has_rows = self._unless_expired(rows.check)
+        if unmet := rows.shown_unmet(is_begun=is_begun):
+            raise ErasureError(
+                self.paths,
+                f"no commit has such rows ({unmet}), or they were erased with their labels: nothing was changed",
+            )
+        if has_rows:
+            return True
+        # Values that no kept commit has may be theirs: they were overwritten, and their commits have expired since.
+        places = self._unless_expired(lambda: {place for value in rows.values() for place in value.places})
+        return bool(self._survey(None, _Unreachable(places)).changes)
 
     # --- processes in the way
 
@@ -431,12 +440,16 @@ class _Erasing:
             return self._rows.are_in(snapshot)
         return any(map(snapshot.has_keys_below, self.paths))
 
-    def _survey(self, until: Mapping[str, int] | None, fates: RowFates | None = None) -> Survey:
+    def _survey(self, until: Mapping[str, int] | None, fates: Fates | None = None) -> Survey:
         """Survey every file. Files that a vacuum deletes meanwhile need no survey."""
+        return self._unless_expired(lambda: survey(self._commits, self.paths, until, fates))
+
+    def _unless_expired(self, work: Callable[[], T]) -> T:
+        """Do `work`; repeat it if a vacuum has deleted what it was about to read."""
         while True:
             kept = self._kept()
             try:
-                return survey(self._commits, self.paths, until, fates)
+                return work()
             except (CorruptionError, FileNotFoundError):
                 if self._kept() == kept:
                     raise
@@ -459,6 +472,15 @@ class _Erasing:
         record = replace(record, until=self._delete_everywhere())
         self._write(record)
         return record
+
+    def _delete_until_unread(self) -> dict[str, int]:
+        """Wait for readers of the paths, and delete what they have committed; return as `_delete_everywhere`."""
+        while True:
+            self._wait(done="The newest commits have it no more, the older ones still have it")
+            # An optimize that we waited for may have committed copies. So the erased range ends only here.
+            deleted, until = self._deleted, self._delete_everywhere()
+            if self._deleted == deleted:
+                return until
 
     def _delete_everywhere(self) -> dict[str, int]:
         """Delete the paths from every head; return, for each branch, the last version that may still have values."""
@@ -493,35 +515,35 @@ class _Erasing:
             with contextlib.suppress(ConflictError):  # with a commit since
                 self._delete(head, branch, asks=True)
 
-    def _new_record(self, until: Mapping[str, int]) -> ErasureRecord:
+    def _new_record(self) -> ErasureRecord:
         """Return a record that is newer than all there are: of two tables, the newer one counts."""
         last = max((record.time for record in read_records(self._storage)), default=0)
         when = max(time.time_ns() // 1000, last + 1)
-        dimensions = () if self._rows is None else self._rows.dimensions
-        return ErasureRecord(os.urandom(16).hex(), self.paths, this_user(), when, until, dimensions=dimensions)
+        erasure = os.urandom(16).hex()
+        if self._rows is None:
+            return ErasureRecord(erasure, self.paths, this_user(), when, {})
+        dimensions, table = self._rows.dimensions, ReplacementTable(())
+        return ErasureRecord(erasure, self.paths, this_user(), when, {}, dimensions=dimensions, table=table)
 
     def _write(self, record: ErasureRecord) -> None:
         self._check_turn()
         write_record(self._storage, record)
 
-    def _replace(self, rows: RowsToErase, until: Mapping[str, int]) -> ErasureRecord:
+    def _replace(self, rows: RowsToErase, record: ErasureRecord) -> ErasureRecord:
         """Write new values, then erase the old ones."""
-        record = self._new_record(until)
-        while True:
-            kept = self._kept()
 
-            def note(table: ReplacementTable, begun: ErasureRecord) -> ErasureRecord:
-                noted = replace(begun, table=table)
-                self._write(noted)
-                return noted
+        def note(table: ReplacementTable, begun: ErasureRecord) -> ErasureRecord:
+            noted = replace(begun, table=table)
+            self._write(noted)
+            return noted
 
-            try:
-                record = self._pass_by(note(ReplacementTable(()), record))
-                note_table = partial(note, begun=record)
-                return self._scrub(note_table(write_replacements(self._commits, rows.values(), note_table)))
-            except (CorruptionError, FileNotFoundError):
-                if self._kept() == kept:
-                    raise
+        def work() -> ErasureRecord:
+            nonlocal record
+            record = self._pass_by(note(ReplacementTable(()), record))
+            note_table = partial(note, begun=record)
+            return self._scrub(note_table(write_replacements(self._commits, rows.values(), note_table)))
+
+        return self._unless_expired(work)
 
     def _scrub(self, record: ErasureRecord) -> ErasureRecord:
         fates = None if record.table is None else RowFates(self._storage, record)
@@ -561,6 +583,18 @@ class _Erasing:
         finally:
             if writer.close() and not publisher.proposed:
                 self._storage.delete(writer.path)
+
+
+class _Unreachable:
+    """Erases all values but some: a `scrub.Fates`."""
+
+    packs: frozenset[bytes] = frozenset()
+
+    def __init__(self, kept: Collection[tuple[PackName, int]]) -> None:
+        self._kept = kept
+
+    def of(self, pack: PackName, offset: int) -> int | None:
+        return None if (pack, offset) in self._kept else packfile.REF_ERASED
 
 
 class _Unchanged:

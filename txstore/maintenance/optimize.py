@@ -31,8 +31,7 @@ from txstore.progress import Progress
 from txstore.segments import runs as index
 from txstore.segments.pack_writer import Writer
 from txstore.steps import step
-from txstore.storage.interface import Mapped, Storage
-from txstore.storage.spool import spooled
+from txstore.storage.interface import Mapped, Storage, spooled
 
 #: A new pack is closed at this length, in bytes.
 PACK_LENGTH = 256 << 20

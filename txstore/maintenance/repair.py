@@ -1,4 +1,8 @@
-"""Repairs what `verify` reports, if other parts of the repository hold the same facts. It never deletes anything.
+"""Repairs what `verify` reports, if the rest of the repository holds the same facts. It never deletes anything.
+
+A run is rebuilt from the frames of its transaction, or from the runs that were merged into it; a footer from the
+header; small files from commits. In headers, footers, the beginnings of frames and small files, one changed bit is
+turned back. A value has no second copy. A backup has it, and whatever else can't be restored: the report says what.
 
 Each step leaves the repository no worse than before, so an interrupted repair is simply run again: it writes a new file
 beside the old one and syncs it, gives the old one a second name below `quarantine/`, and renames the new one into
@@ -9,36 +13,57 @@ from older ones.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Collection, Iterable
-from functools import partial
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice, pairwise
+from operator import itemgetter, ne
+from typing import TypeVar
 
 from txstore.commit import MAIN, Stored
 from txstore.errors import CorruptionError, TxStoreError, UnsupportedFormatError
-from txstore.format import commitfile, encoding, names, packfile, records
-from txstore.format.commitfile import Footer, Header, RunName, Section
+from txstore.format import carried, commitfile, names, packfile, records
+from txstore.format.commitfile import Footer, Header, RunName
+from txstore.format.consolidated import is_consolidated
+from txstore.format.encoding import NO_ID, VERSION, MalformedError, NewerFormatError, crc32c
+from txstore.format.keys import after_prefix, decode_key, decode_prefix, is_document
 from txstore.format.packfile import PackName
-from txstore.format.records import RepositoryFormat
+from txstore.format.records import Branch, RepositoryFormat, Tag
 from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
-from txstore.maintenance import rebuild
-from txstore.maintenance.check_file import Window, check_frames, check_sections, frames_end, open_run, walk_frames
-from txstore.maintenance.rebuild import Correction, Rebuilt
+from txstore.history.snapshot import Snapshot
+from txstore.maintenance.check_file import (
+    Window,
+    check_frames,
+    check_sections,
+    frames_end,
+    gaps_between_sections,
+    open_run,
+    walk_frames,
+)
 from txstore.maintenance.replaced_versions import make_one_line, were_taken_twice
-from txstore.maintenance.replacing import Replacer
+from txstore.maintenance.replacing import Correction, Replacer
 from txstore.maintenance.report import Fault, Repair, Report
 from txstore.maintenance.verify import Verifier, verify
 from txstore.progress import Progress
-from txstore.segments import runs as index
-from txstore.segments.pack_writer import PackWriter
+from txstore.segments import runs
+from txstore.segments.ranged_packs import open_packs
+from txstore.segments.ranged_runs import is_replaced, open_runs
 from txstore.segments.runs import names_of
 from txstore.storage.interface import Storage
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.staged_keys import StagedKeys
 
-#: A `format.json` above this length, in bytes, is not searched for the one bit that has turned.
-_FORMAT_MOST = 1024
+T = TypeVar("T")
+
+#: In what is longer, in bytes, no changed bit is searched for; of a frame, only in the first bytes.
+_SEARCHED, _SEARCHED_OF_FRAME = 8 << 10, 512
+#: In a file with more damaged frames, it is searched for in these.
+_FRAMES_SEARCHED = 1000
+#: If the footer is damaged, header and footer are looked for in this many bytes before the end, at this many places.
+_TAIL, _PLACES = 1 << 20, 16
 
 
 def verify_and_repair(storage: Storage, progress: Progress | None = None) -> Report:
@@ -89,7 +114,6 @@ class _Repairer:
         self.storage = storage
         self._files = Replacer(storage)
         self.lost: list[Fault] = []  # durable commits that were moved away
-        self._lost: dict[tuple[bytes, int], tuple[RunName, Rebuilt]] = {}  # runs that do not fit in their place
 
     def run(self) -> list[Repair]:
         self._repair_identity()
@@ -100,59 +124,55 @@ class _Repairer:
             raise
         except TxStoreError:
             return self._files.repairs  # no file says which repository this is
-        self._repair_branches()
+        self._repair_branches(commits)
         commits = open_commits(self.storage)
         for branch in _living(commits):
             self._repair_ends(commits, branch)
             self.lost += make_one_line(self.storage, self._files, branch)
             self._give_up_lost(branch)
             self._give_up_above_gap(branch)
-        commits = open_commits(self.storage)
-        self._repair_packs(commits)
+        self._repair_packs(open_commits(self.storage))
         self._drop_torn_commits()
-        self._commit_lost_runs()
         self._repair_small_files()
         return self._files.repairs
 
     # --- the files that make a directory a repository
 
     def _repair_identity(self) -> None:
-        content: bytes | None = None
-        with contextlib.suppress(FileNotFoundError):
-            content = self.storage.read(names.FORMAT)
+        content, guard = self._read(names.FORMAT), records.encode_guard()
         try:
-            RepositoryFormat.decode(content or b"")
-        except encoding.MalformedError as error:
-            restored = _format_with_one_bit_turned(content or b"")
+            RepositoryFormat.decode(content)
+        except MalformedError as error:
+            restored = _mended(content, RepositoryFormat.decode)
             found = set(self._repository_ids())
-            if restored is None and isinstance(error, encoding.NewerFormatError):
-                supported = f"version {encoding.VERSION}"
+            if restored is None and isinstance(error, NewerFormatError):
+                supported = f"version {VERSION}"
                 raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=supported) from error
             if restored is None and len(found) == 1:
-                restored = RepositoryFormat(found.pop()).encode()
+                restored = RepositoryFormat(found.pop())
             if restored is not None:
-                self._files.write_small(names.FORMAT, restored, "restored")
-        content = None
-        with contextlib.suppress(FileNotFoundError):
-            content = self.storage.read(names.GUARD)
-        if content != records.encode_guard():
-            self._files.write_small(names.GUARD, records.encode_guard(), "written anew")
+                self._files.write_small(names.FORMAT, restored.encode(), "restored")
+        if self._read(names.GUARD) != guard:
+            self._files.write_small(names.GUARD, guard, "written anew")
+
+    def _read(self, path: str) -> bytes:
+        try:
+            return self.storage.read(path)
+        except FileNotFoundError:
+            return b""
 
     def _repository_ids(self) -> Iterable[bytes]:
         commits = open_commits(self.storage)
         for branch in commits.files.branch_directories():
             for version in commits.files.versions(branch):
-                with contextlib.suppress(encoding.MalformedError, OSError):
+                with suppress(MalformedError, OSError):
                     head = self.storage.read_range(names.commit_path(branch, version), 0, packfile.HEAD_SIZE)
                     yield packfile.decode_head(head)[1]
 
-    # --- branches
-
-    def _repair_branches(self) -> None:
+    def _repair_branches(self, commits: Commits) -> None:
         """Restore records of branches in which one bit has turned, or which a branch's first commit repeats."""
-        commits = open_commits(self.storage)
         damaged: dict[str, bytes] = {}
-        recorded: set[str] = set()
+        recorded = {MAIN}
         for file in commits.branches.files():
             try:
                 found = commits.branches.read(file)
@@ -160,16 +180,15 @@ class _Repairer:
             except CorruptionError:
                 damaged[file] = self.storage.read(names.branch_path(file))
         for file, content in damaged.items():
-            restored = rebuild.branch_with_one_bit_turned(file, content)
+            restored, action = _mended(content, Branch.decode), "restored"
+            if restored is None or names.branch_path(restored.name) != names.branch_path(file):
+                others = [branch for branch in commits.files.branch_directories() if branch not in recorded]
+                likely = [branch for branch in others if bytes.fromhex(branch) in content] or others
+                restored = _branch(commits, file, likely[0]) if len(likely) == 1 else None
+                action = "made anew from the branch's commits"
             if restored is not None:
-                self._files.write_small(names.branch_path(file), restored.encode(), "restored")
+                self._files.write_small(names.branch_path(file), restored.encode(), action)
                 recorded.add(restored.id)
-                continue
-            others = [branch for branch in commits.files.branch_directories() if branch not in {MAIN, *recorded}]
-            likely = [branch for branch in others if bytes.fromhex(branch) in content] or others
-            if len(likely) == 1 and (made := rebuild.branch(commits, file, likely[0])) is not None:
-                self._files.write_small(names.branch_path(file), made.encode(), "made anew from the branch's commits")
-                recorded.add(made.id)
 
     # --- the ends of commit files
 
@@ -187,46 +206,23 @@ class _Repairer:
             parent, child = readable.get(version - 1), readable.get(version + 1)
             if version > oldest_kept and parent is None:
                 continue
-            stored = self._repair_end(commits, branch, version, parent, child, readable.values())
+            with suppress(CorruptionError, ValueError):
+                path = names.commit_path(branch, version)
+                if (found := _whole_end(commits, path, version, parent, child)) is not None:
+                    self._files.rewrite(path, [found[0]], found[1], lambda _: True, "header or footer restored")
+            stored = _read(commits, branch, version)
             if stored is not None:
                 readable[version] = stored
-            elif _is_torn_from(version, versions, readable):
+            elif not any(stored.header.synced for above, stored in readable.items() if above > version):
+                # A power loss may have left it, and those above: none was synced.
                 self._drop_from(branch, version, versions, "its end is damaged, or another commit's")
                 return
 
-    def _repair_end(
-        self,
-        commits: Commits,
-        branch: str,
-        version: int,
-        parent: Stored | None,
-        child: Stored | None,
-        others: Collection[Stored],
-    ) -> Stored | None:
-        path = names.commit_path(branch, version)
-        try:
-            size = self.storage.read_tail(path, 0)[1]
-            found, action = rebuild.whole_end(commits, path, version, size, parent, child), "header or footer restored"
-            if found is None and child is None and not rebuild.is_of_another(commits, branch, version, size, others):
-                found, action = (
-                    rebuild.new_end(commits, branch, version, size, parent),
-                    "header made anew: its frames and its run are whole; time, author, message are lost, and "
-                    "constraints that it declared",
-                )
-            if found is None:
-                return None
-            self._files.rewrite(path, [found[0]], found[1], lambda _: True, action)
-        except (CorruptionError, ValueError):
-            return None
-        return _read(commits, branch, version)
-
     def _drop_from(self, branch: str, first: int, versions: Iterable[int], reason: str) -> None:
         """Move the newest commits away, newest first, so that the rest is a valid history at any time."""
-        for version in sorted(versions, reverse=True):
-            if version >= first:
-                self._files.move_away(
-                    names.commit_path(branch, version), f"{reason}: the head is version {first - 1} again"
-                )
+        action = f"{reason}: the head is version {first - 1} again"
+        for version in sorted((version for version in versions if version >= first), reverse=True):
+            self._files.move_away(names.commit_path(branch, version), action)
         self._give_up_lost(branch)
 
     def _give_up_lost(self, branch: str) -> None:
@@ -238,7 +234,7 @@ class _Repairer:
         try:
             head_cache = commits.head_caches.read(branch)
             there = commits.files.read(branch, head_cache.version)
-        except (OSError, TxStoreError, encoding.MalformedError):
+        except (OSError, TxStoreError, MalformedError):
             return  # there is no head cache, or the commit is there and damaged
         lost = head_cache.commit_id
         if (there is not None and there.header.id == lost) or commits.oldest_kept.is_above(branch, head_cache.version):
@@ -269,51 +265,48 @@ class _Repairer:
     # --- packs
 
     def _repair_packs(self, commits: Commits) -> None:
-        verifier = Verifier(commits)
         faults: dict[str, list[Fault]] = {}
-        for fault in verifier.run().faults:
+        for fault in Verifier(commits).run().faults:
             faults.setdefault(fault.path, []).append(fault)
         for stored in _by_age(commits):
             header = stored.header
             parent = _read(commits, header.fork or header.branch, header.version - 1) if header.version else None
-            for pack in stored.header.packs:
-                if pack.name.path in faults:
-                    self._repair_pack(commits, stored, pack.name, pack.end, faults[pack.name.path])
-                    self._repair_runs(commits, stored, parent, pack.name, pack.end, faults[pack.name.path])
-            if stored.path in faults:
-                name, length = stored.header.name, stored.footer.file_length
-                self._repair_pack(commits, stored, name, frames_end(stored), faults[stored.path])
-                self._repair_runs(commits, stored, parent, name, length, faults[stored.path])
-                self._repair_carried(commits, stored, faults[stored.path])
+            files = [(pack.name, pack.end, pack.end) for pack in header.packs]
+            for name, end, length in [*files, (header.name, frames_end(stored), stored.footer.file_length)]:
+                if name.path in faults:
+                    self._repair_pack(commits, stored, name, end, faults[name.path])
+                    self._repair_runs(commits, stored, parent, name, length, faults[name.path])
+                    self._repair_carried(commits, stored, faults[name.path])
 
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
-        parts = []
-        paddings: dict[int, int] = {}
-        is_of_it = name not in stored.header.compaction_outputs  # a compaction output belongs to no transaction
-        number = packfile.number_of(stored.header.id, name.id) if is_of_it else 0
-        for fault in faults:
-            if fault.part == "head":
-                parts.append(Correction(0, packfile.encode_head(name.id, commits.identity.id, number)))
-            elif fault.part == "padding" and fault.offset is not None:
-                paddings = paddings or _paddings(self.storage, stored, name.path, end)
-                parts.append(Correction(fault.offset, bytes(paddings.get(fault.offset, 0))))
-        try:
-            if any(fault.part == "frame" for fault in faults):
-                parts += rebuild.frame_starts(commits, stored, name, end)
-            if not parts:
-                return
-            size = self.storage.read_tail(name.path, 0)[1]
+        identity, window = commits.identity.id, Window(self.storage, name.path)
+        parts: list[Correction] = []
+        damaged = {fault.part for fault in faults}
+        if name in stored.header.compaction_outputs:
+            if damaged & {"head", "frame"}:
+                length = next(run.length for run in stored.header.runs if run.pack == name)
+                parts.append(Correction(0, packfile.encode_compaction_output(name.id, identity, length)))
+        elif "head" in damaged:
+            number = packfile.number_of(stored.header.id, name.id)
+            parts.append(Correction(0, packfile.encode_head(name.id, identity, number)))
+        paddings = {fault.offset for fault in faults if fault.part == "padding"}
 
-            def is_better(path: str) -> bool:
-                left = check_frames(self.storage, name, commits.identity.id, end, path=path).faults
-                if stored.path == name.path:
-                    left += check_sections(self.storage, stored, path)
-                return len(left) < len(faults) or not left
+        def is_better(path: str) -> bool:
+            left = check_frames(self.storage, name, identity, end, path=path).faults
+            if stored.path == name.path:
+                left += check_sections(self.storage, stored, path)
+            return len(left) < len(faults) or not left
 
-            self._files.rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
-        except (TxStoreError, OSError, ValueError):
-            return
+        with suppress(TxStoreError, OSError, ValueError):
+            if "frame" in damaged:
+                parts += _frame_starts(window, end)
+            for start, stop in _paddings(window, stored, end) if paddings else ():
+                if start in paddings:
+                    parts.append(Correction(start, bytes(stop - start)))
+            if parts:
+                size = self.storage.read_tail(name.path, 0)[1]
+                self._files.rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
 
     def _repair_runs(
         self, commits: Commits, stored: Stored, parent: Stored | None, file: PackName, length: int, faults: list[Fault]
@@ -327,93 +320,44 @@ class _Repairer:
             if run.pack != file or not (is_missing or run.offset in damaged):
                 continue
             is_own = own is not None and own.pack is None and run == own.inside(file)
-            try:
-                build = rebuild.own_run if is_own else partial(rebuild.merged_run, run=run)
-                rebuilt = build(commits, stored, parent)
-            except (TxStoreError, OSError, ValueError):
-                continue  # its sources are damaged, too
-            if rebuilt is None:
-                continue
-            fits = rebuilt.is_sure and _is_like(rebuilt.section, run)
-            if fits and is_missing:
-                self._put_compaction_output(file, length, rebuilt.section)
-            elif not fits or not self._put_run(run, length, rebuilt.section, "own" if is_own else "merged"):
-                self._lost[(file.id, run.offset)] = run, rebuilt
+
+            def is_whole(path: str, run: RunName = run) -> bool:
+                open_run(self.storage, run, path)
+                return True
+
+            with suppress(TxStoreError, OSError, ValueError):  # its sources are damaged, too
+                section = _own_run(commits, stored, parent) if is_own else _merged_run(commits, stored, parent, run)
+                if section is None or not _is_like(section, run):
+                    continue
+                if is_missing:
+                    content = packfile.encode_compaction_output(file.id, commits.identity.id, len(section)) + section
+                    self.storage.make_directory(names.data_pack_directory(file.id), durable=True)
+                    self._files.write_small(file.path, content.ljust(length, b"\0"), "compaction output made anew")
+                else:
+                    action = f"{'own' if is_own else 'merged'} run rebuilt in its place"
+                    self._files.rewrite(file.path, [Correction(run.offset, section)], length, is_whole, action)
 
     def _repair_carried(self, commits: Commits, stored: Stored, faults: list[Fault]) -> None:
         for section in stored.header.sections:
-            if not any(fault.part == "carried" and fault.offset == section.offset for fault in faults):
-                continue
-            content = rebuild.carried_headers(commits, stored, section.length)
-            if content is not None:
-                size, parts = stored.footer.file_length, [Correction(section.offset, content)]
-                with contextlib.suppress(TxStoreError, OSError, ValueError):
-                    self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
-
-    def _put_compaction_output(self, name: PackName, length: int, section: bytes) -> None:
-        begin = packfile.encode_compaction_output(name.id, open_commits(self.storage).identity.id, len(section))
-        self.storage.make_directory(names.data_pack_directory(name.id), durable=True)
-        self._files.write_small(name.path, (begin + section).ljust(length, b"\0"), "compaction output made anew")
-
-    def _put_run(self, run: RunName, size: int, section: bytes, kind: str) -> bool:
-        def is_whole(path: str) -> bool:
-            open_run(self.storage, run, path)
-            return True
-
-        action = f"{kind} run rebuilt in its place"
-        try:
-            self._files.rewrite(index.placed(run).path, [Correction(run.offset, section)], size, is_whole, action)
-        except (TxStoreError, OSError, ValueError):
-            return False
-        return True
-
-    def _commit_lost_runs(self) -> None:
-        """Commit a list of runs that includes the rebuilt ones that do not fit in their place."""
-        commits = open_commits(self.storage)
-        for branch in _living(commits):
-            with contextlib.suppress(CorruptionError):
-                head = commits.head(branch)
-                if head is not None and head.header.branch == branch:
-                    self._commit_lost_runs_of(commits, head)
-
-    def _commit_lost_runs_of(self, commits: Commits, head: Stored) -> None:
-        listed = names_of(head.header.runs, head.header.name)
-        lost = {
-            name: self._lost[(name.pack.id, name.offset)][1]
-            for name in listed
-            if name.pack is not None and (name.pack.id, name.offset) in self._lost
-        }
-        if not lost:
-            return
-        try:
-            merged = {name: rebuild.as_merged(rebuilt.section, name) for name, rebuilt in lost.items()}
-        except ValueError:  # its name has no version
-            return
-        stored = _write_runs(commits, head, listed, merged)
-        paths = ", ".join(sorted({name.pack.path for name in lost if name.pack is not None}))
-        self._files.note(stored.path, f"a new commit, with the runs rebuilt that are damaged in {paths}")
-
-    # --- commits without fsync that a power loss damaged
+            if any(fault.part == "carried" and fault.offset == section.offset for fault in faults):
+                content = _carried_headers(commits, stored, section.length)
+                if content is not None:
+                    size, parts = stored.footer.file_length, [Correction(section.offset, content)]
+                    with suppress(TxStoreError, OSError, ValueError):
+                        self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
     def _drop_torn_commits(self) -> None:
         """Move away the newest commits, if none of them was synced and the oldest has a run that can't be rebuilt."""
         commits = open_commits(self.storage)
-        faults = Verifier(commits).run().faults
+        torn = {fault.path for fault in Verifier(commits).run().faults if fault.part == "run"}
         for branch in _living(commits):
-            self._drop_torn_commits_of(commits, branch, faults)
-
-    def _drop_torn_commits_of(self, commits: Commits, branch: str, faults: list[Fault]) -> None:
-        versions = sorted(commits.files.versions(branch))
-        for version in versions:
-            path = names.commit_path(branch, version)
-            runs = [f for f in faults if f.path == path and f.part == "run"]
-            stored = _read(commits, branch, version)
-            if stored is None or not runs or all((stored.header.id, f.offset) in self._lost for f in runs):
-                continue
-            above = [_read(commits, branch, other) for other in versions if other >= version]
-            if all(other is None or not other.header.synced for other in above):
-                self._drop_from(branch, version, versions, "it was not synced, and its run is lost")
-            return
+            versions = sorted(commits.files.versions(branch))
+            for version in versions:
+                if names.commit_path(branch, version) in torn and _read(commits, branch, version) is not None:
+                    above = [_read(commits, branch, other) for other in versions if other >= version]
+                    if not any(stored is not None and stored.header.synced for stored in above):
+                        self._drop_from(branch, version, versions, "it was not synced, and its run is lost")
+                    break
 
     # --- small files
 
@@ -422,7 +366,7 @@ class _Repairer:
         faults = Verifier(commits).run().faults
         heads: dict[str, Stored] = {}
         for branch in _living(commits):
-            with contextlib.suppress(TxStoreError, OSError):
+            with suppress(TxStoreError, OSError):
                 if (found := commits.head(branch)) is not None:
                     heads[branch] = found
         for fault in faults:
@@ -431,10 +375,10 @@ class _Repairer:
             elif fault.part == "operation":
                 self._files.move_away(fault.path, "moved away: nothing else says what it recorded")
             elif fault.part == "tag":
-                with contextlib.suppress(OSError):
-                    content = rebuild.tag(commits, self.storage.read(fault.path), list(heads.values()))
-                    if content is not None:
-                        self._files.write_small(fault.path, content, "restored: no other commit's tag is like it")
+                with suppress(OSError):
+                    tag = _tag(commits, self.storage.read(fault.path), list(heads.values()))
+                    if tag is not None:
+                        self._files.write_small(fault.path, tag, "restored: no other commit's tag is like it")
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
             if any(fault.path == path and fault.part == "head cache" for fault in faults):
@@ -443,24 +387,11 @@ class _Repairer:
                 self._files.write_small(path, content, "written anew")
 
 
-def _format_with_one_bit_turned(content: bytes) -> bytes | None:
-    if len(content) > _FORMAT_MOST:
-        return None
-    turned = bytearray(content)
-    for bit in range(8 * len(turned)):
-        turned[bit // 8] ^= 1 << bit % 8
-        with contextlib.suppress(encoding.MalformedError):
-            RepositoryFormat.decode(bytes(turned))
-            return bytes(turned)
-        turned[bit // 8] ^= 1 << bit % 8
-    return None
-
-
 def _living(commits: Commits) -> list[str]:
     """Return the ids of the branches whose records can be read."""
     found = [MAIN]
     for file in commits.branches.files():
-        with contextlib.suppress(CorruptionError):
+        with suppress(CorruptionError):
             record = commits.branches.read(file)
             if record is not None and record.id not in found:
                 found.append(record.id)
@@ -469,9 +400,7 @@ def _living(commits: Commits) -> list[str]:
 
 def _by_age(commits: Commits) -> list[Stored]:
     """Return the readable commits, oldest first: newer files are rebuilt from older ones."""
-    places = [
-        (branch, version) for branch in commits.files.branch_directories() for version in commits.files.versions(branch)
-    ]
+    places = [(branch, v) for branch in commits.files.branch_directories() for v in commits.files.versions(branch)]
     found = [stored for place in places if (stored := _read(commits, *place)) is not None]
     return sorted(found, key=lambda stored: (stored.header.seq, stored.header.time))
 
@@ -484,66 +413,263 @@ def _read(commits: Commits, branch: str, version: int) -> Stored | None:
         return None
 
 
-def _is_torn_from(first: int, versions: Iterable[int], readable: dict[int, Stored]) -> bool:
-    """Tell whether a power loss may have left a damaged commit and those above it: no whole one was synced."""
-    above = [readable.get(version) for version in versions if version > first]
-    return all(stored is None or not stored.header.synced for stored in above)
+def _mended(content: bytes, decode: Callable[[bytes], T], *, is_proven: bool = True) -> T | None:
+    """Return what the bytes say, as they are or, if something proves it, with one bit turned back; else None."""
+    number = int.from_bytes(content)
+    turned = (1 << bit for bit in range(8 * len(content) if is_proven and len(content) <= _SEARCHED else 0))
+    for mask in chain([0], turned):
+        with suppress(MalformedError):
+            return decode((number ^ mask).to_bytes(len(content)))
+    return None
+
+
+# --- runs
+
+
+def _own_run(commits: Commits, stored: Stored, parent: Stored | None) -> bytes | None:
+    """Build the run of a commit from its frames.
+
+    None if they are damaged, do not form a write chain (I7), or are not as many keys and bytes as the commit says.
+    """
+    header = stored.header
+    staged = StagedKeys(0)
+    merged: dict[str, Link] = {}  # by the commit itself
+    erased: set[tuple[int, int]] = set()  # participants and sequences of frames with erased values
+    storage_packs = open_packs(commits.storage)
+    packs = [pack for pack in header.packs if pack.name not in header.compaction_outputs]
+    parts = [(0, header.name, frames_end(stored))]
+    parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in packs]
+    for number, name, end in parts:
+        window = Window(commits.storage, name.path)
+        first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
+        for _, frame in walk_frames(window, end):
+            if frame is None:
+                return None
+            kind, participant, sequence = frame.original_kind, packfile.participant_of(number), first + frame.sequence
+            key = (decode_key if kind in packfile.FRAMES_WITH_KEY else decode_prefix)(frame.key)
+            if key is None:
+                return None
+            # Refs to a value that was replaced have the kind that they had, and 0 as their checksum.
+            if frame.is_erased and not is_replaced(storage_packs, name, frame.offset):
+                erased.add((participant, sequence))
+            offset = packfile.join_offset(packfile.nth_of(number), frame.offset)
+            link = Link(participant, sequence, frame.seen, kind, offset, frame.length, frame.checksum, frame.region)
+            if kind == packfile.FRAME_PREFIX:
+                staged.hide(key, participant, sequence, frame.seen)
+            elif kind == packfile.FRAME_MERGED:
+                merged[key] = link
+            elif kind in packfile.FRAMES_OF_KEYS:
+                staged.add(key, link, later=True)  # settled at the end
+    broken = staged.settle({}, lambda one, other: (one.length, one.checksum) == (other.length, other.checksum))
+    if not merged.keys() >= set(broken):
+        return None
+    numbers = {packfile.number_of(header.id, pack.name.id): number for number, pack in enumerate(packs, 1)}
+    base = Snapshot(parent, storage_packs, commits.storage.url)
+    for keeps_equal in (False, True):  # what else the committer read decided whether it left out equal values
+        prefixes = [prefix for prefix in staged.prefixes if _was_below(base, prefix)]
+        entries = list(_entries(staged, merged, erased, base, numbers, keeps_equal=keeps_equal))
+        values = [entry for entry in entries if entry[1] != packfile.REF_TOMBSTONE]
+        counted = len(values), len(entries) - len(values), len(prefixes), sum(entry[3] for entry in values)
+        if counted == header.statistics.as_tuple()[:4]:
+            return bytes(runs.build(entries, [prefix.encode() for prefix in prefixes], [pack.name for pack in packs]))
+    return None
+
+
+def _entries(
+    staged: StagedKeys,
+    merged: dict[str, Link],
+    erased: set[tuple[int, int]],
+    base: Snapshot,
+    numbers: dict[int, int],
+    *,
+    keeps_equal: bool,
+) -> Iterator[tuple[bytes, int, int, int, int, int]]:
+    # Merged values may have been staged in packs that the commit does not need.
+    rest = ((key, link) for key, link in staged.items() if key not in merged)
+    for key, link in heapq.merge(sorted(merged.items()), rest, key=itemgetter(0)):
+        is_merged = link.kind == packfile.FRAME_MERGED
+        is_erased = (link.participant, link.sequence) in erased
+        kind = packfile.REF_ERASED if is_erased else packfile.REF_OF_FRAME.get(link.kind, packfile.REF_PACK)
+        if link.kind == packfile.FRAME_TOMBSTONE or (is_merged and not link.length):
+            if _was_there(base, key) and (is_merged or not staged.is_below_deleted(key)):
+                yield key.encode(), packfile.REF_TOMBSTONE, 0, 0, 0, 0
+        elif is_merged or keeps_equal or not _is_unchanged(staged, base, key, link, kind):
+            nth, offset = packfile.split_offset(link.offset)
+            number = numbers.get(packfile.pack_number(link.participant, nth), 0)
+            yield key.encode(), kind, offset, link.length, link.checksum, number
+
+
+def _was_there(base: Snapshot, key: str) -> bool:
+    found = base.runs.lookup(key.encode())
+    return found is not None and found.kind in (*packfile.FRAME_OF_REF, packfile.REF_ERASED)
+
+
+def _was_below(base: Snapshot, prefix: str) -> bool:
+    if base.has_keys_below(prefix):
+        return True
+    stop = after_prefix(prefix)
+    changes = base.runs.changes(prefix.encode(), None if stop is None else stop.encode(), 0)
+    return any(change.kind == packfile.REF_ERASED for change in changes)
+
+
+def _is_unchanged(staged: StagedKeys, base: Snapshot, key: str, link: Link, kind: int) -> bool:
+    """Tell whether the commit took a value to equal the base's, as `View.is_unchanged` does."""
+    is_metadata = is_document(key) or is_consolidated(key)
+    if staged.is_below_deleted(key) or not (is_metadata or link.seen == packfile.SEEN_NOTHING):
+        return False
+    found = base.runs.lookup(key.encode())
+    return found is not None and (found.kind, found.length, found.checksum) == (kind, link.length, link.checksum)
+
+
+def _merged_run(commits: Commits, stored: Stored, parent: Stored | None, run: RunName) -> bytes | None:
+    """Repeat a commit's merge of runs: those of its parent that it no longer lists.
+
+    It may have merged some, and listed a merged run of others: each run is newer than all after it in the list.
+    """
+    if parent is None:
+        return None
+    listed = names_of(stored.header.runs, stored.header.name)
+    older = max((name.max_seq for name in listed[listed.index(run) + 1 :]), default=-1)
+    before = names_of(parent.header.runs, parent.header.name)
+    merged = [i for i, name in enumerate(before) if name not in listed and older < name.max_seq <= run.max_seq]
+    if not merged or merged != list(range(merged[0], merged[-1] + 1)):
+        return None
+    inputs = [before[i] for i in merged]
+    return bytes(open_runs(inputs, open_packs(commits.storage)).merge(len(inputs)))
 
 
 def _is_like(section: bytes, name: RunName) -> bool:
-    run = index.name_run(section, name.seq, name.offset)
+    run = runs.name_run(section, name.seq, name.offset)
     return (run.length, run.entries) == (name.length, name.entries) and run.max_seq <= name.max_seq
 
 
-def _paddings(storage: Storage, stored: Stored, path: str, end: int) -> dict[int, int]:
-    """Return the lengths of the paddings of a pack whose frames end at `end`, by offset."""
-    found = {}
-    for _, frame in walk_frames(Window(storage, path), end):
+def _carried_headers(commits: Commits, stored: Stored, length: int) -> bytes | None:
+    """Return the headers of earlier commits that a commit carries, as many as fill `length`; None if unreadable."""
+    entries: list[tuple[bytes, bytes]] = []
+    with suppress(TxStoreError, OSError):
+        for before in islice(commits.chain.ancestors(stored), 1, carried.GROUP):
+            entries.append((before.header.encode(), before.footer.encode()))
+            content = b""
+            for header, footer in reversed(entries):
+                content = carried.carry(header, footer, content)
+            if len(content) >= length:
+                return content if len(content) == length else None
+    return None
+
+
+# --- frames
+
+
+def _frame_starts(window: Window, end: int) -> Iterator[Correction]:
+    """Yield the beginnings of damaged frames that are whole with one bit turned back, up to the next whole frame."""
+    walk, sequence, searched = list(walk_frames(window, end)), 0, 0
+    for (place, whole), (stop, _) in pairwise([*walk, (end, None)]):
+        start = place
+        while whole is None and start < stop and searched < _FRAMES_SEARCHED:
+
+            def decode(
+                content: bytes, start: int = start, stop: int = stop, sequence: int = sequence
+            ) -> tuple[bytes, int]:
+                frame = packfile.decode_frame(memoryview(content), start, begin=start, size=stop)
+                if frame.sequence != sequence or frame.end > stop:
+                    raise MalformedError("another frame")
+                return content[: frame.head_end - start], frame.end
+
+            searched += 1
+            found = _mended(bytes(window.at(start, min(_SEARCHED_OF_FRAME, stop - start))), decode)
+            if found is None:
+                break
+            yield Correction(start, found[0])
+            start, sequence = found[1], sequence + 1
+        sequence = sequence if whole is None else whole.sequence + 1
+
+
+def _paddings(window: Window, stored: Stored, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the paddings of a pack begin and end, whose frames end at `end`."""
+    for _, frame in walk_frames(window, end):
         if frame is not None:
-            found[frame.offset + frame.length] = frame.end - frame.offset - frame.length
-            found[frame.head_end] = found.get(frame.head_end) or frame.offset - frame.head_end
-    if path == stored.path:
-        position = end
-        sections = sorted((section.offset, section.length) for section in stored.header.sections)
-        for offset, length in [*sections, (stored.footer.header_offset, 0)]:
-            if offset > position:
-                found[position] = offset - position
-            position = offset + length
-    return found
+            yield frame.head_end, frame.offset
+            yield frame.offset + frame.length, frame.end
+    if window.path == stored.path:
+        yield from gaps_between_sections(stored)
 
 
-def _write_runs(commits: Commits, head: Stored, listed: tuple[RunName, ...], sections: dict[RunName, bytes]) -> Stored:
-    """Commit only a new list of runs: `sections` holds the replacements, by run. Raises `OSError`."""
-    storage, commit_id = commits.storage, os.urandom(16)
-    header, end = head.header, packfile.HEAD_SIZE
-    writer = PackWriter(storage, names.staging_path(commit_id, 0), commit_id, header.repository_id)
-    try:
-        placed: dict[RunName | None, RunName] = {}
-        parts: list[Section] = []
-        for name, section in [(None, index.build((), ())), *sections.items()]:
-            placed[name] = index.name_run(section, header.seq + 1 if name is None else 0, end)
-            parts.append(Section(commitfile.SECTION_RUN, end, len(section)))
-            writer.write_at(end, section + bytes(-len(section) % 8))
-            end += len(section) + -len(section) % 8
-        own = placed[None]._replace(max_seq=header.seq + 1)
-        new = Header(
-            header.repository_id, commit_id, header.id, head.hash, header.version + 1, header.seq + 1,
-            time=max(time.time_ns() // 1000, header.time + 1), branch=header.branch, message="runs rebuilt by verify",
-            sections=tuple(parts), runs=(own, *(placed.get(name, name) for name in listed)),
-            oldest_kept=header.oldest_kept, required=header.required, declared=header.declared,
-        )  # fmt: skip
-        encoded = new.encode()
-        footer = Footer(
-            len(encoded), end, end + len(encoded) + commitfile.FOOTER_SIZE, commit_id, encoding.crc32c(encoded)
-        )
-        writer.write_at(end, encoded + footer.encode())
-        writer.finish(footer.file_length)
-        writer.sync()
-        commits.durability.make(head)
-        stored = Stored(new, footer, commitfile.header_hash(encoded))
-        commits.versions.take(writer.path, stored)
-        commits.head_caches.write(stored, durable=False)
-        commits.durability.settle(stored)
-    finally:
-        writer.close()
-    return stored
+# --- the ends of commit files
+
+
+def _whole_end(
+    commits: Commits, path: str, version: int, parent: Stored | None, child: Stored | None
+) -> tuple[Correction, int] | None:
+    """Return header and footer of a commit file if one of them is whole, and the file's resulting length."""
+    size = commits.storage.read_tail(path, 0)[1]
+    begin = max(size - _TAIL, 0)
+    tail = commits.storage.read_range(path, begin, size - begin)
+    for start, end, checksum in _ends(tail, begin):
+        is_proven = child is not None or checksum is not None
+
+        def check(encoded: bytes, checksum: int | None = checksum, is_proven: bool = is_proven) -> tuple[bytes, Header]:
+            if checksum is not None and crc32c(encoded) != checksum:
+                raise MalformedError("not what the footer says")
+            if child is not None and commitfile.header_hash(encoded) != child.header.parent_hash:
+                raise MalformedError("not what the next commit says")
+            header = Header.decode(encoded)
+            if (header.repository_id, header.version) != (commits.identity.id, version):
+                raise MalformedError("another's header")
+            above = (NO_ID, NO_ID) if parent is None else (parent.header.id, parent.hash)
+            is_plausible = header.encode() == encoded and (header.parent_id, header.parent_hash) == above
+            if not (is_plausible or is_proven):
+                raise MalformedError("not on top of its parent")
+            return encoded, header
+
+        found = _mended(tail[start:end], check, is_proven=is_proven)
+        if found is not None:
+            encoded, header = found
+            length = begin + end + commitfile.FOOTER_SIZE
+            footer = Footer(len(encoded), begin + start, length, header.id, crc32c(encoded))
+            return Correction(begin + start, encoded + footer.encode()), length
+    return None
+
+
+def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
+    """Yield where in `tail` a header may begin and end, and its checksum if a footer has it."""
+    last = len(tail) - commitfile.FOOTER_SIZE
+    for place in (last, *_places(tail, b"TXSTFOOT")):
+        footer = _mended(tail[max(place, 0) : place + commitfile.FOOTER_SIZE], Footer.decode)
+        if footer is not None and footer.header_offset >= begin:
+            start = footer.header_offset - begin
+            yield start, start + footer.header_length, footer.header_checksum
+    for place in _places(tail, b"TXHD"):
+        if (begin + place) % 8 == 0 and place < last:
+            yield place, last, None
+
+
+def _places(tail: bytes, magic: bytes) -> list[int]:
+    """Return where some bytes are, the last first."""
+    return [match.start() for match in re.finditer(magic, tail)][: -_PLACES - 1 : -1]
+
+
+# --- small files
+
+
+def _tag(commits: Commits, content: bytes, heads: Sequence[Stored]) -> bytes | None:
+    """Return the tag that `content` nearly equals, if exactly one commit of the history fits."""
+    found = set()
+    for head in heads:
+        with suppress(TxStoreError, OSError):  # the rest of the history can't be read
+            for stored in commits.chain.ancestors(head):
+                tag = Tag(stored.header.branch, stored.header.version, stored.header.id).encode()
+                if len(tag) == len(content) and sum(map(ne, tag, content)) <= 4:
+                    found.add(tag)
+    return found.pop() if len(found) == 1 else None
+
+
+def _branch(commits: Commits, file: str, branch_id: str) -> Branch | None:
+    """Return the record of a branch as told by its first commit, if that exists. Capital letters are lost."""
+    with suppress(TxStoreError, OSError):
+        versions = commits.files.versions(branch_id)
+        first = commits.files.read(branch_id, min(versions)) if versions else None
+        if first is not None and first.header.fork is not None:
+            header, fork = first.header, first.header.fork
+            lineage = ((fork, header.version - 1), *commits.branches.lineage(fork))
+            return Branch(file, branch_id, header.parent_id, header.parent_hash, lineage)
+    return None

@@ -5,15 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 from txstore.format import names
 from txstore.maintenance.check_file import Window
-from txstore.maintenance.rebuild import Correction
 from txstore.maintenance.report import Repair
 from txstore.steps import step
-from txstore.storage.interface import StagedFile, Storage
+from txstore.storage.interface import StagedFile, Storage, written_aside
 
 _COPIED = 1 << 20
+
+
+class Correction(NamedTuple):
+    """The right bytes for an offset of a file."""
+
+    offset: int
+    content: bytes
 
 
 class Replacer:
@@ -60,7 +67,9 @@ class Replacer:
     @step("replace: put")
     def _put(self, path: str, write: Callable[[str, StagedFile], object], action: str) -> None:
         """Write a new file, and replace another by it."""
-        temporary, file = self._new_file(self._at_most(path))
+        self.storage.make_directory(names.STAGING, durable=False)
+        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead one left
+        file = self.storage.create(temporary, at_most=self._at_most(path))
         try:
             write(temporary, file)
             self._keep(path)
@@ -80,11 +89,6 @@ class Replacer:
         except FileNotFoundError:
             return 0o777
 
-    def _new_file(self, at_most: int) -> tuple[str, StagedFile]:
-        self.storage.make_directory(names.STAGING, durable=False)
-        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"  # the next writer deletes what a dead process left
-        return path, self.storage.create(path, at_most=at_most)
-
     def _keep(self, path: str) -> None:
         """Give a file a second name in the quarantine."""
         with contextlib.suppress(FileNotFoundError):
@@ -92,16 +96,9 @@ class Replacer:
 
     def keep(self, path: str, content: bytes) -> None:
         """Put old content of a file into the quarantine, as if the file had been moved there."""
-        temporary, file = self._new_file(0o777)
-        try:
-            file.write(0, [content])
-            file.sync()
+        self.storage.make_directory(names.STAGING, durable=False)
+        with written_aside(self.storage, content, durable=True, at_most=0o777) as temporary:
             self._quarantine(path, lambda _, target: self._rename(temporary, target))
-        except BaseException:
-            self.storage.delete(temporary)
-            raise
-        finally:
-            file.close()
 
     def move_away(self, path: str, action: str) -> bool:
         """Move a file to the quarantine; return False if that fails."""

@@ -322,7 +322,7 @@ class _Surveyor:
         """Return the end of a data pack's frames, and the offset of their list; None if there is no list."""
         try:
             tail = self._storage.read_tail(file.name.path, packfile.DIRECTORY_SIZE)[0]
-            end, length = packfile.decode_directory(tail)
+            end, length = packfile.decode_directory(tail, file.size)
         except encoding.MalformedError:
             return None
         return end, file.size - packfile.DIRECTORY_SIZE - length

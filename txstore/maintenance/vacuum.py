@@ -31,17 +31,17 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.full_disk import Spare
-from txstore.history.open_transactions import recorded
 from txstore.history.operations import delete_old
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.staged_packs import recorded
 from txstore.locks.pins import SPAN
-from txstore.maintenance.kept_for_feeds import kept_for_feeds
 from txstore.maintenance.reachable import (
     Reachable,
     StagedPacks,
     data_packs,
     kept_commits,
+    kept_for_feeds,
     living_branches,
     sizes_of,
 )

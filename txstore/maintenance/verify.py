@@ -15,6 +15,7 @@ from functools import partial
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, SourceError, TxStoreError
 from txstore.format import names, packfile
+from txstore.format.commitfile import RunName
 from txstore.format.keys import decode_key
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
@@ -34,10 +35,11 @@ from txstore.maintenance.commits_of_faults import ListedRun, Place, Tracer
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault, Faults, Report
 from txstore.maintenance.verify_history import HistoryCheck
-from txstore.maintenance.verify_replacements import ReplacementChecks
 from txstore.maintenance.verify_small_files import SmallFilesCheck
 from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
+from txstore.segments.ranged_runs import is_replaced
+from txstore.segments.replaced import read_records, run_of
 from txstore.segments.runs import may_be_replaced, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import FileVersion
@@ -366,3 +368,53 @@ def _add_files(snapshot: Snapshot, files: dict[FileVersion, str]) -> None:
             key = found.key.decode(errors="backslashreplace")
             with contextlib.suppress(CorruptionError):
                 files.setdefault(runs.foreign(key, found).file, key)
+
+
+class ReplacementChecks:
+    """The tables of one repository, and the packs with the new values.
+
+    A vacuum deletes those that no kept commit needs. So a missing one is a fault only where a ref asks for it.
+    """
+
+    def __init__(self, storage: Storage, repository_id: bytes, add: Callable[[Fault], object]) -> None:
+        self._storage = storage
+        self._id = repository_id
+        self._add = add
+        self._packs = open_packs(storage)
+
+    def check(self, values: Values) -> list[Checked]:
+        """Check what is there; return the counts of each pack. Raises `CorruptionError`, `OSError`."""
+        found, tables = list[Checked](), list[RunName]()
+        for record in read_records(self._storage):
+            run = run_of(record)
+            packs = [PackName(pack) for pack in record.table.packs] if record.table is not None else []
+            there = [pack for pack in packs if self._storage.exists(pack.path)]
+            for pack in there:
+                end = self._storage.read_tail(pack.path, 0)[1]
+                found.append(check_frames(self._storage, pack, self._id, end, values))
+            if run is not None and packs[-1] in there:
+                tables.append(run)
+        for run in tables:  # behind all packs: from the first question on, `values` takes no more
+            self._check_table(run, values)
+        return found
+
+    def _check_table(self, name: RunName, values: Values) -> None:
+        assert name.pack is not None
+        try:
+            run, packs = open_run(self._storage, name, name.pack.path)
+        except ValueError as error:
+            self._add(Fault(name.pack.path, f"damaged run: {error}", name.offset, part="run"))
+            return
+        tables = [name.pack, *packs]
+        for page in entries_of(run):
+            for key, kind, _, number, offset, length, checksum in page:
+                if kind == packfile.REF_PACK and not values.has(tables[number].id, kind, offset, length, checksum):
+                    reason = "the table of an erasure leads to where no such value is"
+                    self._add(Fault(tables[number].path, reason, offset, key.decode(errors="backslashreplace"), "ref"))
+
+    def has(self, pack: PackName, offset: int) -> bool:
+        """Tell whether a table says which value replaces one."""
+        try:
+            return is_replaced(self._packs, pack, offset)
+        except CorruptionError:
+            return False

@@ -13,7 +13,7 @@ from txstore.history.erasures import RECHUNK, last_met
 from txstore.history.heads import check_not_lost
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
-from txstore.storage.read_ahead import FileReader
+from txstore.storage.kept import FileReader
 
 #: At most this many missing files in a row are reported one by one.
 _MISSING_TOLD = 1000

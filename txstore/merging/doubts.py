@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txstore.format.keys import ancestors
 from txstore.merging.merge_conflicts import Answers, Conflict
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 #: Masks are kept as bits, compressed a little: there may be one for every chunk.
 _LEVEL = 1
-
-
-class _ByBoth(NamedTuple):
-    """A side's value at a place in doubt; `after` is None if it has none."""
-
-    after: object | None
 
 
 @dataclass
@@ -120,9 +114,7 @@ class Doubts:
 
 
 def _with(side: Side, keys: Iterable[str]) -> Side:
-    more: dict[str, SideChange] = {
-        key: _ByBoth(True if key in side.view else None) for key in keys if key not in side.changes
-    }
+    more = {key: SideChange(None, True if key in side.view else None) for key in keys if key not in side.changes}
     return Side(side.view, {**side.changes, **more}, side.moves, side.is_same, side.moved) if more else side
 
 

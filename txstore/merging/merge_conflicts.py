@@ -163,7 +163,7 @@ class Answers:
             path = path.rpartition("/")[0]
 
     def check_alike(self, conflicts: Iterable[Conflict]) -> None:
-        """Raise `ValueError` unless all of these nodes are taken from the same side; the outputs of views are derived."""
+        """Raise `ValueError` unless these nodes are taken from one side. The outputs of views are from none."""
         chosen = [each for each in conflicts if each.path not in self.derived]
         sides = {side: each.path for each in chosen if (side := self.side_of(each)) is not None}
         if len(sides) > 1:

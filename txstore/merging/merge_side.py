@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple
 
 from txstore.format.keys import after_prefix, directory_prefix
 from txstore.format.mapping import Hierarchy
+from txstore.history.changes import Differing, KeyChange
 
 
-class SideChange(Protocol):
-    """One side's change to a key: `after` is None if the side deleted it."""
+class SideChange(NamedTuple):
+    """One side's change to a key, in what was never committed: a value is None where there is none."""
 
-    @property
-    def after(self) -> object | None: ...
+    before: Any
+    after: Any
+
+
+#: `after` is None if the side deleted the key.
+Change = SideChange | KeyChange | Differing
 
 
 class Side:
@@ -33,7 +38,7 @@ class Side:
     def __init__(
         self,
         view: Hierarchy,
-        changes: Mapping[str, SideChange],
+        changes: Mapping[str, Change],
         moves: Mapping[str, str] | None = None,
         is_same: Callable[[str, str], bool] = lambda *_: False,
         moved: Collection[str] = (),

@@ -17,7 +17,7 @@ from txstore.format.keys import after_prefix, ancestors, directory_prefix, node_
 from txstore.format.mapping import Hierarchy
 from txstore.merging.doubts import Doubts
 from txstore.merging.merge_conflicts import SIDES, Answers, Conflict
-from txstore.merging.merge_side import Side, SideChange
+from txstore.merging.merge_side import Change, Side
 
 
 class Renaming:
@@ -361,9 +361,9 @@ def _joined(above: str, name: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-def _following(side: Side, own: Renaming) -> dict[str, SideChange]:
+def _following(side: Side, own: Renaming) -> dict[str, Change]:
     """Return a side's changes, compared with the base as if the side's moves had been made there."""
-    found: dict[str, SideChange] = {}
+    found: dict[str, Change] = {}
     for key, change in side.changes.items():
         if change.after is None:
             place = own.of(key)

@@ -15,7 +15,7 @@ from txstore.engine import Engine
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import Differing, common_ancestor, differing, is_equal
 from txstore.history.snapshot import Snapshot
-from txstore.merging.merge_side import Side
+from txstore.merging.merge_side import Side, SideChange
 from txstore.merging.moved_nodes import Renaming, recognised
 from txstore.merging.three_way import MergePlan
 from txstore.segments.runs import Found, Runs
@@ -117,22 +117,17 @@ def _place(runs: Runs, found: Found) -> Hashable:
 # --- the same for states that were never committed
 
 
-class _Change(NamedTuple):
-    before: Value | None
-    after: Value | None
-
-
 def virtual(view: Snapshot | Virtual) -> Virtual:
     return view if isinstance(view, Virtual) else Virtual(view)
 
 
 def _of_merges(engine: Engine, base: Virtual, view: Virtual) -> Side:
-    changes: dict[str, _Change] = {}
+    changes: dict[str, SideChange] = {}
     below = (key for key, _, _ in _differing(engine, base.snapshot, view.snapshot))
     for key in sorted({*below, *base.changed, *view.changed}):
         before, after = base.value(key), view.value(key)
         if not _is_same(before, after):
-            changes[key] = _Change(before, after)
+            changes[key] = SideChange(before, after)
     gone = {key: _place_of(was) for key, (was, is_now) in changes.items() if was is not None and is_now is None}
     made = {key: _place_of(is_now) for key, (was, is_now) in changes.items() if was is None and is_now is not None}
     moves = recognised(base, view, gone, made)

@@ -12,10 +12,10 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer.cpu import NDBuffer
+from zarr.buffer.cpu import NDBuffer
 
 from txstore.codecs.chunk_cache import AnyArray, ChunkCache, Key
+from txstore.zarr_private import ArraySpec
 
 #: Of a batch of zarr's: key, spec, what is taken of the chunk, to where, and whether that is the whole chunk.
 Row = tuple[Any, ArraySpec, Any, Any, bool]

@@ -18,17 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import zarr
-import zarr.core.codec_pipeline
+from zarr.abc.buffer import Buffer, NDBuffer
 from zarr.abc.codec import Codec, CodecPipeline
+from zarr.buffer import cpu, default_buffer_prototype
 from zarr.codecs import ShardingCodec
-from zarr.core.array import create_codec_pipeline
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import Buffer, NDBuffer, cpu, default_buffer_prototype
-from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
 from txstore._native import chunks
-from txstore.codecs.bounded_codecs import bounded_pipeline
+from txstore.codecs.bounded_codecs import check_size, zarr_pipeline
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
 from txstore.format.regions import Region
@@ -37,6 +34,7 @@ from txstore.pipeline.chunk_store import ChunkStore
 from txstore.segments.runs import ELSEWHERE, LATER, Located
 from txstore.sessions import calling_thread
 from txstore.storage.request_threads import in_advance, in_thread
+from txstore.zarr_private import ArrayConfig, ArraySpec, ArrayV3Metadata, BatchedCodecPipeline, FusedCodecPipeline
 
 if TYPE_CHECKING:
     from typing import Self
@@ -84,7 +82,7 @@ class TxCodecPipeline(CodecPipeline):
         """Zarr's own pipeline for this array."""
         if self._ordinary is not None:
             return self._ordinary
-        return _bounded(self._metadata) if self._is_bounded else create_codec_pipeline(self._metadata)
+        return _pipeline_of(self._metadata, is_bounded=self._is_bounded)
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -303,6 +301,8 @@ class TxCodecPipeline(CodecPipeline):
         for getter, spec, selection, out_selection, _ in rows:
             codec = codecs.get(spec.shape)
             if codec is None:  # in the memory of the processor, wherever the value is
+                if self._is_bounded:
+                    check_size(spec)
                 here = replace(spec, prototype=cpu.buffer_prototype)
                 codec = codecs[spec.shape] = PartCodec(here, self.layout, self.ordinary)
             change = partial(_changed, codec, selection, _part_of(array, out_selection, drop_axes, len(spec.shape)))
@@ -388,12 +388,12 @@ def zarr_default() -> str:
 
 def _ordinary_class() -> type[CodecPipeline]:
     """Return zarr's own pipeline: its default where no other is configured."""
-    cls: type[CodecPipeline] = getattr(zarr.core.codec_pipeline, zarr_default().rpartition(".")[2])
-    return cls
+    is_fused = zarr_default().endswith(".FusedCodecPipeline") and FusedCodecPipeline is not None
+    return FusedCodecPipeline if is_fused else BatchedCodecPipeline
 
 
-def _bounded(metadata: Any) -> CodecPipeline:
-    """Return zarr's own pipeline with codecs that decode no more than a chunk may have."""
+def _pipeline_of(metadata: Any, *, is_bounded: bool) -> CodecPipeline:
+    """Return zarr's own pipeline for an array."""
     is_3 = isinstance(metadata, ArrayV3Metadata)
     spec = ArraySpec(
         shape=chunk_shape(metadata) or (1,) * len(metadata.shape),
@@ -402,7 +402,7 @@ def _bounded(metadata: Any) -> CodecPipeline:
         config=ArrayConfig.from_dict({} if is_3 else {"order": metadata.order}),
         prototype=default_buffer_prototype(),
     )
-    return bounded_pipeline(metadata, spec, _ordinary_class())
+    return zarr_pipeline(metadata, spec, _ordinary_class(), is_bounded=is_bounded)
 
 
 def _is_plain(rows: list[Row], buffer: NDBuffer) -> bool:

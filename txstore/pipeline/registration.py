@@ -40,6 +40,5 @@ def describe(array: Any) -> str:
     >>> txstore.pipeline.describe(z)
     'txstore: batches of chunks'
     """
-    pipeline = getattr(array, "async_array", array)
-    pipeline = getattr(pipeline, "_async_array", pipeline).codec_pipeline
+    pipeline = getattr(array, "async_array", array).codec_pipeline
     return str(pipeline) if isinstance(pipeline, TxCodecPipeline) else f"zarr: {type(pipeline).__name__}"

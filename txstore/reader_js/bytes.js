@@ -11,6 +11,17 @@ const MAX_DEPTH = 100;
 /** @param {string} text */
 export const encode = (text) => encoder.encode(text);
 
+/** @param {Uint8Array[]} parts */
+export function joined(parts) {
+  const whole = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
 /** Reads one part of a file after the other. Numbers are little-endian. */
 export class Reader {
   /** @param {Uint8Array} bytes @param {string} path the file, for errors */
@@ -30,11 +41,17 @@ export class Reader {
     throw new CorruptionError(`${this.path}: ${reason}. Run \`txstore verify\`, or restore the file from a backup`);
   }
 
-  /** @param {number} count */
-  take(count) {
+  /** Go on by so many bytes, and return where they begin. @param {number} count */
+  pass(count) {
     if (!(count <= this.left)) this.fail("it ends too early");
     this.at += count;
-    return this.bytes.subarray(this.at - count, this.at);
+    return this.at - count;
+  }
+
+  /** @param {number} count */
+  take(count) {
+    const begin = this.pass(count);
+    return this.bytes.subarray(begin, this.at);
   }
 
   /** @param {string} magic */
@@ -46,17 +63,15 @@ export class Reader {
   }
 
   u8() {
-    return this.take(1)[0];
+    return this.bytes[this.pass(1)];
   }
 
   u16() {
-    this.take(2);
-    return this.view.getUint16(this.at - 2, true);
+    return this.view.getUint16(this.pass(2), true);
   }
 
   u32() {
-    this.take(4);
-    return this.view.getUint32(this.at - 4, true);
+    return this.view.getUint32(this.pass(4), true);
   }
 
   /** A number of 64 bits: a larger one than JavaScript can hold exactly is none that a file can have. */
@@ -111,10 +126,7 @@ export class Reader {
   }
 }
 
-/**
- * Return a reader of bytes without the checksum at their end, after comparing it.
- * @param {Uint8Array} bytes @param {string} path
- */
+/** Return a reader of bytes without the checksum at their end, after comparing it. @param {Uint8Array} bytes @param {string} path */
 export function checked(bytes, path) {
   const reader = new Reader(bytes, path);
   if (bytes.length < 4) reader.fail("it ends too early");
@@ -123,17 +135,30 @@ export function checked(bytes, path) {
   return new Reader(content, path);
 }
 
-/**
- * Return the members of a JSON object that has its checksum in it, and the text of each. See format.md, "`format.json`".
- * @param {Uint8Array} bytes @param {string} path
- */
+/** Return the members of a JSON object that has its checksum in it, and the canonical text of each. See format.md, "`format.json`". @param {Uint8Array} bytes @param {string} path */
 export function checkedJson(bytes, path) {
   const reader = new Reader(bytes, path);
   const members = reader.json(bytes.length);
-  const texts = textsOf(bytes, reader);
+  // With a sign before each text, and before each number as a text: so numbers keep their digits.
+  const marked = JSON.parse(utf8.decode(bytes).replace(TOKENS, (token) => (token.startsWith('"') ? `"T${token.slice(1)}` : `"N${token}"`)));
+  if (/(?<!\\)(?:\\\\)*\\ud[89a-f]/.test(JSON.stringify(marked))) reader.fail("the JSON in it has half a surrogate pair");
+  const texts = textsOf(marked, reader, 1);
   texts.delete("checksum");
   const isRight = members.checksum === crc32c(encode(objectOf(texts))).toString(16).padStart(8, "0");
   return { members, texts, isRight };
+}
+
+const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*/g;
+
+/** @param {Record<string, any>} marked @param {Reader} reader @param {number} depth @returns {Map<string, string>} */
+const textsOf = (marked, reader, depth) => new Map(Object.entries(marked).map(([name, value]) => [name.slice(1), canonical(value, reader, depth + 1)]));
+
+/** @param {any} value @param {Reader} reader @param {number} depth @returns {string} */
+function canonical(value, reader, depth) {
+  if (depth > MAX_DEPTH) reader.fail("the JSON in it is nested too deeply");
+  if (typeof value === "string") return value.startsWith("N") ? numberOf(value.slice(1)) : textOf(value.slice(1));
+  if (Array.isArray(value)) return `[${value.map((each) => canonical(each, reader, depth + 1)).join(",")}]`;
+  return value === null || typeof value !== "object" ? String(value) : objectOf(textsOf(value, reader, depth));
 }
 
 /** @param {Map<string, string>} texts of the members of an object, by their names @returns {string} */
@@ -144,41 +169,6 @@ function objectOf(texts) {
 
 /** A text in ASCII. @param {string} text */
 const textOf = (text) => JSON.stringify(text).replace(/[\u007f-\uffff]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
-
-/** Return the members of an object in the one form that its checksum is of: numbers are read as they stand there. @param {Uint8Array} bytes valid JSON @param {Reader} reader @returns {Map<string, string>} */
-function textsOf(bytes, reader) {
-  const tokens = utf8.decode(bytes).match(/"[^"\\]*(?:\\.[^"\\]*)*"|[{}[\]]|[^\s{}[\]:,"]+/g) ?? [];
-  let at = 0;
-  /** @param {string} token @returns {string} */
-  const parsed = (token) => {
-    const text = JSON.parse(token);
-    if (utf8.decode(encode(text)) !== text) reader.fail("the JSON in it has half a surrogate pair");
-    return text;
-  };
-  /** @param {number} depth @returns {Map<string, string>} */
-  const object = (depth) => {
-    const texts = new Map();
-    while (tokens[++at] !== "}") {
-      const name = parsed(tokens[at++]);
-      texts.set(name, value(depth + 1));
-    }
-    return texts;
-  };
-  /** @param {number} depth @returns {string} */
-  const value = (depth) => {
-    const token = tokens[at];
-    if (depth > MAX_DEPTH) reader.fail("the JSON in it is nested too deeply");
-    if (token === "{") return objectOf(object(depth));
-    if (token === "[") {
-      const items = [];
-      while (tokens[++at] !== "]") items.push(value(depth + 1));
-      return `[${items.join(",")}]`;
-    }
-    if (token.startsWith('"')) return textOf(parsed(token));
-    return /^-?\d/.test(token) ? numberOf(token) : token;
-  };
-  return object(1);
-}
 
 /** A number as it counts for a checksum: an integer in its digits, another one in the fewest digits that say the same 64-bit float. @param {string} token */
 function numberOf(token) {
@@ -198,10 +188,7 @@ export function hex(bytes) {
   return text;
 }
 
-/**
- * Compare texts as their UTF-8 bytes are compared.
- * @param {Uint8Array} one @param {Uint8Array} other
- */
+/** Compare texts as their UTF-8 bytes are compared. @param {Uint8Array} one @param {Uint8Array} other */
 export function compare(one, other) {
   const shorter = Math.min(one.length, other.length);
   for (let at = 0; at < shorter; at++) {
@@ -212,5 +199,6 @@ export function compare(one, other) {
 
 /** @param {Uint8Array} bytes @param {Uint8Array} prefix */
 export function startsWith(bytes, prefix) {
-  return bytes.length >= prefix.length && compare(bytes.subarray(0, prefix.length), prefix) === 0;
+  for (let at = 0; at < prefix.length; at++) if (bytes[at] !== prefix[at]) return false;
+  return true;
 }

@@ -10,10 +10,7 @@ export class Cache {
     this.kept = new Map();
   }
 
-  /**
-   * @param {string} key @param {number} size in bytes, about @param {() => Promise<T>} read
-   * @returns {Promise<T>}
-   */
+  /** @param {string} key @param {number} size in bytes, about @param {() => Promise<T>} read @returns {Promise<T>} */
   get(key, size, read) {
     let found = this.kept.get(key);
     if (found) {

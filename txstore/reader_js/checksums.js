@@ -13,11 +13,7 @@ for (let table = 1; table < 8; table++) {
   }
 }
 
-/**
- * Return the CRC-32C of bytes. Eight tables, so that eight bytes take one step.
- * @param {Uint8Array} bytes
- * @returns {number}
- */
+/** Return the CRC-32C of bytes. Eight tables, so that eight bytes take one step. @param {Uint8Array} bytes @returns {number} */
 export function crc32c(bytes) {
   const [t0, t1, t2, t3, t4, t5, t6, t7] = tables;
   const length = bytes.length;
@@ -49,11 +45,7 @@ const SIGMA = [
   "2c6a0b834d75fe19", "c51fed4a0763928b", "db7ec13950f4862a", "6fe9b308c2d714a5", "a2847615fb9e3cd0",
 ].map((row) => Array.from(row, (digit) => parseInt(digit, 16)));
 
-/**
- * Return the BLAKE2b-128 of bytes: the hash by which a commit names its parent's header.
- * @param {Uint8Array} bytes
- * @returns {Uint8Array}
- */
+/** Return the BLAKE2b-128 of bytes: the hash by which a commit names its parent's header. @param {Uint8Array} bytes @returns {Uint8Array} */
 export function blake2b128(bytes) {
   const state = IV.slice();
   state[0] ^= 0x01010010n;

@@ -104,14 +104,9 @@ export class Commits {
     return this.lists;
   }
 
-  /** Return the names in a directory; undefined: the server tells no names. @param {string} directory @param {Reading} [reading] */
-  names(directory, reading) {
-    return this.source.list(directory, reading);
-  }
-
   /** Return the versions of a branch's own that hold a file, the highest first; undefined: the server tells no names. @param {string} branch */
   async versions(branch) {
-    const names = await this.names(`commits/${branch}`);
+    const names = await this.source.list(`commits/${branch}`);
     return names && versionsOf(names);
   }
 
@@ -143,9 +138,7 @@ export class Commits {
     }
     for (const version of [...versions].reverse()) {
       const stored = await this.stored(branch, version);
-      if (stored && (vouchedBy(stored) > (first ?? 0) || (there && version > (first ?? 0)))) {
-        missingBelow(stored);
-      }
+      if (stored && (vouchedBy(stored) > (first ?? 0) || (there && version > (first ?? 0)))) missingBelow(stored);
     }
     return undefined;
   }

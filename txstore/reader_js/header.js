@@ -24,6 +24,7 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {number} offset @property {number} length @property {number} entries
  */
 
+/** Constraints, views, or cursors of feeds, by their names, as they hold at the commit. @typedef {Record<string, any>} Declared */
 /**
  * @typedef {object} Header
  * @property {string} repository @property {string} id @property {string} parent @property {string} parentHash
@@ -39,6 +40,7 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {string | undefined} fork the id of its parent's branch, if that is another
  * @property {{ id: string, version: number, branch: string } | undefined} merged the other parent
  * @property {{ place: number, length: number } | undefined} group
+ * @property {{ constraints: Declared, views: Declared, cursors: Declared }} declared
  */
 
 /** @typedef {{ headerLength: number, headerOffset: number, fileLength: number, id: string, headerChecksum: number }} Footer */
@@ -119,7 +121,7 @@ function headerOf(reader) {
     repository: reader.id(), id: reader.id(), parent: reader.id(), parentHash: reader.id(),
     version: reader.u64(), seq: reader.u64(), oldestKept: reader.u64(), time: timeOf(reader),
     synced, pending: 0, branch: "", author: "", message: "", properties: {}, statistics: [], sections: [], runs: [],
-    fork: undefined, merged: undefined, group: undefined,
+    fork: undefined, merged: undefined, group: undefined, declared: { constraints: {}, views: {}, cursors: {} },
   };
   if (header.seq <= header.version || header.oldestKept > header.version) reader.fail("its header has impossible numbers");
   let before = -1;
@@ -152,12 +154,11 @@ function field(header, type, reader) {
   else if (type === 5) {
     while (reader.left && header.statistics.length < 5) header.statistics.push(reader.varint());
   } else if (type === 6) {
-    while (reader.left) {
-      header.sections.push({ kind: reader.varint(), offset: reader.varint(), length: reader.varint() });
-    }
+    while (reader.left) header.sections.push({ kind: reader.varint(), offset: reader.varint(), length: reader.varint() });
     if (header.sections.length > MAX_LISTED) reader.fail("its header lists too many sections");
   } else if (type === 7) header.runs = runsOf(reader);
   else if (type === 9) header.pending = reader.varint();
+  else if (type === 10) header.declared.constraints = reader.json(left);
   else if (type === 11) header.fork = branchOf(reader, left);
   else if (type === 12) {
     const id = reader.id();
@@ -166,7 +167,8 @@ function field(header, type, reader) {
   } else if (type === 14) {
     header.group = { place: reader.varint(), length: reader.varint() };
     if (header.group.place >= header.group.length || header.group.length > 128) reader.fail("its group commit is impossible");
-  }
+  } else if (type === 15) header.declared.views = reader.json(left);
+  else if (type === 16) header.declared.cursors = reader.json(left);
 }
 
 /** @param {Reader} reader @param {number} length */
@@ -257,7 +259,7 @@ export function decidedBy(bytes, offset, leader) {
         ...header,
         parent: parent.id, parentHash: last.hash ?? "", version: parent.version + 1, seq: parent.seq + 1,
         oldestKept: parent.oldestKept, time: Math.max(header.time, parent.time + 1), sections: [own],
-        runs: [header.runs[0], ...parent.runs.map((run) => ({ ...run, pack: run.pack ?? lies }))],
+        runs: [{ ...header.runs[0], seq: parent.seq + 1 }, ...parent.runs.map((run) => ({ ...run, pack: run.pack ?? lies }))],
         group: { place, length: count + 1 },
       },
       hash: undefined, path, base, id: leader.id,

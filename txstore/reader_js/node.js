@@ -69,11 +69,7 @@ class DirectorySource {
   }
 }
 
-/**
- * @template T
- * @param {() => Promise<T>} action
- * @returns {Promise<T | undefined>}
- */
+/** @template T @param {() => Promise<T>} action @returns {Promise<T | undefined>} */
 async function unlessMissing(action) {
   try {
     return await action();
@@ -84,11 +80,7 @@ async function unlessMissing(action) {
   }
 }
 
-/**
- * Open a repository: a directory by its path or `file:` URL, or any other URL.
- * @param {string | URL} place
- * @param {Parameters<typeof openUrl>[1]} [options]
- */
+/** Open a repository: a directory by its path or `file:` URL, or any other URL. @param {string | URL} place @param {Parameters<typeof openUrl>[1]} [options] */
 export function openRepository(place, options = {}) {
   const text = String(place);
   if (/^https?:/.test(text)) return openUrl(text, options);

@@ -80,7 +80,7 @@ export class Repository {
    * @returns {Promise<Store>}
    */
   async at(at = "main", reading = {}) {
-    return withSignal(this.storeAt(at), reading.signal);
+    return withSignal(this.find(at).then((stored) => this.storeOf(stored)), reading.signal);
   }
 
   /**
@@ -117,7 +117,7 @@ export class Repository {
 
   /** @param {string} directory @param {Reading} reading */
   async list(directory, reading) {
-    const names = await this.commits.names(directory, reading);
+    const names = await this.source.list(directory, reading);
     if (!names) throw new RequestError(`${this.source.url}: this server lists no names. Ask for a branch or a tag by its name, or let the server list directories`);
     return names.filter(isName);
   }
@@ -174,11 +174,6 @@ export class Repository {
   }
 
   // --- commits
-
-  /** @param {string | number} at */
-  async storeAt(at) {
-    return this.storeOf(await this.find(at));
-  }
 
   /** @param {Stored | undefined} stored */
   storeOf(stored) {
@@ -287,7 +282,7 @@ export class Repository {
   /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */
   async isLiving(id) {
     if (id === "main") return true;
-    const names = await this.commits.names("branches");
+    const names = await this.source.list("branches");
     if (!names) return true;
     const records = await Promise.all(names.filter(isName).map((name) => this.recordOf(name)));
     return records.some((record) => record?.id === id);
@@ -298,7 +293,7 @@ export class Repository {
   /** Say why a value is zeros, if a record of an erasure does. @param {string} key @param {number} checksum of the value, as its ref has it */
   async checkErasures(key, checksum) {
     const path = key.replace(/^\//, "");
-    const names = await this.commits.names("erased");
+    const names = await this.source.list("erased");
     if (!names) throw new CorruptionError(`${path}: this value is zeros: it was erased, or is damaged. This server lists no names, so that no record of an erasure is found`);
     for (const name of names.filter((each) => /^[0-9a-f]{32}(\.rows)?$/.test(each))) {
       const file = `erased/${name}`;

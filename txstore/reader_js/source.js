@@ -1,5 +1,6 @@
 /** Reads files of a repository over HTTP: small ones, and ranges. Near ranges of one file are read by one request. */
 
+import { joined } from "./bytes.js";
 import { CorruptionError, RequestError } from "./errors.js";
 
 /**
@@ -32,6 +33,7 @@ import { CorruptionError, RequestError } from "./errors.js";
  * @property {typeof fetch} [fetch] called instead of `fetch`: to sign requests, say
  * @property {number} [retries] how often a request is made again that the server could not answer; by default 4
  * @property {RequestInit} [init] of each request
+ * @property {boolean} [listsPages] whether the server is known to list names by pages: else that is found out
  */
 
 /** Ranges of one file with less than this between them are read by one request. */
@@ -70,7 +72,7 @@ export class HttpSource {
     /** @type {Map<string, string>} of which version each file is */
     this.tags = new Map();
     /** @type {Promise<Way | undefined> | undefined} how the server lists names, if that was found out */
-    this.way = undefined;
+    this.way = options.listsPages ? Promise.resolve(this.listPage.bind(this)) : undefined;
   }
 
   /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
@@ -221,12 +223,12 @@ export class HttpSource {
   async findWay() {
     const parts = new URL(this.url).pathname.split("/").filter(Boolean).map(decodeURIComponent);
     /** @type {Way[]} */
-    const ways = [
-      this.listPage.bind(this), this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1)),
-    ];
+    const ofBuckets = [this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1))];
+    const tried = (/** @type {Way} */ way) => way("commits", {}, 1).catch(unlessBusy);
     try {
-      const found = await Promise.all(ways.map((way) => way("commits", {}, 1).catch(unlessBusy)));
-      const way = ways.find((_, each) => found[each]?.length) ?? ways.find((_, each) => each && found[each]);
+      if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
+      const found = await Promise.all(ofBuckets.map(tried));
+      const way = ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
       if (!way) this.way = undefined; // there may be no commit yet
       return way;
     } catch (error) {
@@ -346,13 +348,7 @@ async function bodyOf(response, target, most, enough = Infinity) {
   }
   if (length > limit) await reader?.cancel();
   if (length > most) throw new RequestError(`${target}: the server sends more than ${most} bytes. Let it answer ranges: see "Over plain HTTP" in the documents of TxStore`);
-  const bytes = new Uint8Array(length);
-  let at = 0;
-  for (const part of parts) {
-    bytes.set(part, at);
-    at += part.length;
-  }
-  return bytes;
+  return joined(parts);
 }
 
 /** @param {number} status */
@@ -374,12 +370,7 @@ function pause(milliseconds, signal) {
   return withSignal(new Promise((resolve) => setTimeout(resolve, milliseconds)), signal);
 }
 
-/**
- * Wait for a promise, or until a signal says to wait no more.
- * @template T
- * @param {Promise<T>} promise @param {AbortSignal} [signal]
- * @returns {Promise<T>}
- */
+/** Wait for a promise, or until a signal says to wait no more. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T>} */
 export function withSignal(promise, signal) {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {

@@ -3,12 +3,25 @@
 import { Reader, compare, encode, utf8 } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { CorruptionError, ForeignError, erased } from "./errors.js";
-import { ERASED, FOREIGN, Run, TOMBSTONE, isKey } from "./run.js";
+import { ERASED, FOREIGN, MAX_KEY, Run, TOMBSTONE, isKey } from "./run.js";
 import { HttpSource, withSignal } from "./source.js";
 
 /** @typedef {import("./run.js").Entry} Entry */
 /** @typedef {{ signal?: AbortSignal }} Reading */
 /** @typedef {{ offset: number, length: number } | { suffixLength: number }} Range */
+
+/** Milliseconds. */
+const STRETCH = 10;
+
+/** Return what lets others run for a moment where that was long ago: a page has to be drawn meanwhile. */
+export function rests() {
+  let last = performance.now();
+  return async () => {
+    if (performance.now() - last < STRETCH) return;
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    last = performance.now();
+  };
+}
 
 export class Store {
   /** @param {import("./repository.js").Repository} repository @param {import("./header.js").Stored | undefined} stored @param {import("./repository.js").Commit | undefined} commit */
@@ -39,53 +52,86 @@ export class Store {
 
   /**
    * Yield the keys that begin so, in the order of their bytes.
-   * @param {string} [prefix] @param {Reading} [reading]
+   * @param {string} [prefix] @param {Reading} [reading] @param {string} [start] the first one to look at
    * @returns {AsyncGenerator<string>}
    */
-  async *keys(prefix = "", reading = {}) {
-    for await (const [key] of this.entries(prefix, prefix, reading)) yield key;
+  async *keys(prefix = "", reading = {}, start = prefix) {
+    for await (const page of this.pages(prefix, start, reading)) for (const [key] of page) yield key;
   }
 
   /**
-   * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them.
-   * @param {string} prefix @param {string} start @param {Reading} [reading]
-   * @returns {AsyncGenerator<[string, Entry]>}
+   * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them: many at a time.
+   * @param {string} [prefix] @param {string} [start] @param {Reading} [reading]
+   * @returns {AsyncGenerator<[string, Entry][]>}
    */
-  async *entries(prefix, start, reading = {}) {
+  async *pages(prefix = "", start = prefix, reading = {}) {
     const [wanted, first] = [prefix, start].map((each) => encode(each.replace(/^\//, "")));
-    const names = this.stored?.header.runs ?? [];
-    const runs = await Promise.all(names.map((name) => this.run(name)));
-    const sources = runs.map((run) => run.below(wanted, first));
-    /** @type {(Entry | undefined)[]} the next entry of each run */
-    const next = await Promise.all(sources.map(async (source) => (await source.next()).value ?? undefined));
-    for (;;) {
+    const runs = await this.runs();
+    const sources = runs.map((each, run) => ({ run, pages: each.below(wanted, first), page: /** @type {Entry[]} */ ([]), at: 0, isDone: false }));
+    const hiding = runs.map(({ index }) => index.prefixes.size > 0);
+    for (const rest = rests(); ; ) {
       reading.signal?.throwIfAborted();
-      /** @type {Entry | undefined} */
-      let least;
-      let newest = -1;
-      next.forEach((entry, run) => {
-        if (entry && (!least || compare(entry.key, least.key) < 0)) [least, newest] = [entry, run];
-      });
-      if (!least) return;
-      const { key, kind } = least;
-      const text = this.textOf(key, least);
-      for (const [run, entry] of next.entries()) {
-        if (entry && compare(entry.key, key) === 0) next[run] = (await sources[run].next()).value ?? undefined;
+      await rest();
+      await Promise.all(sources.filter(({ page, at, isDone }) => !isDone && at === page.length).map(async (source) => {
+        const { value, done } = await source.pages.next();
+        Object.assign(source, { page: value ?? [], at: 0, isDone: Boolean(done) });
+      }));
+      const left = sources.filter(({ isDone }) => !isDone);
+      if (!left.length) return;
+      /** @type {[string, Entry][]} */
+      const found = [];
+      while (left.every(({ page, at }) => at < page.length)) {
+        // The one with the least key goes on up to the next one's. Of one key, the newest entry counts.
+        const [first, ...others] = left.sort((one, other) => compare(one.page[one.at].key, other.page[other.at].key) || one.run - other.run);
+        const end = others[0]?.page[others[0].at].key;
+        do {
+          const entry = first.page[first.at++];
+          const text = this.textOf(entry);
+          const isHidden = hiding.some((each, run) => each && run < first.run && runs[run].hides(text));
+          if (!isHidden && isLive(entry)) found.push([text, entry]);
+          for (const each of others) if (each.at < each.page.length && compare(each.page[each.at].key, entry.key) === 0) each.at++;
+            else break;
+        } while (first.at < first.page.length && (!end || compare(first.page[first.at].key, end) < 0));
       }
-      const isHidden = runs.slice(0, newest).some((run) => run.hides(text));
-      if (!isHidden && kind !== TOMBSTONE && kind !== ERASED) yield [text, least.seq ? least : { ...least, seq: names[newest].seq }];
+      yield found;
     }
   }
 
-  /** @param {Uint8Array} key @param {Entry} entry */
-  textOf(key, entry) {
+  /**
+   * Yield the names right below a prefix of which there are keys, from a key on, in the order of their keys.
+   * @param {string} prefix @param {string} start @param {number} most that are wanted, about
+   */
+  async *names(prefix, start, most) {
+    const [runs, below] = [await this.runs(), encode(prefix)];
+    const borders = runs.flatMap((run) => run.borders(below, encode(start), most)).sort((one, other) => compare(one.name, other.name));
+    for (const { run, block } of borders.slice(0, most)) void run.block(block); // they are read together
+    for (let from = start; ; ) {
+      const firsts = await Promise.all(runs.map((run) => run.first(below, encode(from))));
+      const newest = firsts.reduce((found, each, run) => (each && (found < 0 || compare(each.key, /** @type {Entry} */ (firsts[found]).key) < 0) ? run : found), -1);
+      const first = firsts[newest];
+      if (!first) return;
+      let key = this.textOf(first);
+      if (!isLive(first) || runs.slice(0, newest).some((run) => run.hides(key))) {
+        const { value } = await this.keys(prefix, {}, from).next();
+        if (!value) return;
+        key = value;
+      }
+      const end = key.indexOf("/", prefix.length);
+      if (end >= 0) yield key.slice(prefix.length, end);
+      // Keys between `name` and `name/` begin with that name and a sign before the slash; "0" comes after it.
+      from = end < 0 ? `${key}\0` : `${key.slice(0, end)}0`;
+    }
+  }
+
+  /** @param {Entry} entry */
+  textOf({ key, place }) {
     try {
       const text = utf8.decode(key);
       if (isKey(text)) return text;
     } catch (error) {
       if (!(error instanceof TypeError)) throw error;
     }
-    throw new CorruptionError(`${entry.place.path}: a run has an impossible key`);
+    throw new CorruptionError(`${place.path}: a run has an impossible key`);
   }
 
   // --- look-ups
@@ -102,6 +148,11 @@ export class Store {
     return `${path} ${id} ${base} ${name.offset} ${name.length}`;
   }
 
+  /** All runs, the newest first. */
+  runs() {
+    return Promise.all((this.stored?.header.runs ?? []).map((name) => this.run(name)));
+  }
+
   /** @param {import("./header.js").RunName} name @returns {Promise<Run>} */
   run(name) {
     const { repository } = this;
@@ -114,8 +165,8 @@ export class Store {
   /** @param {string} key @returns {Promise<Entry | undefined>} undefined: there is no such key */
   async entry(key) {
     const wanted = key.replace(/^\//, "");
-    if (!this.stored || !isKey(wanted)) return undefined;
     const encoded = encode(wanted);
+    if (!this.stored || !isKey(wanted) || encoded.length > MAX_KEY) return undefined;
     // One after the other, the newest first: most keys are in the first runs, and each run takes requests.
     for (const name of this.stored.header.runs) {
       const run = await this.run(name);
@@ -160,10 +211,7 @@ export class Store {
     return bytes.every((byte) => byte === 0) ? (await this.whole(entry, key, reading)).subarray(begin, end) : bytes;
   }
 
-  /**
-   * Return a value that lies in a file outside of the repository.
-   * @param {Uint8Array} record @param {string} path @param {Reading} reading
-   */
+  /** Return a value that lies in a file outside of the repository. @param {Uint8Array} record @param {string} path @param {Reading} reading */
   async foreign(record, path, reading) {
     const reader = new Reader(record, path);
     reader.magic("TXSTFORN");
@@ -197,6 +245,9 @@ export class Store {
     return found.bytes.subarray(0, length);
   }
 }
+
+/** @param {Entry} entry */
+const isLive = ({ kind }) => kind !== TOMBSTONE && kind !== ERASED;
 
 /** @param {string} etag */
 const bare = (etag) => etag.replace(/^W\/|"/g, "");

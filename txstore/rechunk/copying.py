@@ -1,4 +1,7 @@
-"""Copies pieces of an array to its new grid, in threads and in bounded memory, and copies changed parts again."""
+"""Copies pieces of an array to its new grid, in threads and in bounded memory.
+
+What other commits have changed since is found, and copied again.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from typing import Any
 import zarr
 
 from txstore.commit import Commit
-from txstore.comparing.boxes import joined
+from txstore.comparing.elements import joined
+from txstore.comparing.nodes import compare
 from txstore.engine import Engine
-from txstore.format.documents import describe
+from txstore.errors import ConflictError, NodeNotFoundError
+from txstore.format.documents import Described, DocumentChange, compare_documents, describe
 from txstore.format.grids import Grid
 from txstore.format.mapping import Hierarchy
+from txstore.history.changes import changed
 from txstore.history.find import find_commit
 from txstore.history.snapshot import Snapshot
 from txstore.pipeline import made_own, open_own
@@ -25,26 +31,56 @@ from txstore.rechunk.plans import Box, Pieces, size_of
 from txstore.store import TxStore
 
 
-class CopySource:
-    """An array of one commit, to read from. What it maps of files is let go of again and again: `group`.
+def changed_regions(path: str, before: Snapshot, after: Snapshot, unit: Sequence[int]) -> list[Box]:
+    """Return the regions of an array, within its present shape, that may differ between two commits of a branch.
 
-    Mapped pages count as memory of the process, even if the system may drop them.
+    `unit` is the shape of the new grid's chunks, or shards. Raises `ConflictError` if the array has other chunks,
+    codecs or another dtype now, and `NodeNotFoundError` if it is gone.
     """
+    old, new = array_at(before, path), array_at(after, path)
+    if old.key != new.key or compare_documents(new.key, old.content, new.content) is DocumentChange.STRUCTURE:
+        raise ConflictError(
+            [new.key],
+            reason="another commit gave the array other chunks, codecs or another dtype while it was rechunked, or "
+            "put another array in its place",
+            advice="Decide which of the two is to be kept. To begin again, delete what was copied: the branch that a "
+            "note to this error names",
+            base=before.commit,
+            head=after.commit,
+        )
+    found = next((node for node in compare(changed(before, after, path), before, after) if node.path == old.path), None)
+    regions = [] if found is None else _within(found.regions, new.node.shape)
+    return regions + _grown(old, new, unit)
 
-    def __init__(self, engine: Engine, commit: Commit, path: str) -> None:
-        self._engine = engine
-        self._commit = commit
-        self._path = path
 
-    def group(self, boxes: Sequence[Box], copy: Callable[[zarr.Array[Any], Box], object], pool: Any) -> None:
-        """Call `copy` in threads for each box of which anything is stored. Afterwards no file is mapped."""
-        with reading(self._engine, self._commit) as own:
-            array = open_array(TxStore.at(self._engine, own), self._path)
-            described = describe(own.get_view, self._path)
-            assert described is not None  # zarr has just opened it
-            grid = described.grid()
-            for _ in pool.map(lambda box: copy(array, box) if _is_stored(grid, own, box) else None, boxes):
-                pass
+def array_at(snapshot: Snapshot, path: str) -> Described:
+    """Return an array's documents. Raises `NodeNotFoundError`."""
+    found = describe(snapshot.get_view, path)
+    if found is None or found.kind != "array":
+        raise NodeNotFoundError(path, "array", "absent" if found is None else found.kind)
+    return found
+
+
+def _within(regions: Sequence[Box], shape: Sequence[int]) -> list[Box]:
+    """Return what of some regions lies within a shape."""
+    cut = [tuple(slice(part.start, min(part.stop, n)) for part, n in zip(each, shape, strict=True)) for each in regions]
+    return [each for each in cut if all(part.start < part.stop for part in each)]
+
+
+def _grown(old: Described, new: Described, unit: Sequence[int]) -> list[Box]:
+    """Return what lay behind the old ends of an array in chunks of both grids, where the array has grown.
+
+    An array that had shrunk before shows again there what its last chunks still have.
+    """
+    shape = new.node.shape
+    found = []
+    for number, (axis, size) in enumerate(zip(old.grid().axes, unit, strict=True)):
+        if shape[number] > axis.extent:
+            ends = int(axis.start_of(axis.count)), -(-axis.extent // size) * size
+            box = [slice(0, length) for length in shape]
+            box[number] = slice(axis.extent, min(shape[number], max(ends)))
+            found.append(tuple(box))
+    return _within(found, shape)
 
 
 @contextmanager
@@ -64,23 +100,34 @@ def open_array(store: TxStore, path: str, *, keeps_empty: bool = False) -> zarr.
 
 
 def copy_pieces(
-    source: CopySource,
+    engine: Engine,
+    commit: Commit,
+    path: str,
     target: zarr.Array[Any],
     boxes: Sequence[Box],
     *,
     workers: int,
     done: Callable[[Sequence[Box]], object],
 ) -> None:
-    """Copy boxes of an array, some at once. `done` is called with those that are copied, in order."""
+    """Copy boxes of an array of a commit, some at once. `done` is called with those that are copied, in order.
+
+    Files that were mapped for some boxes are let go of before the next ones: mapped pages count as memory of the
+    process, even if the system may drop them.
+    """
     with ThreadPoolExecutor(workers, thread_name_prefix="txstore-rechunk") as pool:
         for start in range(0, len(boxes), workers):
             group = boxes[start : start + workers]
-            source.group(group, partial(_copy, target), pool)
+            with reading(engine, commit) as own:
+                source, grid = open_array(TxStore.at(engine, own), path), array_at(own, path).grid()
+                for _ in pool.map(partial(_copy, source, target, grid, own), group):
+                    pass
             done(group)
 
 
-def _copy(target: zarr.Array[Any], source: zarr.Array[Any], box: Box) -> None:
-    target[box or ...] = source[box or ...]
+def _copy(source: zarr.Array[Any], target: zarr.Array[Any], grid: Grid, view: Hierarchy, box: Box) -> None:
+    """Copy a box if anything of it is stored."""
+    if _is_stored(grid, view, box):
+        target[box or ...] = source[box or ...]
 
 
 def _is_stored(grid: Grid, view: Hierarchy, box: Box) -> bool:

@@ -15,15 +15,15 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zarr
 
 from txstore.commit import MAIN, Commit
-from txstore.engine import Position
+from txstore.engine import Engine, Position
 from txstore.errors import (
     ConflictError,
     NodeNotFoundError,
@@ -36,15 +36,52 @@ from txstore.format.constraints import Complete, Fixed, Frozen
 from txstore.format.keys import document_key
 from txstore.history.changes import changed
 from txstore.history.erasures import RECHUNK, last_met
+from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.labels.grids import chunk_prefix, documents
 from txstore.progress import Progress
-from txstore.rechunk.changes import array_at, changed_regions
-from txstore.rechunk.copying import CopySource, bytes_of, copy_again, copy_pieces, open_array, reading
-from txstore.rechunk.interface import RechunkRepository
+from txstore.rechunk.copying import (
+    array_at,
+    bytes_of,
+    changed_regions,
+    copy_again,
+    copy_pieces,
+    open_array,
+    reading,
+)
 from txstore.rechunk.plans import Box, CopyPlan, Pieces, plan, size_of
 from txstore.rechunk.target import KEEP, ArrayForm, between, element_size, read_axes, target_of
 from txstore.store import TxStore
+
+if TYPE_CHECKING:
+    from txstore.history.branches import Branches
+    from txstore.history.log import Log
+    from txstore.store import TxStore
+
+
+T = TypeVar("T")
+
+
+class RechunkRepository(Protocol):
+    """A repository; `txstore.Repository` documents each method."""
+
+    engine: Engine
+
+    @property
+    def branches(self) -> Branches: ...
+
+    def head(self, branch: str = ...) -> Commit | None: ...
+
+    def snapshot(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> TxStore: ...
+
+    def log(self, branch: str = ...) -> Log: ...
+
+    def transaction(
+        self, message: str | None = None, *, branch: str = ..., properties: Mapping[str, Any] | None = None
+    ) -> TxStore: ...
+
+    def run(self, fn: Callable[[TxStore], T], *, timeout: float = ..., **transaction_arguments: Any) -> T: ...
+
 
 _log = logging.getLogger(__name__)
 
@@ -372,11 +409,7 @@ class RechunkJob:
             for group in _grouped(boxes[at:], size, self._committed):
                 at += len(group)
                 # The grid between is complete, and in each later commit. The first of these may be expired by now.
-                source = (
-                    CopySource(self._engine, self._newest, self._between)
-                    if number
-                    else CopySource(self._engine, self._start, self._path)
-                )
+                source = (self._newest, self._between) if number else (self._start, self._path)
                 state = replace(self._state, pieces=at)
                 if at == len(boxes):
                     state = replace(state, passes=number + 1, pieces=0)
@@ -391,7 +424,7 @@ class RechunkJob:
                         done += bytes_of(copied, size)
                         self._tell(done, nbytes * (last + 1))
 
-                    copy_pieces(source, target, group, workers=self._workers, done=tell)
+                    copy_pieces(self._engine, *source, target, group, workers=self._workers, done=tell)
                     if at == len(boxes) and number == last and planned.between is not None:
                         store.delete_dir_sync(self._between)
 
@@ -425,6 +458,7 @@ class RechunkJob:
 
         def swap(store: TxStore) -> None:
             assert store.base is not None  # the array is there
+            self._check_erasures()  # or else the copy may not be restored
             with self._changed(store.base) as (array, regions), reading(self._engine, self._newest) as copied:
                 below = self._below(chunk_prefix(array.metadata))
                 if store.mapping.has_keys_below(below) or copied.has_keys_below(below):

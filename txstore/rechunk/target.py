@@ -11,11 +11,11 @@ import numcodecs
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, ShardingCodec
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.storage import MemoryStore
 
 from txstore.labels.grids import axes_of
 from txstore.rechunk.plans import ReadAxis
+from txstore.zarr_private import ArrayV2Metadata, ArrayV3Metadata
 
 #: In place of a value: as it is now.
 KEEP = "keep"

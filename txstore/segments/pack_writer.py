@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from txstore import processes
+from txstore._native import chunks
 from txstore.errors import CorruptionError, is_full
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
-from txstore.format.packfile import Seen, frame_parts, lay_frame
+from txstore.format.packfile import ALIGNMENT, FRAME_SIZE, Seen, frame_parts, lay_frame
 from txstore.storage.interface import StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -48,26 +51,6 @@ class Staged(NamedTuple):
     length: int
     checksum: int
     sequence: int
-
-
-class Frames(Protocol):
-    """Frames to append, which are encoded a few at a time: a `chunks.Batch`, or a `FrameBatch`."""
-
-    @property
-    def bound(self) -> int: ...
-    def encode(
-        self,
-        keys: tuple[bytes, ...],
-        seen: Buffer,
-        arena: memoryview,
-        position: int,
-        sequence: int,
-        threads: int,
-        packs: list[Buffer],
-        table: Buffer,
-        /,
-    ) -> tuple[int, int]: ...
-    def placed(self) -> bytes: ...
 
 
 class Writer(Protocol):
@@ -500,3 +483,64 @@ class PackWriter:
         """Close the file while no other thread reads it: the number of its descriptor may be used anew at once."""
         with self._lock:
             self.close()
+
+
+_WAITS, _ORDINARY = 0, 3
+#: What was seen of a key that the caller has to stage by itself.
+_SEEN_ODD = 255
+
+
+class FrameBatch:
+    """Values of one kind of frame. Its methods are those of `chunks.Batch` that `PackWriter.append_batch` calls."""
+
+    def __init__(self, kind: int, values: Sequence[bytes]) -> None:
+        self._kind = kind
+        self._values = values
+        self._placed = [(_WAITS, 0, 0, 0, 0)] * len(values)
+        self._next = 0
+
+    @property
+    def bound(self) -> int:
+        return max(map(len, self._values), default=0) + FRAME_SIZE + ALIGNMENT + 8
+
+    def encode(
+        self,
+        keys: tuple[bytes, ...],
+        seen: Buffer,
+        arena: memoryview,
+        position: int,
+        sequence: int,
+        threads: int,
+        packs: list[Buffer],
+        table: Buffer,
+        /,
+    ) -> tuple[int, int]:
+        was_seen, kind, values, placed = memoryview(seen), self._kind, self._values, self._placed
+        begin, last, row = sequence, position + len(arena), self._next
+        parts: list[bytes] = []
+        start = position
+        for row in range(self._next, len(values)):
+            if was_seen[row] == _SEEN_ODD:
+                placed[row] = (_ORDINARY, 0, 0, 0, 0)
+                continue
+            value = values[row]
+            length, checksum = len(value), crc32c(value)
+            head, offset, end = lay_frame(start, kind, was_seen[row], sequence, keys[row], length, checksum)
+            if end > last:
+                break
+            parts += head, bytes(offset - start - len(head)), value, bytes(end - offset - length)
+            placed[row] = (chunks.PLACED, offset, length, checksum, sequence)
+            sequence += 1
+            start = end
+        else:
+            row = len(values)
+        self._next = row
+        frames = b"".join(parts)
+        arena[: len(frames)] = frames
+        return len(frames), sequence - begin
+
+    def placed(self) -> bytes:
+        return np.array(self._placed, np.int64).reshape(-1, 5).tobytes()
+
+
+Frames = chunks.Batch | FrameBatch  # to append, which are encoded a few at a time

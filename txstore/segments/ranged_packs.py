@@ -32,8 +32,8 @@ from txstore.segments.packs import Missing, MissingPackError, Packs, PackSource,
 from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, Range, ReadAhead, cut
 from txstore.segments.replaced import ReplacedValues
 from txstore.storage.interface import GONE, Storage
+from txstore.storage.kept import PackCache, joined
 from txstore.storage.objects.errors import CutShortError
-from txstore.storage.pack_cache import PackCache, joined
 from txstore.storage.request_threads import executor
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ BESIDE, BESIDE_LARGEST = 32 << 10, 128 << 10
 AHEAD = 8
 #: Pieces of long ranges that are fetched at once, in memory besides what they are copied to.
 PIECES = 16
+#: No pack reaches beyond it, whatever a ref says.
+_END = 1 << 62
 
 
 class _Read(NamedTuple):
@@ -405,7 +407,7 @@ class PackReader:
 
     def _start(self, offset: int, length: int) -> _Read:
         found = self._cache.find_start(self._id, offset, length)
-        return _Read(offset + sum(map(len, found)), offset + length, found)
+        return _Read(offset + sum(map(len, found)), min(offset + length, _END), found)
 
     def _fetch(self, ranges: Sequence[Range], wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
         long = [each for each in ranges if each[1] - each[0] > RANGE]
@@ -440,7 +442,10 @@ class PackReader:
     def _get_long(self, ranges: Sequence[Range]) -> list[memoryview]:
         found = []
         for begin, end in ranges:
-            place = np.empty(end - begin, np.uint8)
+            length = end - begin
+            if length > PIECES * RANGE:  # a stranger's ref may say so: no memory is taken beyond the pack's end
+                length = max(0, min(end, self.size()) - begin)
+            place = np.empty(length, np.uint8)
             found.append(memoryview(place).toreadonly()[: self._get_into(begin, place)])
         return found
 

@@ -22,8 +22,7 @@ from txstore.format.packfile import PackName
 from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
 from txstore.segments.replaced import FIRST_NUMBER
 from txstore.storage.foreign_values import ForeignRange
-from txstore.storage.interface import Mapped, Storage
-from txstore.storage.spool import spooled
+from txstore.storage.interface import Mapped, Storage, spooled
 
 _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys

@@ -1,11 +1,14 @@
-"""Sends HTTP answers: the headers that all of them have, JSON, and errors as JSON."""
+"""Sends HTTP answers: the headers that all of them have, JSON, errors as JSON, and the bytes that a request selects."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -13,11 +16,9 @@ from urllib.parse import quote
 
 from txstore import errors
 from txstore.errors import (
-    CodecRefusedError,
     CommitNotFoundError,
     ErasedError,
     KeyFormatError,
-    NodeNotFoundError,
     RepositoryNotFoundError,
     SnapshotExpiredError,
     SourceError,
@@ -29,8 +30,13 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-#: The content behind an id never changes. The content behind a name may: a client asks each time, and compares tags.
-IMMUTABLE, REVALIDATED = b"max-age=31536000, immutable", b"no-cache"
+#: A client asks each time, and compares tags.
+REVALIDATED = b"no-cache"
+BYTES, JSON = b"application/octet-stream", b"application/json"
+#: Bytes of an answer that are passed to the connection at once; it waits until they are sent.
+PIECE = 1 << 18
+#: Bytes that are fetched from remote storage at once; each request has as many in memory.
+FETCHED = 1 << 22
 
 #: A browser never runs repository content as a page of this server, whatever the content is.
 _NOTHING = b"default-src 'none'; sandbox"
@@ -44,11 +50,9 @@ _COMPRESSED_FROM = 1 << 10
 #: TensorStore also 204, 304 and 412. So below `/at/` the server sends these only for a key that the commit lacks.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
     (CommitNotFoundError, 410),
-    (CodecRefusedError, 400),
     (SnapshotExpiredError, 410),
     (ErasedError, 410),
     (RepositoryNotFoundError, 503),
-    (NodeNotFoundError, 404),  # raised by the API only: reading keys never raises it
     (KeyFormatError, 400),
     (SourceError, 502),
 )
@@ -76,29 +80,12 @@ def failure_of(error: Exception) -> Failure:
     return Failure(500, kind, "the server could not answer this: see its log")
 
 
-class Reply(NamedTuple):
-    """A whole answer: what to send, whoever sends it."""
-
-    status: int
-    headers: Headers
-    body: bytes | memoryview
-
-    async def send(self, send: Send, *, more: bool = False) -> None:
-        """Send it as an ASGI application does; `more`: the rest of the content follows."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": bytes(self.body), "more_body": more})
-
-
 async def answer_failure(scope: Scope, send: Send, failure: Failure) -> None:
-    await reply_to_failure(scope, failure).send(send)
-
-
-def reply_to_failure(scope: Scope, failure: Failure) -> Reply:
     is_ours = issubclass(getattr(errors, failure.kind, object), TxStoreError)
     anchor = f"reference/errors#{failure.kind.lower()}" if is_ours else None
     told = {"error": {"type": failure.kind, "message": failure.message, "anchor": anchor}}
     headers = [(b"cache-control", b"no-store"), *failure.headers]
-    return reply(scope, failure.status, headers, encoded(told), kind=b"application/json")
+    await answer(scope, send, failure.status, headers, encoded(told), kind=JSON)
 
 
 async def answer(
@@ -114,37 +101,20 @@ async def answer(
     policy: bytes = _NOTHING,
 ) -> None:
     """Send an answer, or its start if `more` follows, `length` bytes in all. `policy` is its security policy."""
-    made = reply(scope, status, headers, body, kind=kind, length=length, policy=policy)
-    await made.send(send, more=more and not _is_empty(scope, status))
-
-
-def reply(
-    scope: Scope,
-    status: int,
-    headers: Headers = (),
-    body: bytes | memoryview = b"",
-    *,
-    kind: bytes | None = None,
-    length: int | None = None,
-    policy: bytes = _NOTHING,
-) -> Reply:
-    """Return an answer with the headers that all answers have. For the parameters see `answer`."""
     about = [*headers, _AS_TOLD, (b"content-security-policy", policy)]
     if kind is not None:
         about.append((b"content-type", kind))
     if status != 304:
         about.append((b"content-length", b"%d" % (len(body) if length is None else length)))
-    return Reply(status, about, b"" if _is_empty(scope, status) else body)
-
-
-def _is_empty(scope: Scope, status: int) -> bool:
-    return status == 304 or scope["method"] == "HEAD"
+    is_empty = status == 304 or scope["method"] == "HEAD"
+    await send({"type": "http.response.start", "status": status, "headers": about})
+    await send({"type": "http.response.body", "body": b"" if is_empty else body, "more_body": more and not is_empty})
 
 
 async def answer_json(
     scope: Scope, send: Send, told: Any, headers: Headers = ((b"cache-control", b"no-store"),)
 ) -> None:
-    await answer_compressed(scope, send, encoded(told), b"application/json", headers)
+    await answer_compressed(scope, send, encoded(told), JSON, headers)
 
 
 async def answer_compressed(
@@ -155,6 +125,92 @@ async def answer_compressed(
         body = gzip.compress(body, 6, mtime=0)
         about.append((b"content-encoding", b"gzip"))
     await answer(scope, send, 200, about, body, kind=kind, policy=policy)
+
+
+# --- the bytes that a request selects
+
+#: At most 18 digits: no offset has more, and Python refuses to parse thousands of digits. What is repeated is never
+#: tried again with less of it (`*+`): a long header would take seconds.
+_RANGE = re.compile(rb"bytes=[ \t]*+([0-9]{0,18})[0-9]*+[ \t]*+-[ \t]*+([0-9]{0,18})([0-9]*+)[ \t]*+")
+
+
+class Selected(NamedTuple):
+    """Which bytes of a content an answer has, and its headers about the content."""
+
+    status: int
+    headers: Headers
+    span: range
+
+    def has_body(self, scope: Scope) -> bool:
+        return self.status < 300 and scope["method"] != "HEAD"
+
+
+def select(scope: Scope, tag: bytes | None, length: int, cache: bytes) -> Selected:
+    """Return what a request asks for of a content of a length. A tag is one that no other content has."""
+    given = headers_of(scope)
+    about = [(b"cache-control", cache), (b"accept-ranges", b"bytes")]
+    if tag is not None:
+        about.append((b"etag", tag))
+        if is_current(scope, tag):
+            return Selected(304, about, range(0))
+    start, stop = 0, length
+    match = _RANGE.fullmatch(given.get(b"range", b"")) if given.get(b"if-range", tag) == tag else None
+    if match is None or not (match[1] or match[2]):  # an invalid header counts as none, and so do several ranges
+        return Selected(200, about, range(length))
+    first, last, beyond = match.groups()
+    if not first:
+        start = 0 if beyond else max(0, length - int(last))
+    elif last and not beyond and int(last) < int(first):
+        return Selected(200, about, range(length))
+    else:
+        start = int(first)
+        stop = length if beyond or not last else min(int(last) + 1, length)
+    if start >= stop:
+        return Selected(416, [*about, (b"content-range", b"bytes */%d" % length)], range(0))
+    part = b"bytes %d-%d/%d" % (start, stop - 1, length)
+    return Selected(206, [*about, (b"content-range", part)], range(start, stop))
+
+
+async def answer_in_pieces(
+    scope: Scope, receive: Receive, send: Send, selected: Selected, kind: bytes, pieces: AsyncGenerator[bytes]
+) -> None:
+    """Send what was selected, piece by piece, until the client has left. `pieces` are those of its span."""
+    status, about, span = selected
+    if not selected.has_body(scope):
+        length = len(span) if status < 300 else None
+        await answer(scope, send, status, about, kind=kind if status < 300 else None, length=length)
+        return
+    async with contextlib.aclosing(pieces):  # at once: it may keep a snapshot, which a vacuum waits for
+        first = await anext(pieces, b"")  # an error at the start is reported before the answer begins
+        done = len(first)
+        await answer(scope, send, status, about, first, kind=kind, length=len(span), more=done < len(span))
+        if done == len(span):
+            return
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            async for piece in pieces:
+                if gone.done():
+                    return  # nothing more is fetched
+                done += len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
+        finally:
+            gone.cancel()
+
+
+async def answer_part(scope: Scope, send: Send, selected: Selected, kind: bytes, part: bytes) -> None:
+    """Send what was selected, which is at hand."""
+    await answer(scope, send, selected.status, selected.headers, part, kind=kind if selected.status < 300 else None)
+
+
+def is_current(scope: Scope, tag: bytes) -> bool:
+    """Tell whether the client has the content with a tag, as it says by `If-None-Match`."""
+    header = headers_of(scope).get(b"if-none-match")
+    if header is None:
+        return False
+    return header.strip() == b"*" or any(each.strip().removeprefix(b"W/") == tag for each in header.split(b","))
+
+
+# --- requests
 
 
 def path_of(scope: Scope) -> bytes:

@@ -11,9 +11,9 @@ from itertools import islice, takewhile
 from typing import Any
 
 from txstore.commit import MAIN, Stored
+from txstore.engine import Engine
 from txstore.errors import TxStoreError
 from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, encoded, until_gone
-from txstore.serving.repository_protocol import Served
 from txstore.storage.request_threads import in_thread
 
 _log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ _LATER = [(b"retry-after", b"30")]
 class Events:
     """The listeners, and the task that polls for commits while there are any. For one event loop at a time."""
 
-    def __init__(self, repository: Served) -> None:
-        self._repository = repository
-        self._pause = repository.engine.storage.capabilities.look_again
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pause = engine.storage.capabilities.look_again
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._clients: Counter[str] = Counter()  # number of streams of each client, including starting ones
         self._looking: asyncio.Task[None] | None = None
@@ -124,17 +124,16 @@ class Events:
 
     def _find(self) -> dict[str, Stored]:
         """Return the newest commit of each branch, by name."""
-        engine = self._repository.engine
-        if not engine.exists():
+        if not self._engine.exists():
             return {}
-        commits = engine.commits
+        commits = self._engine.commits
         branches = {MAIN: MAIN} | {name: record.id for name, record in commits.branches.all().items()}
         heads = {name: commits.head(branch) for name, branch in branches.items()}
         return {name: stored for name, stored in heads.items() if stored is not None}
 
     def _new(self) -> tuple[list[bytes], dict[str, Stored]]:
         """Return events for new commits, and the heads."""
-        commits = self._repository.engine.commits
+        commits = self._engine.commits
         heads = self._find()
         known = {stored.header.id for stored in self._heads.values()}
         told = []

@@ -22,10 +22,7 @@ ANY = "*"
 #: Most host names that are cached as admitted.
 _HOSTS = 64
 
-_EXPOSED = (
-    b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag, "
-    b"X-Max, X-Min, X-Missing-Chunks, X-Shape, X-Step"
-)
+_EXPOSED = b"Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag"
 _ASKED = b"Authorization, Cache-Control, If-Match, If-None-Match, If-Range, Range"
 
 
@@ -71,12 +68,6 @@ class Guard:
             return headers
         await self._take_token(scope, send, headers)
         return None
-
-    def admitted(self, scope: Scope) -> Headers | None:
-        """Return what `check` returns, but answer nothing: None means that only `check` can tell. Raises `Failure`."""
-        given = headers_of(scope)
-        headers = self._check_place(scope, given)
-        return headers if scope["method"] != "OPTIONS" and self._has_token(scope, given) else None
 
     def _check_place(self, scope: Scope, given: Mapping[bytes, bytes]) -> Headers:
         """Check all but the token."""

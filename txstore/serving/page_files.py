@@ -1,18 +1,20 @@
-"""Puts the page where it reads a repository's files by itself: beside the repository, or in another directory."""
+"""The files of the page, with those of its reader: a server sends them, or they are put beside a repository."""
 
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from txstore.interchange.concealing import concealed
 from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.places import Place
+from txstore.serving.answers import REVALIDATED, Failure, Headers, Scope, Send, answer, answer_compressed, is_current
 
 _PAGE = Path(__file__).with_name("page")
 _READER = Path(__file__).parents[1] / "reader_js"
@@ -22,13 +24,37 @@ _KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: As `static_files` has it for a page that a server sends; this one may read repositories elsewhere.
+#: The page loads nothing from another host, and has no inline script, style or image.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src *; "
-    "base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'none'; connect-src "
 )
+#: Of a page that a server sends. Local notebooks may embed it.
+_SERVED_POLICY = (
+    f"{_POLICY}'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+).encode()
 #: These are for programs that import the reader by themselves.
 _NOT_OF_PAGE = ("node.js",)
+
+
+class PageFiles:
+    """Sends the files of the page, by their names: a request never becomes a path."""
+
+    def __init__(self) -> None:
+        metas = ('<meta name="txstore-repository" content="files">', '<meta name="txstore-server" content="yes">')
+        self._files = _files(metas)
+
+    async def __call__(self, scope: Scope, send: Send, name: str) -> None:
+        content = self._files.get(name)
+        if content is None:
+            raise Failure(404, "NotFound", f"the page has no file {name!r}")
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode()
+        headers: Headers = [(b"referrer-policy", b"no-referrer"), (b"cache-control", REVALIDATED), (b"etag", tag)]
+        if is_current(scope, tag):
+            await answer(scope, send, 304, headers, policy=_SERVED_POLICY)
+            return
+        kind = _KINDS[posixpath.splitext(name)[1]].encode()
+        await answer_compressed(scope, send, content, kind, headers, policy=_SERVED_POLICY)
 
 
 def put_page(url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None, repository: str = ".") -> str:
@@ -48,7 +74,14 @@ def put_page(url: str | os.PathLike[str], *, options: Mapping[str, Any] | None =
     PublishError
         A directory of it is a link. A link in the place of a file is replaced.
     """
-    return concealed(lambda: _put_page(url, dict(options or {}), dict(_files(repository))), [url], options or {})
+    # It may read repositories elsewhere.
+    files = _files(
+        (
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}*">',
+            f'<meta name="txstore-repository" content="{html.escape(repository)}">',
+        )
+    )
+    return concealed(lambda: _put_page(url, dict(options or {}), files), [url], options or {})
 
 
 def _put_page(url: str | os.PathLike[str], options: dict[str, Any], files: dict[str, bytes]) -> str:
@@ -75,21 +108,15 @@ def _put_on_disk(root: str, files: dict[str, bytes]) -> None:
             target.write(name, content)
 
 
-def _files(repository: str) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents. The last one is that which asks for the others."""
-    for path in sorted(_PAGE.rglob("*")):
-        if path.suffix in _KINDS and path.name != "index.html":
-            yield f"page/{path.relative_to(_PAGE).as_posix()}", path.read_bytes()
-    reader = [path for path in sorted(_READER.glob("*.js")) if path.name not in _NOT_OF_PAGE]
-    for path in reader:
-        yield f"page/reader/{path.name}", path.read_bytes()
-    index = (_PAGE / "index.html").read_text(encoding="utf-8")
-    early = [f"page/reader/{path.name}" for path in reader]
-    early += [f"page/without_server/{path.name}" for path in sorted((_PAGE / "without_server").glob("*.js"))]
-    tags = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">']
-    tags += [f'<meta name="txstore-repository" content="{html.escape(repository)}">']
-    tags += [f'<link rel="modulepreload" href="{name}">' for name in early]
-    yield "index.html", index.replace("</head>", "\n".join([*tags, "</head>"])).encode()
+def _files(tags: Sequence[str]) -> dict[str, bytes]:
+    """Return the files by their names. The last one, `index.html`, asks for the others; tags are put into its head."""
+    page = {path.relative_to(_PAGE).as_posix(): path for path in sorted(_PAGE.rglob("*")) if path.suffix in _KINDS}
+    index = page.pop("index.html").read_text(encoding="utf-8")
+    reader = {f"reader/{path.name}": path for path in sorted(_READER.glob("*.js")) if path.name not in _NOT_OF_PAGE}
+    early = [*reader, *(name for name in page if name.startswith("answers/"))]
+    links = [f'<link rel="modulepreload" href="page/{name}">' for name in early]
+    files = {f"page/{name}": path.read_bytes() for name, path in (page | reader).items()}
+    return files | {"index.html": index.replace("</head>", "\n".join([*tags, *links, "</head>"])).encode()}
 
 
 def _told_kinds(place: Place) -> Callable[[str], dict[str, Any]] | None:

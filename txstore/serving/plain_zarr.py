@@ -6,204 +6,123 @@ A thread reads large values, and values from storage that needs requests.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import re
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from google_crc32c import extend
 
 from txstore import processes
-from txstore.errors import CorruptionError, KeyFormatError
+from txstore.commit import Stored
+from txstore.engine import Engine
+from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, RepositoryNotFoundError, TxStoreError
 from txstore.format import packfile
 from txstore.format.consolidated import ZMETADATA, consolidate, documents_of
 from txstore.format.keys import check_name, encode_key
-from txstore.history.find import may_be_id
+from txstore.history.find import find_commit, may_be_id
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found
 from txstore.serving.answers import (
-    IMMUTABLE,
+    BYTES,
+    FETCHED,
+    JSON,
+    PIECE,
     REVALIDATED,
     Failure,
-    Headers,
     Receive,
-    Reply,
     Scope,
     Send,
-    answer,
-    headers_of,
-    reply,
-    until_gone,
+    answer_in_pieces,
+    answer_part,
+    select,
 )
-from txstore.serving.positions import Positions, is_id
-from txstore.serving.ranges import UnsatisfiableError, matches, wanted
-from txstore.serving.repository_protocol import Served
 from txstore.storage.request_threads import in_thread
 
-#: Bytes: a thread reads a value of at least this length, so that other requests do not wait for it.
-_IN_THREAD = 1 << 20
-#: Bytes of an answer that are passed to the connection at once; it waits until they are sent.
-_PIECE = 1 << 18
-#: Bytes that are fetched from remote storage at once; each request has as many in memory.
-_FETCHED = 1 << 22
 #: Bytes of consolidated metadata in the cache.
 _DOCUMENTS = 32 << 20
+#: Most snapshots kept at once, and seconds after the last read until one is released: a snapshot pins its commit and
+#: all later ones against the vacuum.
+_SNAPSHOTS, _IDLE = 64, 30.0
+#: Most commits whose position is cached: finding a commit by its id takes a walk through the history.
+_PLACES = 1 << 14
+#: The content behind a commit's id never changes. That behind a name may: a client asks each time, and compares tags.
+_IMMUTABLE = b"max-age=31536000, immutable"
+
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class PlainZarr:
     """Answers requests for keys."""
 
-    def __init__(self, repository: Served, positions: Positions, *, has_token: bool) -> None:
-        self._positions = positions
+    def __init__(self, engine: Engine, *, has_token: bool) -> None:
+        self.positions = Positions(engine)
         # A proxy must not give one client an answer that another client got with the token.
-        self._immutable = (b"private, " if has_token else b"public, ") + IMMUTABLE
-        self._is_ranged = repository.engine.snapshots.is_ranged
+        self._immutable = (b"private, " if has_token else b"public, ") + _IMMUTABLE
+        self._is_ranged = engine.snapshots.is_ranged
         self._consolidated = _Consolidated()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
         """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
-        snapshot = self._positions.kept(ref)
+        snapshot = self.positions.kept(ref)
         if snapshot is None and (self._is_ranged or may_be_id(ref)):
-            snapshot = await in_thread(self._positions.snapshot, ref)
+            snapshot = await in_thread(self.positions.snapshot, ref)
         elif snapshot is None:
-            snapshot = self._positions.snapshot(ref)
-        cache = self._immutable if is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
-        document = await self._document(snapshot, key)
-        if document is not None:
-            await _reply_with(scope, *document, cache).send(send)
-            return
+            snapshot = self.positions.snapshot(ref)
+        cache = self._immutable if _is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
+        group, _, name = key.rpartition("/")
+        if name in ("zarr.json", ZMETADATA):  # it may have the documents of all nodes below
+            document = await in_thread(self._consolidated.get, snapshot, group, name)
+            if document is not None:
+                content, tag = document
+                selected = select(scope, tag, len(content), cache)
+                await answer_part(scope, send, selected, JSON, content[selected.span.start : selected.span.stop])
+                return
         found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
-        made = None if self._is_ranged else _from_map(scope, snapshot, key, found, cache)
-        if made is not None:
-            await made.send(send)
-            return
-        await _send_value(scope, receive, send, snapshot, key, found, cache, is_ranged=self._is_ranged)
-
-    def at_hand(self, scope: Scope, path: bytes) -> Reply | None:
-        """Return the answer to a request if it is here without a thread and without a request to remote storage.
-
-        None says nothing: `__call__` answers. The content is a view of the mapped file. Raises as `__call__` does.
-        """
-        if self._is_ranged:
-            return None
-        ref, key = _parsed(path)
-        if _may_be_document(key):
-            return None
-        snapshot, cache = self._positions.kept(ref), self._immutable
-        if snapshot is None:
-            if may_be_id(ref):
-                return None  # to find it is a walk through the history
-            snapshot, cache = self._positions.snapshot(ref), REVALIDATED
-        return _from_map(scope, snapshot, key, _look_up(snapshot, key), cache)
-
-    async def _document(self, snapshot: Snapshot, key: str) -> tuple[bytes, bytes] | None:
-        """Return a document with consolidated metadata, and its tag; None if the key is not such a document."""
-        if not _may_be_document(key):
-            return None
-        path, _, name = key.rpartition("/")
-        return await in_thread(self._consolidated.get, snapshot, path, name)
+        is_foreign = found.kind == packfile.REF_FOREIGN
+        length = _there_is(await in_thread(snapshot.size_of, key), key) if is_foreign else found.length
+        selected = select(scope, _tag(snapshot, found), length, cache)
+        span, kind = selected.span, _kind_of(key)
+        if self._is_ranged or is_foreign:
+            pieces = _fetched(snapshot, key, found, span, length)
+            await answer_in_pieces(scope, receive, send, selected, kind, pieces)
+        elif length <= PIECE:
+            await answer_part(scope, send, selected, kind, bytes(_mapped(snapshot, key, found, span)))
+        else:
+            view = await in_thread(_mapped, snapshot, key, found, span)
+            await answer_in_pieces(scope, receive, send, selected, kind, _cut(view))
 
 
-def _from_map(scope: Scope, snapshot: Snapshot, key: str, found: Found, cache: bytes) -> Reply | None:
-    """Return the answer with a value that lies in a mapped file. None if it lies elsewhere, or is long."""
-    if found.kind == packfile.REF_FOREIGN:
-        return None
-    selected = _select(scope, _tag(snapshot, found), found.length, cache)
-    if not selected.has_content:
-        return reply(scope, selected.status, selected.headers)
-    status, about, span = selected
-    if scope["method"] == "HEAD":
-        return reply(scope, status, about, kind=_kind_of(key), length=len(span))
-    if len(span) > _PIECE:
-        return None
-    is_whole = len(span) == found.length
-    view = snapshot.view_of(key, found) if is_whole else snapshot.get_part(key, slice(span.start, span.stop))
-    return reply(scope, status, about, _there(view, key, len(span)), kind=_kind_of(key))
+def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> memoryview:
+    """Return a value that lies in a mapped file, or a part of it."""
+    if len(span) < found.length:
+        return _there(snapshot.get_part(key, slice(span.start, span.stop)), key, len(span))
+    return snapshot.view_of(key, found)  # compares the checksum of the whole value
 
 
-def _reply_with(scope: Scope, content: bytes, tag: bytes, cache: bytes) -> Reply:
-    selected = _select(scope, tag, len(content), cache)
-    if not selected.has_content:
-        return reply(scope, selected.status, selected.headers)
-    part = content[selected.span.start : selected.span.stop]
-    return reply(scope, selected.status, selected.headers, part, kind=b"application/json")
+async def _cut(view: memoryview) -> AsyncGenerator[bytes]:
+    for start in range(0, len(view), PIECE):
+        yield bytes(view[start : start + PIECE])
 
 
-async def _send_value(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    snapshot: Snapshot,
-    key: str,
-    found: Found,
-    cache: bytes,
-    *,
-    is_ranged: bool,
-) -> None:
-    """Send a value that is long, or has to be fetched."""
-    is_foreign = found.kind == packfile.REF_FOREIGN
-    length = found.length
-    if is_foreign:
-        length = _there_is(await in_thread(snapshot.size_of, key), key)
-    selected = _select(scope, _tag(snapshot, found), length, cache)
-    if not selected.has_content:
-        await answer(scope, send, selected.status, selected.headers)
-        return
-    status, about, span, kind = selected.status, selected.headers, selected.span, _kind_of(key)
-    if scope["method"] == "HEAD":
-        await answer(scope, send, status, about, kind=kind, length=len(span))
-        return
-    is_fetched = is_ranged or is_foreign
-    pieces = _fetched(snapshot, key, found, span, length) if is_fetched else _mapped(snapshot, key, span, length)
-    first = await anext(pieces)  # an error at the start is reported before the answer begins
-    await answer(scope, send, status, about, first, kind=kind, length=len(span), more=len(first) < len(span))
-    if len(first) == len(span):
-        return
-    done = len(first)
-    gone = asyncio.ensure_future(until_gone(receive))
-    try:
-        async for piece in pieces:
-            if gone.done():
-                return  # the client has left: fetch nothing more
-            done += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
-    finally:
-        gone.cancel()
-
-
-_BYTES = b"application/octet-stream"
-
-
-async def _mapped(snapshot: Snapshot, key: str, span: range, length: int) -> AsyncIterator[bytes]:
-    """Yield a value that lies in a mapped file, or a part of it, piece by piece."""
-    if len(span) < length:
-        view = snapshot.get_part(key, slice(span.start, span.stop))
-    elif length < _IN_THREAD:
-        view = snapshot.get_view(key)
-    else:
-        view = await in_thread(snapshot.get_view, key)  # checks the checksum of the whole value
-    view = _there(view, key, len(span))
-    for start in range(0, len(view), _PIECE):
-        yield bytes(view[start : start + _PIECE])
-
-
-async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncIterator[bytes]:
+async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, length: int) -> AsyncGenerator[bytes]:
     """Yield a value from remote storage, or a part of it, piece by piece.
 
     For a long value the checksum is complete only at the last piece: if it is wrong, the connection ends before that
     piece is sent.
     """
     is_whole = len(span) == length
-    if is_whole and length <= _FETCHED:
+    if is_whole and length <= FETCHED:
         yield bytes(_there(await in_thread(snapshot.get_view, key), key, length))
         return
     checksum = 0
-    for start in range(span.start, span.stop, _FETCHED) or (span.start,):
-        stop = min(start + _FETCHED, span.stop)
+    for start in range(span.start, span.stop, FETCHED) or (span.start,):
+        stop = min(start + FETCHED, span.stop)
         piece = bytes(_there(await in_thread(snapshot.get_part, key, slice(start, stop)), key, stop - start))
         checksum = extend(checksum, piece) if is_whole else 0
         if is_whole and stop == span.stop and found.kind == packfile.REF_PACK and checksum != found.checksum:
@@ -236,7 +155,7 @@ def _parsed(path: bytes) -> tuple[str, str]:
     """
     first, _, rest = path.partition(b"/")
     try:
-        if b"%" not in path and is_id(ref := first.decode()):  # the common case: nothing is encoded
+        if b"%" not in path and _is_id(ref := first.decode()):  # the common case: nothing is encoded
             key = rest.decode("ascii")
             encode_key(key)
             return ref, key
@@ -266,40 +185,8 @@ def _tag(snapshot: Snapshot, found: Found) -> bytes:
     return f'"{pack.id.hex()}-{found.offset:x}-{found.checksum:08x}"'.encode()
 
 
-class _Selected(NamedTuple):
-    """Which bytes of a value an answer has, and its headers about the value."""
-
-    status: int
-    headers: Headers
-    span: range
-
-    @property
-    def has_content(self) -> bool:
-        return self.status < 300
-
-
-def _select(scope: Scope, tag: bytes, length: int, cache: bytes) -> _Selected:
-    """Return what a request asks for of a value that has a tag and a length."""
-    given = headers_of(scope)
-    about = [(b"cache-control", cache), (b"etag", tag), (b"accept-ranges", b"bytes")]
-    if matches(given.get(b"if-none-match"), tag):
-        return _Selected(304, about, range(0))
-    try:
-        part = wanted(given.get(b"range"), length) if given.get(b"if-range", tag) == tag else None
-    except UnsatisfiableError:
-        return _Selected(416, [*about, (b"content-range", b"bytes */%d" % length)], range(0))
-    if part is None:
-        return _Selected(200, about, range(length))
-    return _Selected(206, [*about, (b"content-range", b"bytes %d-%d/%d" % (part.start, part.stop - 1, length))], part)
-
-
-def _may_be_document(key: str) -> bool:
-    """Tell whether a key may be that of a document which has the documents of all nodes below."""
-    return key.rpartition("/")[2] in ("zarr.json", ZMETADATA)
-
-
 def _kind_of(key: str) -> bytes:
-    return b"application/json" if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else _BYTES
+    return JSON if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else BYTES
 
 
 class _ReadDocument(NamedTuple):
@@ -340,3 +227,76 @@ class _Consolidated:
 
 def _size(document: tuple[bytes, bytes] | None) -> int:
     return 256 + (0 if document is None else len(document[0]))
+
+
+class Positions:
+    """Finds the commits that URLs name, and keeps the snapshots that clients are reading. Safe in threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = processes.new_lock()
+        self._snapshots: OrderedDict[str, tuple[Snapshot, float]] = OrderedDict()
+        self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
+
+    def kept(self, ref: str) -> Snapshot | None:
+        """Return the cached snapshot for a commit's id, if any."""
+        found = self._snapshots.get(ref)
+        if found is None:
+            return None
+        self._keep(ref, found[0])
+        return found[0]
+
+    def snapshot(self, ref: str) -> Snapshot:
+        """Return the snapshot for a commit's id (or its first digits), a tag or a branch. Raises as `stored` does."""
+        kept = self.kept(ref)
+        if kept is not None:
+            return kept
+        stored = self.stored(ref)
+        commit_id = stored.header.id.hex()
+        found = self.kept(commit_id)
+        if found is None:
+            found = self._engine.snapshots.of(stored)
+            self._keep(commit_id, found)
+        return found
+
+    def stored(self, ref: str) -> Stored:
+        """Find a commit. Raises `CommitNotFoundError`, `SnapshotExpiredError`, `RepositoryNotFoundError`."""
+        commits = self._engine.commits
+        if not self._engine.exists():
+            raise RepositoryNotFoundError(self._engine.url)
+        place = self._places.get(ref)
+        if place is not None:
+            stored = commits.files.read(*place)
+            if stored is not None and stored.header.id.hex() == ref and commits.kept.has(stored):
+                return stored
+        try:
+            stored = find_commit(commits, ref)
+        except TxStoreError:
+            raise
+        except ValueError as error:  # it looks like a date
+            raise CommitNotFoundError(f"commit {ref[:40]!r}", advice=str(error)) from error
+        with self._lock:
+            self._places[stored.header.id.hex()] = stored.header.branch, stored.header.version
+            while len(self._places) > _PLACES:
+                self._places.popitem(last=False)
+        return stored
+
+    def let_go(self, *, idle: float = _IDLE) -> bool:
+        """Release the snapshots that no client has read for `idle` seconds. Return whether others are left."""
+        before = time.monotonic() - idle
+        with self._lock:
+            while self._snapshots and next(iter(self._snapshots.values()))[1] <= before:
+                self._snapshots.popitem(last=False)
+            return bool(self._snapshots)
+
+    def _keep(self, commit_id: str, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._snapshots[commit_id] = snapshot, time.monotonic()
+            self._snapshots.move_to_end(commit_id)
+            while len(self._snapshots) > _SNAPSHOTS:
+                self._snapshots.popitem(last=False)
+
+
+def _is_id(ref: str) -> bool:
+    """Tell whether this is a full commit id, which always names the same commit."""
+    return _ID.fullmatch(ref) is not None

@@ -1,8 +1,8 @@
-"""Answers about current work: open transactions, locks with their holders, how far feeds are; and stored bytes."""
+"""Answers in JSON what the files of a repository don't say: open transactions, holders of locks, how far feeds are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from txstore import processes
@@ -14,9 +14,7 @@ from txstore.format.keys import document_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.tree import members
 from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
-from txstore.maintenance.usage import arrays_of
-from txstore.serving.positions import Positions
-from txstore.serving.repository_protocol import Served
+from txstore.store import HasEngine
 from txstore.transactions.participants.listed import OpenTransaction, Watch
 
 #: Most arrays and groups named for each process, the most staged first; and for each holder of locks.
@@ -26,24 +24,24 @@ _KEYS = 1 << 18
 
 
 class Work:
-    """Answers questions about the current work of processes. Safe in threads."""
+    """Answers questions by their names. Safe in threads."""
 
-    def __init__(self, repository: Served, positions: Positions) -> None:
-        self._repository = repository
+    def __init__(self, repository: HasEngine, origins: Collection[str]) -> None:
         self._engine = repository.engine
-        self._positions = positions
+        self._origins = sorted(origins)
         self._watch = Watch(repository.engine.commits)
         self._lock = processes.new_lock()
-
-    def usage(self, ref: str) -> dict[str, Any]:
-        """Return the stored bytes and keys of each array at a commit, the largest first."""
-        snapshot = self._positions.snapshot(ref)
-        found = sorted(arrays_of(snapshot).items(), key=lambda item: -item[1].bytes)
-        return {
-            "commit": "" if snapshot.commit is None else snapshot.commit.id,
-            "total": sum(each.bytes for _, each in found),
-            "arrays": [{"path": path, "keys": each.keys, "bytes": each.bytes} for path, each in found],
+        self.questions: dict[str, Callable[[], dict[str, Any]]] = {
+            "repository": self.about,
+            "transactions": self.transactions,
+            "locks": self.locks,
+            "feeds": self.feeds,
         }
+
+    def about(self) -> dict[str, Any]:
+        """Return how the repository was named to this server, and pages of which origins may read."""
+        url = self._engine.url
+        return {"url": url, "name": url.rstrip("/").rpartition("/")[2], "origins": self._origins}
 
     def transactions(self) -> dict[str, Any]:
         """Return the open transactions, and the staged keys of each participating process."""
@@ -84,7 +82,7 @@ class Work:
         """Return the feeds, and how far each is behind."""
         if not self._engine.exists():
             return {"feeds": []}
-        found = Feeds(self._repository).statuses()
+        found = Feeds(self._engine).statuses()
         if not found:
             self._engine.commits.identity.check_there()
         return {"feeds": [each.as_dict() for each in found]}

@@ -23,11 +23,12 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import zarr.core.sync
+import zarr
 
 from txstore.sessions.gate import forget_left_blocks
 from txstore.sessions.zarr_operations import Operation, of_context
 from txstore.storage import request_threads
+from txstore.zarr_private import zarr_sync
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_zarr_sync = zarr.core.sync.sync
 #: The arguments of zarr's functions that say what a call is for.
 _ARGUMENTS = ("self", "store_path", "store")
 #: The argument of one that collects what an asynchronous generator yields: the members of a group, for one.
@@ -45,10 +45,10 @@ _ITERATOR = "async_iterator"
 
 def install(stores: type) -> None:
     """Replace `sync` in all modules of zarr, for calls on arrays and groups over these stores."""
-    if list(inspect.signature(_zarr_sync).parameters) != ["coro", "loop", "timeout"]:
+    if zarr_sync is None or list(inspect.signature(zarr_sync).parameters) != ["coro", "loop", "timeout"]:
         return  # a zarr that does it in another way
 
-    @wraps(_zarr_sync)
+    @wraps(zarr_sync)
     def sync(
         coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None, timeout: float | None = None
     ) -> T:
@@ -60,10 +60,11 @@ def install(stores: type) -> None:
         except BaseException:
             coro.close()  # after an interrupt it may not have begun
             raise
-        return _zarr_sync(coro, loop, timeout)
+        result: T = zarr_sync(coro, loop, timeout)
+        return result
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("zarr.") and getattr(module, "sync", None) is _zarr_sync:
+        if name.startswith("zarr.") and getattr(module, "sync", None) is zarr_sync:
             module.sync = sync  # type: ignore[attr-defined]
 
 
@@ -159,8 +160,8 @@ class CallersLoop(asyncio.BaseEventLoop):
 
 def _executor() -> ThreadPoolExecutor:
     """Return the threads of `asyncio.to_thread`. All callers share them, as they do on zarr's loop."""
-    of_zarr: ThreadPoolExecutor | None = zarr.core.sync._executor  # if `threading.max_workers` is configured
-    return of_zarr or request_threads.executor("operation", min(32, (os.cpu_count() or 1) + 4))
+    count = zarr.config.get("threading.max_workers", None) or min(32, (os.cpu_count() or 1) + 4)
+    return request_threads.executor(f"operation {count}", count)
 
 
 class _OfThread(threading.local):
@@ -213,6 +214,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if errors:
         raise errors.pop()
     return cast(T, result)
+
+
+def result_of(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of TxStore's own to its end: in another thread if this one runs an event loop."""
+    if asyncio._get_running_loop() is None:
+        return run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run, coroutine).result()
 
 
 async def _first(operation: Operation, coroutine: Coroutine[Any, Any, T], errors: list[Exception]) -> T | None:

@@ -23,10 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import zarr.core.codec_pipeline
-import zarr.core.sync
-
-from txstore import processes
+from txstore import processes, zarr_private
 from txstore.errors import TransactionStateError, TxStoreError
 from txstore.storage.dispatch import Dispatch
 
@@ -137,7 +134,7 @@ def present() -> Operation | None:
     operation = of_context.get()
     if operation is None:
         loop = asyncio._get_running_loop()
-        if loop is None or loop is not zarr.core.sync.loop[0]:
+        if loop is None or loop is not zarr_private.loop[0]:
             return None
         operation = _adopt(loop)
     elif operation.has_failed:
@@ -152,7 +149,7 @@ def late() -> TransactionStateError:
 
 def expect() -> None:
     """Start to track operations if zarr's loop already runs. Otherwise its first operation starts this."""
-    loop = zarr.core.sync.loop[0]
+    loop = zarr_private.loop[0]
     if loop is not None and not isinstance(loop.get_task_factory(), _NotingFactory):
         with suppress(RuntimeError):  # the loop is closed: the interpreter ends
             loop.call_soon_threadsafe(_adopt, loop)
@@ -205,19 +202,14 @@ def _create(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> 
 
 def is_on_loop() -> bool:
     """Tell whether the caller is a task of an operation, which must not wait for the tasks of its event loop."""
-    return threading.current_thread() is zarr.core.sync.iothread[0] or (
-        of_context.get() is not None and asyncio._get_running_loop() is not None
-    )
+    running = asyncio._get_running_loop()
+    return running is not None and (running is zarr_private.loop[0] or of_context.get() is not None)
 
 
 def is_codec_thread() -> bool:
     """Tell whether this thread is one of the fused codec pipeline's, which do not know the operation they work for."""
-    pool = _codec_pool()
+    pool = zarr_private.codec_threads()
     return pool is not None and threading.current_thread() in pool._threads
-
-
-def _codec_pool() -> ThreadPoolExecutor | None:
-    return getattr(zarr.core.codec_pipeline, "_pool", None)  # in zarr 3.4 and later
 
 
 def finish_codec_threads(timeout: float) -> bool:
@@ -225,7 +217,7 @@ def finish_codec_threads(timeout: float) -> bool:
 
     After a failed batch, each thread may still work on one chunk.
     """
-    pool = _codec_pool()
+    pool = zarr_private.codec_threads()
     if pool is None or threading.current_thread() in pool._threads:
         return True
     # A worker reaches the barrier only after it has finished its earlier work.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from txstore.format import names
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from txstore._native import local
     from txstore.storage.capabilities import Capabilities
     from txstore.storage.dispatch import Dispatch
+    from txstore.storage.kept import PackCache
     from txstore.storage.objects.interface import Ranges
-    from txstore.storage.pack_cache import PackCache
     from txstore.storage.retry_turn import RetryTurn
     from txstore.storage.sync_queue import SyncQueue
 
@@ -48,6 +48,19 @@ class StagedFile(Protocol):
     def start_writeback(self, offset: int, length: int) -> None: ...
     def truncate(self, length: int) -> None: ...
     def sync(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class OpenFile(Protocol):
+    """A file that is open for reading: it stays readable if another one takes its place. Safe in threads."""
+
+    size: int
+    tag: str | None
+    """What no other content of this path has, as far as storage can tell without reading it; None: it can't."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a range that lies in the file."""
+
     def close(self) -> None: ...
 
 
@@ -95,6 +108,9 @@ class Storage(Protocol):
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Return a range of a file; shorter only where the file ends."""
+
+    def open(self, path: str, size: int | None = None) -> OpenFile:
+        """Open a file. `size`: what it was before, of a file that keeps it; this may save a request."""
 
     def map(self, path: str) -> Mapped:
         """Return the whole file as a read-only buffer that stays valid after the file is gone."""
@@ -237,25 +253,32 @@ class Storage(Protocol):
 
 
 def write_over(storage: Storage, path: str, content: bytes, *, durable: bool = True, at_most: int = 0o777) -> None:
-    """Write a small file in the place of what is there.
-
-    The new file is open until it has its name: a vacuum deletes what lies beside it and is open nowhere.
-    """
+    """Write a small file in the place of what is there."""
     storage.make_directory(names.STAGING, durable=False)  # copies are made without it
+    with written_aside(storage, content, durable=durable, at_most=at_most) as temporary:
+        storage.replace(temporary, path)
+    if durable:
+        storage.sync_directory(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def written_aside(storage: Storage, content: bytes, *, durable: bool, at_most: int) -> Iterator[str]:
+    """Yield the path of a new file below `.staging/` with this content, for the caller to move.
+
+    It is open until the caller has moved it: a vacuum deletes what lies beside it and is open nowhere.
+    """
     temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
     file = storage.create(temporary, at_most=at_most)
     try:
         file.write(0, [content])
         if durable:
             file.sync()
-        storage.replace(temporary, path)
+        yield temporary
     except BaseException:
         storage.delete(temporary)
         raise
     finally:
         file.close()
-    if durable:
-        storage.sync_directory(os.path.dirname(path))
 
 
 def paths_in(storage: Storage, directory: str) -> list[str]:
@@ -276,3 +299,67 @@ def read_listed(list_names: Callable[[], Sequence[str]], read: Callable[[str], T
         if len(found) == len(listed) or set(again := list_names()) == set(listed):
             return found
         listed = again
+
+
+# --- what is written once, and then read
+
+#: It goes to a file if it is longer, in bytes.
+IN_MEMORY = 1 << 20
+
+
+def spooled(storage: Storage | None, make: Callable[[Callable[[bytes], object]], object]) -> Mapped:
+    """Return what `make` writes by calling what it is given: in memory while it is small, then in a file.
+
+    The file lies below `.staging/`. If its process is killed, the next process that looks for abandoned files deletes
+    it. The file has no name any more when it is read, and takes disk space until the last reader drops the content.
+    Without a storage, all of it stays in memory.
+    """
+    spool = _Spool(storage)
+    try:
+        make(spool.write)
+        return spool.content()
+    finally:
+        spool.close()
+
+
+class _Spool:
+    def __init__(self, storage: Storage | None) -> None:
+        # Where files are not mapped, one would be read into memory again.
+        self._storage = storage if storage is not None and storage.ranges is None else None
+        self._path = ""
+        self._file: StagedFile | None = None
+        self._length = 0
+        self._memory: bytes | bytearray = b""  # all that was written, if there is no file
+
+    def write(self, piece: bytes) -> None:
+        try:
+            if self._file is None and self._storage is not None and self._length + len(piece) > IN_MEMORY:
+                self._path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+                self._file = self._storage.create(self._path)
+                self._file.write(0, [self._memory])
+                self._memory = b""
+            if self._file is not None:
+                self._file.write(self._length, [piece])
+        except OSError:  # a disk that is full must not keep anybody from committing what fits
+            if self._file is not None and not self._memory:
+                self._memory = bytearray(self._file.read(0, self._length))
+            self.close()
+            self._storage = None
+        if self._file is None:
+            if self._memory:
+                self._memory = self._memory if isinstance(self._memory, bytearray) else bytearray(self._memory)
+                self._memory += piece
+            else:
+                self._memory = piece  # as a rule, there is no other
+        self._length += len(piece)
+
+    def content(self) -> Mapped:
+        return self._memory if self._file is None or self._storage is None else self._storage.map(self._path)
+
+    def close(self) -> None:
+        """Delete the file, if there is one. What was mapped of it stays."""
+        file, self._file = self._file, None
+        if file is not None and self._storage is not None:
+            file.close()
+            with contextlib.suppress(OSError):  # the next process that looks for abandoned files deletes it
+                self._storage.delete(self._path)

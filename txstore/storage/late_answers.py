@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from txstore.errors import CommitWaitWarning
 from txstore.observing import carried
@@ -33,15 +33,8 @@ class _Answer(NamedTuple):
     error: BaseException | None
 
 
-class Creator(Protocol):
-    """Creates objects of one repository exclusively."""
-
-    def create(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
-
-
 class LateAnswers:
-    """A `Creator` that does not wait for an answer that is late."""
+    """Creates objects of one repository exclusively, and does not wait for an answer that is late."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects

@@ -23,10 +23,10 @@ from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
-from txstore.storage.dispatch import AtOnce, Dispatch
-from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.dispatch import Dispatch
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, written_aside
+from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.pack_cache import PackCache, PieceMemory
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
 from txstore.storage.retry_turn import MetConflicts, RetryTurn
 from txstore.storage.sync_queue import SyncQueue
@@ -47,7 +47,7 @@ class LocalStorage:
     """A directory on a local file system."""
 
     capabilities = LOCAL
-    dispatch: Dispatch = AtOnce()
+    dispatch = Dispatch()
     ranges: Ranges | None = None
 
     def __init__(self, root: str) -> None:
@@ -78,6 +78,9 @@ class LocalStorage:
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._tree.open(path) as descriptor:
             return _read_fully(descriptor, offset, length)
+
+    def open(self, path: str, size: int | None = None) -> LocalOpenFile:
+        return LocalOpenFile(self._tree.open(path), path)
 
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)
@@ -264,18 +267,8 @@ class LocalStorage:
 
     @step("write once")
     def write_once(self, path: str, content: bytes, *, durable: bool, at_most: int = 0o777) -> None:
-        temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
-        file = self.create(temporary, at_most=at_most)
-        try:
-            file.write(0, [content])
-            if durable:
-                file.sync()
+        with written_aside(self, content, durable=durable, at_most=at_most) as temporary:
             self.rename_noreplace(temporary, path)
-        except BaseException:
-            self.delete(temporary)
-            raise
-        finally:
-            file.close()
         if durable:
             self.sync_directory(os.path.dirname(path))
 
@@ -416,6 +409,27 @@ _BELIEVED, _LARGEST_OFFSET = 1 << 20, 1 << 62
 _LOOKS, _PAUSE = 10, 0.001
 #: How many parts a vectored write takes; the standard promises 16.
 _MOST_PARTS = max(os.sysconf("SC_IOV_MAX"), 16)
+
+
+class LocalOpenFile:
+    """See `interface.OpenFile`."""
+
+    def __init__(self, descriptor: local.Descriptor, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        found = os.fstat(descriptor.fileno())
+        self.size = found.st_size
+        # The time of change, not of modification: it can't be set. An erasure overwrites parts of a file in place.
+        self.tag: str | None = f"{found.st_ino:x}-{found.st_size:x}-{found.st_ctime_ns:x}"
+
+    def read(self, offset: int, length: int) -> bytes:
+        content = _read_fully(self._descriptor.fileno(), offset, length)
+        if len(content) != length:
+            raise CorruptionError(self._path, reason="the file was cut while it was read")
+        return content
+
+    def close(self) -> None:
+        self._descriptor.close()
 
 
 def _named(method: Callable[Concatenate[LocalStagedFile, P], T]) -> Callable[Concatenate[LocalStagedFile, P], T]:

@@ -15,8 +15,8 @@ from txstore.format import names
 from txstore.storage.capabilities import NETWORK
 from txstore.storage.dispatch import Dispatch, InThread
 from txstore.storage.interface import Mapped
+from txstore.storage.kept import PackCache
 from txstore.storage.local import LocalStorage
-from txstore.storage.pack_cache import PackCache
 
 #: Seconds after which a staged file without a visible holder counts as abandoned.
 _ABANDONED = 3600.0

@@ -8,7 +8,10 @@ server lets exactly one creator succeed. A created object is durable. An object 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import operator
+import os
 import posixpath
 import threading
 import time
@@ -16,31 +19,32 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import processes
-from txstore.errors import LocksUnavailableError
-from txstore.format import encoding, names
+from txstore.errors import CorruptionError, LocksUnavailableError
+from txstore.format import encoding, names, records
 from txstore.storage import leases
 from txstore.storage.capabilities import of_objects
 from txstore.storage.commit_lock import Wait
-from txstore.storage.creation_check import CreationCheck
 from txstore.storage.dispatch import Dispatch, InParallel
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
-from txstore.storage.late_answers import Creator, LateAnswers
+from txstore.storage.kept import PackCache
+from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
 from txstore.storage.objects.backend import Version
-from txstore.storage.objects.interface import ObjectStore
-from txstore.storage.pack_cache import PackCache
+from txstore.storage.objects.errors import NotExclusiveError
+from txstore.storage.objects.interface import ObjectStore, check_creation
 from txstore.storage.request_threads import in_background
-from txstore.storage.staged_objects import StagedObjects
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from txstore._native import local
 
+
 _LOOK_AGAIN = 0.2  # seconds
+_END = 1 << 16  # bytes of an object that opening it reads
 
 
 class RemoteStorage:
@@ -56,7 +60,7 @@ class RemoteStorage:
         makes_requests = objects.makes_requests
         self.capabilities = of_objects(objects.creation, makes_requests=makes_requests, holders_trusted=leases.TERM)
         self.leases = Leases(objects)
-        self.late_answers: Creator = LateAnswers(objects) if makes_requests else objects
+        self.late_answers = LateAnswers(objects) if makes_requests else objects
         self.creation_check = CreationCheck(objects, makes_requests=makes_requests)
         self.staged = StagedObjects()
         self._lock = processes.new_lock()
@@ -77,6 +81,9 @@ class RemoteStorage:
         if (staged := self.staged.get(path)) is not None:
             return staged.read(offset, length)
         return bytes(self.objects.get_range(path, offset, length))
+
+    def open(self, path: str, size: int | None = None) -> OpenObject:
+        return OpenObject(self.objects, path, size)
 
     def map(self, path: str) -> Mapped:
         return self.objects.get(path)
@@ -291,6 +298,29 @@ class RemoteStorage:
         return None
 
 
+class OpenObject:
+    """See `interface.OpenFile`. Opening it reads its end: readers begin there, and small files lie in it."""
+
+    def __init__(self, objects: ObjectStore, path: str, size: int | None) -> None:
+        self._objects = objects
+        self._path = path
+        self._end, self.size = objects.get_tail(path, _END) if size is None else (b"", size)
+        is_whole = len(self._end) == self.size
+        self.tag: str | None = hashlib.sha256(self._end).hexdigest()[:32] if is_whole else None
+
+    def read(self, offset: int, length: int) -> bytes:
+        begin = self.size - len(self._end)
+        if offset >= begin:
+            return self._end[offset - begin : offset - begin + length]
+        content = bytes(self._objects.get_range(self._path, offset, length))
+        if len(content) != length:
+            raise CorruptionError(self._path, reason=f"it ends before byte {offset + length}")
+        return content
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def _leased(path: str) -> str:
     """Return what is held of a path: the record of a transaction whatever its state is."""
     found = names.parse_record(posixpath.basename(path))
@@ -301,3 +331,147 @@ def _names_of(path: str) -> tuple[str, ...]:
     """Return every name that what is held at a path may have."""
     found = names.parse_record(posixpath.basename(path))
     return (path,) if found is None else (names.open_path(found), names.sealed_path(found))
+
+
+class StagedObject:
+    """The content of an object before it is created. Safe in threads; a forked child has its own copy."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    @property
+    def content(self) -> bytearray:
+        return self._content
+
+    def write(self, offset: int, parts: Sequence[Buffer]) -> None:
+        content = self._content
+        if offset > len(content):
+            content.extend(bytes(offset - len(content)))
+        for part in parts:
+            view = memoryview(part).cast("B") if memoryview(part).nbytes else b""
+            content[offset : offset + len(view)] = view
+            offset += len(view)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._content[offset : offset + length])
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Nothing is gained by it here."""
+
+    def start_writeback(self, offset: int, length: int) -> None:
+        """It goes to the server as a whole."""
+
+    def truncate(self, length: int) -> None:
+        del self._content[length:]
+
+    def sync(self) -> None:
+        """The content is durable once the object exists."""
+
+    def close(self) -> None:
+        """It stays until it was moved or deleted."""
+
+
+class StagedObjects:
+    """The staged objects of one storage, by their paths. Safe in threads."""
+
+    def __init__(self) -> None:
+        self._staged: dict[str, StagedObject] = {}
+        self._lock = processes.new_lock()
+
+    def new(self, path: str) -> StagedObject:
+        """Begin an object. Raises `FileExistsError` if this process has one with this path."""
+        with self._lock:
+            if path in self._staged:
+                raise FileExistsError(f"{path} is being written")
+            staged = self._staged[path] = StagedObject()
+        return staged
+
+    def get(self, path: str) -> StagedObject | None:
+        return self._staged.get(path)
+
+    def read(self, path: str) -> bytes:
+        """Return what is staged under a path; nothing if there is no such object."""
+        staged = self._staged.get(path)
+        return b"" if staged is None else bytes(staged.content)
+
+    def forget(self, path: str) -> bool:
+        """Drop what is staged under a path; return whether there was anything."""
+        with self._lock:
+            return self._staged.pop(path, None) is not None
+
+
+#: Seconds after which a committing process checks again that a server creates objects exclusively: else commits could
+#: replace each other.
+CHECKED_EVERY = 10.0
+
+
+class _Proof(NamedTuple):
+    """One check."""
+
+    process: int  # that has asked: no thread of the parent's answers in a forked child
+    began: float  # by the monotonic clock
+    versions_begun: int  # of the store, then
+    answer: Callable[[], None]
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.began
+
+
+class CreationCheck:
+    """What one process knows of one server. Safe in threads."""
+
+    def __init__(self, objects: ObjectStore, *, makes_requests: bool) -> None:
+        self._objects = objects
+        self._period = CHECKED_EVERY if makes_requests else math.inf
+        self._asked: _Proof | None = None  # whose answer no caller has waited for yet
+        self._proved: _Proof | None = None  # the last whose answer was that the server does
+        self._lock = processes.new_lock()
+
+    def begin(self) -> None:
+        """Ask the server in the background, unless it has been proved."""
+        with self._lock:
+            if self._proved is None:
+                self._asked = self._ask(in_background)
+
+    def _ask(self, begin: Callable[..., Callable[[], None]]) -> _Proof:
+        find_out = partial(check_creation, self._objects, names.GUARD, records.encode_guard())  # always the same
+        began, versions_begun = time.monotonic(), self._objects.versions_begun
+        return _Proof(os.getpid(), began, versions_begun, begin(operator.call, find_out))
+
+    def wait(self) -> None:
+        """Raise `NotExclusiveError` if the server lets a second creator of an object through.
+
+        It has to be known at first, since files may have been copied to another server; when something is in doubt; and
+        when the server has begun to keep versions, since some ignore conditions in such a bucket. Then an `OSError`
+        says why it could not be asked. Otherwise the next caller asks the server again.
+        """
+        with self._lock:
+            begun, asked, self._asked = self._objects.versions_begun, self._asked, None
+            has_to = self._proved is None or self._proved.versions_begun != begun
+            if asked is None or asked.process != os.getpid() or asked.versions_begun != begun:
+                if not has_to:
+                    return
+                asked = self._ask(partial)
+            try:
+                asked.answer()
+            except NotExclusiveError:
+                self._proved = None
+                raise
+            except OSError:
+                if has_to:
+                    raise
+            else:
+                self._proved = asked
+
+    def renew(self) -> None:
+        """Begin to ask again, if that was long ago: a caller that creates an object waits for both answers."""
+        with self._lock:
+            last = self._asked or self._proved
+            if self._proved is not None and last is not None and last.age >= self._period:
+                self._asked = self._ask(in_background)
+
+    def doubt(self) -> None:
+        """Let the next `wait` ask the server again: an object had unexpected content."""
+        with self._lock:
+            self._asked = self._proved = None

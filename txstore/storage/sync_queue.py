@@ -29,8 +29,6 @@ _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<IQH")  # checksum of what follows, place, length of what is said
 _SAID = 128
 _ENTRY = _SAID + commit_lock.ABOUT_SIZE
-#: Bytes that an entry can hold.
-MOST_SAID = _SAID - _HEAD.size
 
 
 class SyncQueue:

@@ -20,7 +20,7 @@ from txstore.format.documents import kind_of_node
 from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_document, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
-from txstore.history import declarations, declared_constraints
+from txstore.history import declarations
 from txstore.history.ancestry import Ancestry
 from txstore.history.changes import changed
 from txstore.history.commits import Commits
@@ -95,7 +95,7 @@ class Committer:
         #: The head on which the outputs of views were derived, and what the commit hands on there.
         self._derived: tuple[Snapshot, Declarations] | None = None
         #: A head, what the commit declares on top of it, and what was checked there.
-        self._kept: tuple[Snapshot, Declarations, declared_constraints.CheckedOn] | None = None
+        self._kept: tuple[Snapshot, Declarations, declarations.CheckedOn] | None = None
 
     @property
     def changes_nothing(self) -> bool:
@@ -370,9 +370,9 @@ class Committer:
             if written.constraints:
                 outcome = CommitOutcome(self.commits, self.view, self.own_run.unchanged, head, self.merges)
                 before = None if self._kept is None else self._kept[2]
-                declared_constraints.check(head.url, written.constraints, there.constraints, outcome, before)
+                declarations.check_constraints(head.url, written.constraints, there.constraints, outcome, before)
             name = None if head.stored is None else head.stored.name
-            checked = declared_constraints.CheckedOn(written.constraints, there.constraints, name)
+            checked = declarations.CheckedOn(written.constraints, there.constraints, name)
             self._kept = head, written, checked
         return self._kept[1]
 

@@ -119,7 +119,7 @@ class Participation:
 
 # --- a transaction that the caller drops without commit or rollback, or whose outcome is unknown
 #
-# Finalizers hand requests to a background thread (`storage.background_cleanup`).
+# Finalizers hand requests to a background thread (`storage.dispatch`).
 
 
 def drop(staging: Staging, attached: object) -> None:

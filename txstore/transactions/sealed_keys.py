@@ -18,8 +18,7 @@ from txstore.errors import CorruptionError
 from txstore.format import names, packfile
 from txstore.format.keys import after_prefix
 from txstore.segments.compaction import together
-from txstore.storage.interface import Mapped, Storage
-from txstore.storage.spool import spooled
+from txstore.storage.interface import Mapped, Storage, spooled
 
 #: A staged key: participant, sequence, seen, kind of frame, offset, length and checksum.
 REF = struct.Struct("<IIBBQQI")

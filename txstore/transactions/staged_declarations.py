@@ -15,9 +15,8 @@ from txstore.errors import TransactionStateError
 from txstore.format.constraints import Constraint
 from txstore.format.cursors import check_cursor
 from txstore.format.declarations import Declarations
-from txstore.history import declarations, declared_constraints
-from txstore.history.declared_constraints import Constraints
-from txstore.history.declared_cursors import Cursors
+from txstore.history import declarations
+from txstore.history.declarations import Constraints, Cursors
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.staging import Staging
 
@@ -65,7 +64,7 @@ def constraints_of(staged: StagedDeclarations) -> Constraints:
     """Return the constraints of a transaction, to read and to change."""
 
     def read() -> Mapping[str, Constraint]:
-        return declared_constraints.decode(staged.url, staged.now().constraints)
+        return declarations.decode_constraints(staged.url, staged.now().constraints)
 
     def declare(name: str, constraint: Constraint | None) -> None:
         staged.check_may_declare(
@@ -73,7 +72,7 @@ def constraints_of(staged: StagedDeclarations) -> Constraints:
             "repo.constraints[...] = ... makes one"
         )
         settled = None if constraint is None else constraint.settled(staged.staging.view)
-        staged.set("constraints", name, None if settled is None else declared_constraints.encode(settled))
+        staged.set("constraints", name, None if settled is None else declarations.encode_constraint(settled))
 
     return Constraints(read, declare)
 

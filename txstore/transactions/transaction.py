@@ -18,11 +18,9 @@ from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import Region
 from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
-from txstore.history.declared_constraints import Constraints
-from txstore.history.declared_cursors import Cursors
+from txstore.history.declarations import Constraints, Cursors
 from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.segments.frame_batch import FrameBatch
-from txstore.segments.pack_writer import Frames
+from txstore.segments.pack_writer import FrameBatch, Frames
 from txstore.segments.runs import Located
 from txstore.storage.foreign_values import FileVersion, canonical
 from txstore.transactions.begin_checks import check_description

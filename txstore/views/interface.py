@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore.commit import Commit
-from txstore.deriving.declared import Backfill
-from txstore.deriving.definitions import ViewDefinition
 from txstore.format.mapping import Hierarchy
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
+from txstore.views.faces import Views
 
 if TYPE_CHECKING:
     from typing import Self
-
-
-class StoreViews(Protocol):
-    """The views of a transaction: `faces.Views`."""
-
-    def __getitem__(self, name: str) -> ViewDefinition: ...
-
-    @property
-    def bring_to(self) -> Callable[[str, Commit | Backfill], None]: ...
 
 
 class ViewStore(Protocol):
@@ -33,7 +22,7 @@ class ViewStore(Protocol):
     def mapping(self) -> Hierarchy: ...
 
     @property
-    def views(self) -> StoreViews: ...
+    def views(self) -> Views: ...
 
     def __setitem__(self, key: str, value: Any) -> None: ...
 

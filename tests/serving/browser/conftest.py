@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import txstore
+from tests.reader_js.node import hosted
 from tests.serving.browser import sample
 
 ROOT = Path(__file__).parents[3]
@@ -92,9 +94,9 @@ class Looking:
         self.page.on("request", self._see)
 
     def _hear(self, message: Any) -> None:
-        # Plain Zarr says by 404 that nothing is stored; Chromium reports each such answer.
-        of_values = re.search(r"/at/[^/]+/", message.location.get("url", "")) and "404" in message.text
-        if message.type in ("error", "warning") and not of_values:
+        # A host of files says by 404 that there is none; Chromium reports each such answer.
+        of_files = "404" in message.text and not re.search("/(page|api)/", message.location.get("url", ""))
+        if message.type in ("error", "warning") and not of_files:
             self.faults.append(f"{message.type}: {message.text}")
 
     def _see(self, request: Any) -> None:
@@ -108,16 +110,47 @@ class Looking:
         return self.page
 
 
-@pytest.fixture
-def look(browser: Any, address_of: Callable[[txstore.Repository], str]) -> Iterator[Callable[..., Looking]]:
-    """Open a page on a repository; options are those of playwright's contexts."""
+@pytest.fixture(scope="session")
+def files_of() -> Iterator[Callable[[txstore.Repository], str]]:
+    """Put the page beside repositories, where nothing but a host of files answers; return where it is."""
+    from txstore.serving.page_files import put_page
+
+    with ExitStack() as stack:
+        hosts: dict[Path, str] = {}
+
+        def files_of(repo: txstore.Repository) -> str:
+            put_page(repo.url)
+            place = Path(repo.url)
+            if place.parent not in hosts:
+                hosts[place.parent] = stack.enter_context(hosted(place.parent))
+            address = f"{hosts[place.parent]}/{quote(place.name)}/"
+            REPOSITORIES[address.rstrip("/")] = repo.url
+            return address
+
+        yield files_of
+
+
+#: Repositories by the addresses at which a page reads their files.
+REPOSITORIES: dict[str, str] = {}
+SERVED = pytest.mark.parametrize("look", ["served"], indirect=True)
+FILES = pytest.mark.parametrize("look", ["files"], indirect=True)
+
+
+@pytest.fixture(params=["served", "files"])
+def look(
+    request: pytest.FixtureRequest,
+    browser: Any,
+    address_of: Callable[[txstore.Repository], str],
+    files_of: Callable[[txstore.Repository], str],
+) -> Iterator[Callable[..., Looking]]:
+    """Open a page on a repository, from a server and from files; options are those of playwright's contexts."""
     opened: list[Looking] = []
     with ExitStack() as stack:
 
         def look(repo: txstore.Repository, place: str = "", **options: Any) -> Looking:
             context = browser.new_context(**{"viewport": {"width": 1360, "height": 850}, **options})
             stack.callback(context.close)
-            opened.append(Looking(context, address_of(repo)))
+            opened.append(Looking(context, address_of(repo) if request.param == "served" else files_of(repo)))
             opened[-1].go(place)
             return opened[-1]
 

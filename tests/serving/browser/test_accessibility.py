@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.serving.browser.conftest import SERVED
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, SERVED]
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect

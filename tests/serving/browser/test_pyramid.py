@@ -11,11 +11,12 @@ import pytest
 import zarr
 
 import txstore
+from tests.serving.browser.conftest import SERVED
 from tests.serving.browser.test_views import drawn, shows
 from tests.views.tile_writers import SIDE, TILE, writers
 from txstore.views import Coarsen
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, SERVED]
 
 pytest.importorskip("playwright.sync_api")
 
@@ -39,15 +40,16 @@ def test_levels_fit_while_two_processes_write(
         )
         store.views["pyramid"] = Coarsen("0", "{level}", (1, 2, 2), 3, method="max")
     looking = look(repo)
-    asked: list[str] = []  # of which commits
-    looking.page.on("request", lambda request: asked.extend(re.findall("/at/([0-9a-f]{32})/", request.url)))
     commits = set()
     with writers(repo):
         for number in range(_OPENED):
             level = number % 4
-            asked.clear()
             page = drawn(looking.go(f"#/tree/main/{level}"))
-            (commit,) = set(asked)
+            figures = page.locator(".figures").inner_text()
+            page.get_by_role("tab", name="Details").click()
+            commit = re.findall("/at/([0-9a-f]{32})/", page.locator(".panel").inner_text())[0]
+            page.get_by_role("tab", name="Preview").click()
+            assert drawn(page).locator(".figures").inner_text() == figures
             shows(page, _level(repo, commit, level))
             commits.add(commit)
     assert len(commits) > _OPENED // 2

@@ -19,7 +19,7 @@ from tests.system.remote.servers import AZURE_KEY, Server
 from tests.tools.inside import finish_head_cache, objects_of
 from tests.tools.upkeep import below
 from txstore.errors import CorruptionError, LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
-from txstore.storage import pack_cache
+from txstore.storage import kept
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
 pytestmark = pytest.mark.long
@@ -35,7 +35,7 @@ def write(repo: txstore.Repository) -> None:
 
 
 def forget_what_was_read() -> None:
-    pack_cache._shared._empty()
+    kept._shared._empty()
 
 
 @pytest.fixture

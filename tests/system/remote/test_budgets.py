@@ -11,7 +11,7 @@ from tests.system.remote.proxy import Proxy
 from tests.tools.inside import finish_head_cache
 from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests
 from txstore.history import listings, object_head_caches
-from txstore.storage import creation_check, leases, pack_cache
+from txstore.storage import kept, leases, remote
 
 pytestmark = pytest.mark.long
 
@@ -25,7 +25,7 @@ def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
     # What was asked a moment ago is asked again after seconds, which this machine may take for a step.
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(listings, "TRUSTED", 1e9)
-    monkeypatch.setattr(creation_check, "PERIOD", 1e9)
+    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)
@@ -108,7 +108,7 @@ def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
             store[f"x/c/{number}"] = number.to_bytes(4, "little")
     finish_head_caches(repo)
     for number in (0, 12_345, CHUNKS - 1):
-        pack_cache._shared._empty()  # as in a process that has read nothing
+        kept._shared._empty()  # as in a process that has read nothing
         proxy.log.clear()
         fresh = open_repo()
         array = zarr.open_array(fresh.snapshot(), path="x", mode="r")

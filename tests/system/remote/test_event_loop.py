@@ -13,7 +13,7 @@ import txstore
 from tests.system.remote.proxy import Faults
 from tests.tools.inside import objects_of
 from tests.tools.waiting import wait_until
-from txstore.storage import pack_cache
+from txstore.storage import kept
 
 pytestmark = pytest.mark.long
 
@@ -46,7 +46,7 @@ async def test_the_loop_goes_on_while_the_server_is_slow(s3, proxy):
     def cold() -> txstore.TxStore:
         """Return a reader that has read nothing, so that whatever it is asked takes a request."""
         reader = txstore.Repository(repo.url, storage_options=through.storage_options).snapshot()
-        pack_cache._shared._empty()
+        kept._shared._empty()
         return reader
 
     writer = repo.transaction()

@@ -11,7 +11,7 @@ from tests.system.remote.proxy import Faults, Proxy
 from tests.tools.faults import always
 from tests.tools.inside import existing, finish_head_cache
 from tests.tools.upkeep import below, content, rewrite
-from txstore.storage import creation_check
+from txstore.storage import remote
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import open_objects
 
@@ -48,7 +48,7 @@ class Bucket:
 @pytest.fixture
 def bucket(s3, proxy, monkeypatch) -> Iterator[Bucket]:
     monkeypatch.setattr("txstore.history.object_versions._STANDS", -1.0)  # nobody is about to commit
-    monkeypatch.setattr(creation_check, "PERIOD", 1e9)  # a check would create the guard again, and take its room
+    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)  # a check would create the guard again, and take its room
     bucket = Bucket(s3, proxy)
     yield bucket
     proxy.faults = Faults()

@@ -1,7 +1,5 @@
 """`txstore serve` over object stores: what each request reads lies far away, and is read in threads."""
 
-import json
-
 import numpy as np
 import pytest
 import zarr
@@ -30,27 +28,16 @@ def test_pages_and_readers_far_away(server):
         zarr.open_array(store, path="plain")[:10] = 0
     served = txstore.Repository(url, storage_options=server.storage_options, create=False)
     app = application(served)
-    for place in (
-        "commits",
-        "tree/main",
-        "node/main/plain",
-        "chunks/main/plain",
-        "usage/main",
-        "transactions",
-        "locks",
-        "diff/v1/main",
-        f"commit/{old.id}",
-    ):
-        assert ask(app, f"/api/{place}").status == 200, place
-    shown = ask(app, "/api/preview/v1/plain")
-    np.testing.assert_array_equal(np.frombuffer(shown.body, "<f4").reshape(40, 50), data)
+    for place in ("api/transactions", "api/locks", "files/format.json", "files/heads/main", "files/commits/"):
+        assert ask(app, f"/{place}").status == 200, place
+    first = ask(app, "/files/commits/main/0000000000", headers={"range": "bytes=-20"})
+    assert (first.status, first.body) == (206, repo.engine.storage.read("commits/main/0000000000")[-20:])
     key = "/at/v1/sharded/c/0/0"
     whole = ask(app, key)
     part = ask(app, key, headers={"range": "bytes=-20"})
     assert (part.status, part.body) == (206, whole.body[-20:])
     assert ask(app, key, headers={"if-none-match": whole.headers["etag"]}).status == 304
     assert ask(app, "/at/main/no").status == 404
-    assert [each["name"] for each in json.loads(ask(app, "/api/tree/v1").body)["nodes"]] == ["plain", "sharded", "text"]
     listening = Server(served, listen(has_token=False))
     listening.start()
     try:

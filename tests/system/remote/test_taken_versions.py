@@ -25,7 +25,7 @@ from txstore.format import names
 from txstore.history import listings, object_head_caches
 from txstore.history.creation_proof import CreationProof
 from txstore.maintenance import replacing, vacuum
-from txstore.storage import creation_check
+from txstore.storage import remote
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
 from txstore.storage.objects.s3 import S3Backend
@@ -97,7 +97,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that was seen, and a proof that the server gave, count however slow this machine is."""
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
     monkeypatch.setattr(listings, "TRUSTED", 1e9)
-    monkeypatch.setattr(creation_check, "PERIOD", 1e9)
+    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
@@ -273,7 +273,7 @@ def let_time_pass(repo: txstore.Repository) -> None:
     check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
     for name in ("_asked", "_proved"):
         if (proof := getattr(check, name)) is not None:
-            setattr(check, name, proof._replace(began=proof.began - 2 * creation_check.PERIOD))
+            setattr(check, name, proof._replace(began=proof.began - 2 * remote.CHECKED_EVERY))
 
 
 def test_the_server_is_asked_again_now_and_then(place):

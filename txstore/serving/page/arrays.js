@@ -1,112 +1,22 @@
-// Reads arrays: chunk by chunk through zarrita, from plain Zarr over HTTP or from the files of the repository; or as a
-// small picture from the server.
+// Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
 
-import { api, files, zarrAddress } from "./api.js";
+import { IMPOSSIBLE } from "./answers/nodes.js";
+import { valuesOf } from "./api.js";
 import { EVERYTHING, part } from "./words.js";
 
-export const AT_ONCE = 32; // requests
-export const MANY_CHUNKS = 256;
-export const MANY_BYTES = 16 << 20;
+const MANY_CHUNKS = 256; // that are read without being asked for: of more, the page shows some values
+const MANY_BYTES = 16 << 20;
+const POINTS = 512; // values of an overview, along each of two dimensions
+const POINTS_OF_LINE = 4096;
+const CHUNKS = 4096; // chunks that an overview is made of, and bytes of them
+const BYTES = 64 << 20;
 const MOST_CHUNKS = 20_000;
-const MOST_BYTES = 512 << 20;
-const MOST_ALONG = 1 << 17; // chunks along an axis, of a picture that the server makes
-const ALONE = 4; // most chunks of a shard that are requested one by one
-
-// --- requests, at most AT_ONCE at the same time
-
-let running = 0;
-const queue = [];
-
-async function slot() {
-  if (running >= AT_ONCE) await new Promise((resolve) => queue.push(resolve));
-  else running += 1;
-}
-
-function release() {
-  const next = queue.shift();
-  if (next) next();
-  else running -= 1;
-}
-
-/**
- * A store of zarrita: the keys below one address. zarrita passes the options of a call on unchanged: `found` in them
- * tells afterwards whether the chunk had a value. (The index of a shard does not count as one.)
- */
-class Below {
-  bytes = 0;
-  #whole = null; // shards that were fetched whole, by key; null: the store requests ranges of them
-
-  /** Fetch each shard once and whole: most of its chunks are wanted. */
-  readWhole() {
-    this.#whole = new Map();
-  }
-
-  /** @param read takes a key and a range: undefined, {offset, length} or {suffixLength}; returns the bytes, or undefined */
-  constructor(read) {
-    this.read = read;
-  }
-
-  get = (key, options) => this.#fetch(key, options);
-
-  getRange = async (key, range, options) => {
-    const { offset, length, suffixLength } = range;
-    if (this.#whole) {
-      if (!this.#whole.has(key)) this.#whole.set(key, this.#fetch(key, { signal: options?.signal }));
-      const shard = await this.#whole.get(key);
-      if (shard && options && suffixLength === undefined) options.found = true;
-      return shard?.slice(suffixLength === undefined ? offset : -suffixLength, suffixLength === undefined ? offset + length : undefined);
-    }
-    return this.#fetch(key, options, range);
-  };
-
-  async #fetch(key, options, range) {
-    options?.signal?.throwIfAborted();
-    await slot();
-    try {
-      if (this.bytes > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
-      const value = await this.read(key, range, options?.signal);
-      if (!value) return undefined;
-      this.bytes += value.length;
-      if (options && range?.suffixLength === undefined) options.found = true;
-      return value;
-    } finally {
-      release();
-    }
-  }
-}
-
-/** Reads the keys below an address, over HTTP. */
-function overHttp(base) {
-  return async (key, range, signal) => {
-    const headers = range && { Range: range.suffixLength === undefined ? `bytes=${range.offset}-${range.offset + range.length - 1}` : `bytes=-${range.suffixLength}` };
-    const response = await fetch(base + key.slice(1), { signal, headers, credentials: "same-origin" });
-    if (response.status === 404) return undefined;
-    if (!response.ok || (range && response.status !== 206)) throw new Error(`the server answered ${response.status} for ${key}`);
-    const length = Number(response.headers.get("Content-Length"));
-    if (length > MOST_BYTES) throw new Error(`more than ${MOST_BYTES} bytes would be read`);
-    return new Uint8Array(await response.arrayBuffer());
-  };
-}
-
-/** Reads the keys below a path of a commit, from the files of the repository. */
-async function fromFiles(commit, path) {
-  const store = await api.store(commit);
-  const below = path ? `${path}/` : "";
-  return (key, range, signal) => (range ? store.getRange(below + key.slice(1), range, { signal }) : store.get(below + key.slice(1), { signal }));
-}
-
-let zarrita = null;
-
-/** Open an array at a commit. Raises if zarrita does not support its data type or codecs. */
-export async function openArray(commit, node, signal) {
-  zarrita ??= Promise.all([import("./vendor/zarrita.js"), import("./codecs.js")]);
-  const [{ open, root }] = await zarrita;
-  const store = new Below(files === null ? overHttp(zarrAddress(commit, node.path)) : await fromFiles(commit, node.path));
-  const array = await (node.zarr_format === 2 ? open.v2 : open.v3)(root(store), { kind: "array", signal });
-  const lengths = [...array.shape, ...array.chunks, ...(node.shards ?? [])];
-  if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || String(array.chunks) !== String(node.chunks)) throw new Error("its document has impossible lengths");
-  return { array, store };
-}
+const MOST_BYTES = 512 << 20; // read, and decoded
+const MOST_OF_CHUNK = 256 << 20;
+const MOST_ALONG = 1 << 17; // chunks along a dimension
+const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
+const WORKERS = 4; // that read at once, and that are kept
+export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
 
@@ -126,7 +36,7 @@ export function parseSelection(text, shape) {
 
 export const writeSelection = (selection) => selection.map(part).join(",");
 
-/** The whole of the last two dimensions, or as much as the server makes pictures of, and the first of the others. */
+/** The whole of the last two dimensions, or as much as an overview can be of, and the first of the others. */
 export function firstSelection({ shape, chunks }) {
   return shape.map((length, i) => (i >= shape.length - 2 ? [0, Math.min(length, MOST_ALONG * Math.max(1, chunks?.[i] ?? length))] : 0));
 }
@@ -135,18 +45,15 @@ export function firstSelection({ shape, chunks }) {
 export const pythonSelection = (selection, shape) =>
   selection.map((each, i) => (Array.isArray(each) ? (each[0] === 0 && each[1] === shape[i] ? ":" : `${each[0]}:${each[1]}`) : each)).join(", ");
 
-/** The number of chunks that a selection touches, and of their bytes. */
-export function cost(node, selection) {
-  const lengths = node.chunks ?? node.shape;
-  let chunks = 1;
-  let elements = 1;
-  selection.forEach((each, i) => {
-    const length = Math.max(1, lengths[i]);
-    const [start, stop] = Array.isArray(each) ? each : [each, each + 1];
-    chunks *= Math.floor((stop - 1) / length) - Math.floor(start / length) + 1;
-    elements *= stop - start;
+/** The chunks that a selection touches where steps are taken, and bytes of them. */
+function cost(node, selection, steps = []) {
+  const along = selection.map((each, i) => {
+    if (!Array.isArray(each)) return 1;
+    const [start, stop] = each;
+    return Math.min(Math.floor((stop - 1) / node.chunks[i]) - Math.floor(start / node.chunks[i]) + 1, Math.ceil((stop - start) / (steps[i] ?? 1)));
   });
-  return { chunks, bytes: chunks * lengths.reduce((a, b) => a * Math.max(1, b), 1) * itemsize(node), elements };
+  const chunks = along.reduce((a, b) => a * b, 1);
+  return { chunks, bytes: chunks * node.chunks.reduce((a, b) => a * b, node.itemsize ?? 8) };
 }
 
 /** Whether this browser can hold all that a selection touches. */
@@ -155,106 +62,129 @@ export function canReadAll(node, selection) {
   return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
 }
 
-const itemsize = (node) => Number(/^\D*(\d+)$/.exec(String(node.dtype))?.[1] ?? 64) / 8;
+/** The steps along each dimension by which few chunks are read, and as many values as a screen shows; 1: all are. */
+function stepsOf(node, selection) {
+  const ranges = selection.filter(Array.isArray).length;
+  for (let points = ranges > 1 ? POINTS : POINTS_OF_LINE; ; points = Math.floor(points / 2)) {
+    const steps = selection.map((each) => (Array.isArray(each) ? Math.ceil((each[1] - each[0]) / points) : 1));
+    const { chunks, bytes } = cost(node, selection, steps);
+    if (points === 1 || (chunks <= CHUNKS && bytes <= BYTES)) return steps;
+  }
+}
 
 // --- reading
 
-/** The chunks that a selection touches, as places in the grid. */
-function* chunksOf(selection, lengths, at = []) {
-  const i = at.length;
-  if (i === selection.length) {
-    yield at;
-    return;
-  }
-  const [start, stop] = Array.isArray(selection[i]) ? selection[i] : [selection[i], selection[i] + 1];
-  for (let place = Math.floor(start / lengths[i]); place * lengths[i] < stop; place++) yield* chunksOf(selection, lengths, [...at, place]);
+const isNumeric = ({ dtype }) => /^(bool|u?int\d+|float\d+|complex\d+|numpy\.(datetime|timedelta)64|[<>|][biufcmM]\d.*)$/.test(dtype);
+
+/** The first values of a selection: of texts no more are shown. */
+function firstOf(selection) {
+  let left = TEXTS;
+  return selection.toReversed().map((each) => {
+    if (!Array.isArray(each)) return each;
+    const [start, stop] = [each[0], Math.min(each[1], each[0] + Math.max(1, left))];
+    left = Math.floor(left / (each[1] - each[0]));
+    return [start, stop];
+  }).reverse();
 }
 
-/** Copy the selected part of a chunk to its place. Returns the place: for each kept dimension [start, stop]. */
-function copyChunk(chunk, at, lengths, selection, shape, out, convert) {
-  const { data, stride } = chunk;
-  const get = typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
-  let base = 0;
-  const kept = []; // [first in the chunk, how many, stride in the chunk, first in the output]
-  selection.forEach((each, i) => {
-    const begins = at[i] * lengths[i];
-    if (!Array.isArray(each)) {
-      base += (each - begins) * stride[i];
-      return;
-    }
-    const first = Math.max(each[0], begins);
-    const last = Math.min(each[1], begins + lengths[i]);
-    kept.push([first - begins, last - first, stride[i], first - each[0]]);
-  });
-  while (kept.length < 2) kept.unshift([0, 1, 0, 0]);
-  const [[row0, rows, rowStride, toRow], [column0, columns, columnStride, toColumn]] = kept;
-  const width = shape.length ? shape[shape.length - 1] : 1;
-  for (let row = 0; row < rows; row++) {
-    let from = base + (row0 + row) * rowStride + column0 * columnStride;
-    let to = (toRow + row) * width + toColumn;
-    for (let column = 0; column < columns; column++, from += columnStride) out[to++] = convert(get(from));
-  }
-  return [[toRow, toRow + rows], [toColumn, toColumn + columns]];
-}
-
-const shapeOf = (selection) => selection.filter(Array.isArray).map(([start, stop]) => stop - start);
+const idle = [];
 
 /**
- * Read a selection in this browser. Returns {values, shape, step, missing, ...}: values in the order of C, as floats, or
- * as they are where they are no numbers. `missing` are the places that no chunk is stored for: the fill value.
+ * Read a selection, or an overview of it: {values, shape, step, missing, ...}. Values come in the order of C, as floats, or as they are where they are no
+ * numbers. `missing` are the places that no chunk is stored for.
  */
-export async function readHere(commit, node, selection, signal, progress) {
-  const { array, store } = await openArray(commit, node, signal);
-  const shape = shapeOf(selection);
-  const total = shape.reduce((a, b) => a * b, 1);
-  const isNumeric = /^(bool|u?int\d+|float\d+)$/.test(array.dtype);
-  const values = isNumeric ? new Float64Array(total) : new Array(total);
-  const missing = [];
-  const wanted = [...chunksOf(selection, array.chunks)];
-  if (node.shards && wanted.length > ALONE * [...chunksOf(selection, node.shards)].length) store.readWhole();
-  let done = 0;
-  await Promise.all(wanted.map(async (at) => {
-    const options = { signal, found: false };
-    const chunk = await array.getChunk(at, options);
-    const place = copyChunk(chunk, at, array.chunks, selection, shape, values, isNumeric ? Number : (value) => value);
-    if (!options.found) missing.push(place);
-    progress?.(++done, wanted.length);
-  }));
-  return { values, shape, step: shape.map(() => 1), missing, missingChunks: missing.length, chunks: wanted.length, bytes: store.bytes, isNumeric, by: "browser" };
-}
-
-/** Have the server read a selection: a picture of it that is as small as a screen needs. */
-export async function readThere(commit, node, selection, signal) {
-  const response = await api.preview(commit, node.path, writeSelection(selection), signal);
-  const { chunks } = cost(node, selection);
-  if (response.headers.get("Content-Type") === "application/json") {
-    const told = await response.json(); // no numbers: the first values as texts
-    return { ...told, step: told.shape.map(() => 1), missing: [], missingChunks: null, chunks, bytes: told.values.join("").length, isNumeric: false, by: "server" };
-  }
-  const numbers = (name, mark = ",") => (response.headers.get(name) || "").split(mark).filter(Boolean).map(Number);
-  const values = new Float32Array(await response.arrayBuffer());
-  const [missingChunks = null, looked = chunks] = numbers("X-Missing-Chunks", "/"); // `looked`: the number of chunks that the server checked
-  return {
-    values, shape: numbers("X-Shape"), step: numbers("X-Step"), missing: [], missingChunks, looked,
-    chunks, bytes: values.byteLength, isNumeric: true, by: "server",
-  };
-}
-
-/** Read a selection in the way that suits it: `{values, ...}`, with `why` where the server had to help. */
-export async function read(commit, node, selection, { signal, progress, everything = false }) {
+export async function read(commit, node, given, { signal, progress, everything = false }) {
+  const [lengths, dimensions] = [[...node.shape, ...(node.chunks ?? []), ...(node.shards ?? [])], node.shape.length];
+  if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || lengths.length !== dimensions * (node.shards ? 3 : 2)) throw new Error(IMPOSSIBLE);
+  const selection = isNumeric(node) ? given : firstOf(given);
   const { chunks, bytes } = cost(node, selection);
-  const isLarge = chunks > MANY_CHUNKS || bytes > MANY_BYTES;
-  if (!everything && isLarge && (files === null || !canReadAll(node, selection))) {
-    const found = await readThere(commit, node, selection, signal);
-    return { ...found, why: "large" };
+  const ofChunk = bytes / chunks;
+  if (ofChunk > MOST_OF_CHUNK) throw new Error(`A chunk has ${ofChunk} bytes: that is too large for a picture.`);
+  const isOverview = !canReadAll(node, selection) || (!everything && (chunks > MANY_CHUNKS || bytes > MANY_BYTES));
+  const steps = isOverview ? stepsOf(node, selection) : selection.map(() => 1);
+  const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_BYTES / 8 };
+  const found = await inParts(question, await valuesOf(commit, node.path), signal, progress);
+  return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview };
+}
+
+/** Have several workers read many chunks: each has some of them along the first dimension that is seen. */
+async function inParts(question, valueOf, signal, progress) {
+  const { selection, chunkShape } = question;
+  const axis = selection.findIndex(Array.isArray);
+  const many = Math.min(WORKERS, navigator.hardwareConcurrency ?? 1);
+  if (axis < 0 || cost({ chunks: chunkShape }, selection, selection.map((each) => each[2])).chunks <= MANY_CHUNKS) return decoded(question, valueOf, signal, progress);
+  const [[start, stop, step], length] = [selection[axis], chunkShape[axis]];
+  const first = Math.floor(start / length);
+  const rows = Math.floor((stop - 1) / length) - first + 1;
+  // A part ends where a chunk does, so that no chunk is in two of them.
+  const ends = Array.from({ length: many }, (_, i) => (i + 1 === many ? stop : start + Math.ceil(((first + Math.round((rows * (i + 1)) / many)) * length - start) / step) * step));
+  const cuts = [...new Set([start, ...ends.map((end) => Math.min(end, stop))])];
+  const progresses = cuts.map(() => [0, 0]);
+  const failing = new AbortController(); // of the others, where one fails
+  const parts = await Promise.all(cuts.slice(1).map((end, i) => decoded({ ...question, selection: selection.with(axis, [cuts[i], end, step]) }, valueOf, AbortSignal.any([failing.signal, ...(signal ? [signal] : [])]), (...told) => {
+    progresses[i] = told;
+    progress?.(...[0, 1].map((each) => progresses.reduce((sum, one) => sum + one[each], 0)));
+  }))).finally(() => failing.abort());
+  const found = { ...parts[0], values: new parts[0].values.constructor(parts.reduce((sum, { values }) => sum + values.length, 0)), shape: parts[0].shape.with(0, 0), missing: [], chunks: 0, bytes: 0 };
+  let at = 0;
+  for (const { values, shape, missing, chunks, bytes } of parts) {
+    const before = found.shape[0];
+    for (const place of missing) found.missing.push(place.map((each, i) => (shape.length === 1) === i > 1 ? each + before : each));
+    for (let i = 0; i < values.length; i++) found.values[at++] = values[i];
+    found.shape[0] += shape[0];
+    found.chunks += chunks;
+    found.bytes += bytes;
   }
-  try {
-    return await readHere(commit, node, selection, signal, progress);
-  } catch (error) {
-    if (error.name === "AbortError" || signal?.aborted) throw error;
-    const found = await readThere(commit, node, selection, signal);
-    return { ...found, why: "codec", error };
-  }
+  return found;
+}
+
+/** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
+function decoded(question, valueOf, signal, progress) {
+  return new Promise((resolve, reject) => {
+    const worker = idle.pop() ?? new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+    const reading = new AbortController();
+    let [bytes, pending, timer] = [0, 0, 0];
+    const end = (error) => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", stop);
+      reading.abort();
+      if (error || idle.length >= WORKERS) worker.terminate();
+      else idle.push(worker);
+      if (error) reject(error);
+    };
+    const stop = () => end(signal.reason);
+    const watch = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => (pending ? watch() : end(new Error(`It takes more than ${SECONDS} s to decode: select a part of it.`))), SECONDS * 1000);
+    };
+    const handOver = async (wants) => {
+      pending += wants.length;
+      const answers = await Promise.all(wants.map(async ([number, key, range]) => {
+        const value = await valueOf(key, range, reading.signal);
+        bytes += value?.length ?? 0;
+        if (bytes > MOST_BYTES) throw new Error(`More than ${MOST_BYTES} bytes would be read: select a part of it.`);
+        return [number, value?.slice()];
+      }));
+      pending -= wants.length;
+      if (reading.signal.aborted) return;
+      watch();
+      worker.postMessage({ answers }, answers.flatMap(([, value]) => value?.buffer ?? []));
+    };
+    worker.onmessage = ({ data }) => {
+      watch();
+      if (data.wants) handOver(data.wants).catch((error) => reading.signal.aborted || end(error));
+      else if (data.progress) progress?.(...data.progress);
+      else if (data.done) {
+        end();
+        resolve({ ...data.done, bytes });
+      } else end(new Error(`This browser can't decode it: ${data.failed}`));
+    };
+    worker.onerror = (event) => end(new Error(`This browser can't decode it: ${event.message ?? "no worker could be started"}`));
+    signal?.addEventListener("abort", stop, { once: true });
+    if (signal?.aborted) stop();
+    else worker.postMessage(question);
+    watch();
+  });
 }
 
 /** Figures of what was read. */

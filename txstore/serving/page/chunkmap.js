@@ -1,6 +1,6 @@
 // The chunk map: the grid of an array, each chunk in the colour of the commit that wrote it.
 
-import { api, commitOf } from "./api.js";
+import { api } from "./api.js";
 import { color, h, replace, sharp } from "./dom.js";
 import { failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
 import { count, plural, quoted, short, title } from "./words.js";
@@ -13,7 +13,7 @@ const PALETTE = 8;
 export function drawChunkMap(into, context) {
   const { node, commit, signal, view } = context;
   const lengths = node.shards ?? node.chunks;
-  if (!lengths || node.shape.some((each) => each === 0)) {
+  if (!Array.isArray(lengths) || node.shape.some((each) => each === 0)) {
     replace(into, notice("There is no grid of chunks to show."));
     return;
   }
@@ -62,11 +62,10 @@ export function drawChunkMap(into, context) {
     const mine = ++turn;
     const shape = grid.map((length, i) => (i === rowAxis || i === columnAxis ? length : 1));
     try {
-      const answer = await api.chunks(commit, node.path, { from: from.join(","), shape: shape.join(",") }, signal);
-      const known = await Promise.all(answer.commits.slice(0, NAMED).map((each) => (each ? commitOf(each.id, signal).catch(() => each) : null)));
+      const answer = await api.chunks(commit, node.path, { from: [...from], shape }, signal);
       if (mine !== turn) return;
       found = answer;
-      commits = known;
+      commits = answer.commits.slice(0, NAMED);
       draw();
     } catch (error) {
       if (error.name !== "AbortError" && mine === turn) replace(stage, failure(error));
@@ -80,7 +79,7 @@ export function drawChunkMap(into, context) {
     return { rows: rowAxis === null ? 1 : along(rowAxis), columns: along(columnAxis), steps };
   }
 
-  const colorOf = (index) => (found.commits.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.commits.length - 1)));
+  const colorOf = (index) => (found.seqs.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.seqs.length - 1)));
 
   function draw() {
     const { rows, columns } = cells();
@@ -132,9 +131,13 @@ export function drawChunkMap(into, context) {
 
   const cell = () => found.cells[at[0] * cells().columns + at[1]];
 
-  function open() {
+  /** The commit that the map has by this number: null if it is no longer kept. Of many commits, the older ones are looked for one by one. */
+  const writer = async (index) => (found.commits[index] === undefined ? (found.commits[index] = await api.bySeq(commit, found.seqs[index])) : found.commits[index]);
+
+  async function open() {
     const index = cell();
-    if (index >= 0 && found.commits[index]) location.hash = link.history(found.commits[index].id);
+    const by = index >= 0 && (await writer(index).catch(view.tell));
+    if (by) location.hash = link.history(by.id);
   }
 
   async function tell() {
@@ -144,12 +147,9 @@ export function drawChunkMap(into, context) {
     const many = steps.reduce((a, b) => a * b, 1);
     const where = `Chunk [${chunk.join(", ")}]${many > 1 ? ` and ${count(many - 1)} beside it` : ""}: `;
     const here = `${at}`;
-    if (index < 0) tooltip.textContent = `${where}not stored, all fill value`;
-    else if (!found.commits[index]) tooltip.textContent = `${where}by a commit that is no longer kept`;
-    else {
-      const by = commits[index] ?? (await commitOf(found.commits[index].id, signal).catch(() => found.commits[index]));
-      if (here === `${at}`) tooltip.textContent = `${where}${title(by.message)}${by.author ? ` · ${by.author}` : ""}`;
-    }
+    const by = index < 0 ? null : await writer(index).catch(view.tell);
+    if (here !== `${at}` || by === undefined) return;
+    tooltip.textContent = where + (index < 0 ? "not stored, all fill value" : by ? `${title(by.message)}${by.author ? ` · ${by.author}` : ""}` : "by a commit that is no longer kept");
   }
 
   function drawLegend() {
@@ -164,9 +164,9 @@ export function drawChunkMap(into, context) {
             each ? h("a", { href: link.history(each.id) }, title(each.message)) : "no longer kept",
             h("small", { class: "quiet cut block" }, each ? [h("span", { class: "mono" }, short(each.id)), " · ", moment(each.time), " · "] : "", count(counts.get(i) ?? 0)))));
     replace(legend, h("div", { class: "card pad" },
-      h("h2", {}, colored === "this" ? "This commit" : plural(found.commits.length, "commit")),
+      h("h2", {}, colored === "this" ? "This commit" : plural(found.seqs.length, "commit")),
       h("ul", { class: "legend" }, entries,
-        found.commits.length > commits.length && colored === "blame" ? h("li", { class: "quiet" }, `and ${plural(found.commits.length - commits.length, "older commit")}`) : null,
+        found.seqs.length > commits.length && colored === "blame" ? h("li", { class: "quiet" }, `and ${plural(found.seqs.length - commits.length, "older commit")}`) : null,
         counts.has(-1) ? h("li", {}, h("span", { class: "swatch empty" }), `not stored: ${count(counts.get(-1))}`) : null)));
   }
 }

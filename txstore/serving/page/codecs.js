@@ -2,6 +2,7 @@
 // WebAssembly, and none of its decoders has a limit: a hostile chunk could decode to gigabytes.
 // Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; RFC 8878; BloscLZ is a descendant of FastLZ.
 
+import { joined } from "./reader/bytes.js";
 import { registry, unzlib, unzstd } from "./vendor/zarrita.js";
 
 const MAX_SPLITS = 16;
@@ -167,37 +168,19 @@ export function decodeZstd(input, most) {
 
 /** Decode gzip ("gzip") or zlib ("deflate"), a little of it at a time. */
 export async function inflate(input, format, most) {
-  const { readable, writable } = new DecompressionStream(format);
-  const [reader, writer] = [readable.getReader(), writable.getWriter()];
-  const feed = async () => {
-    for (let at = 0; at < input.length; at += FED) {
-      await writer.ready;
-      await writer.write(input.slice(at, at + FED));
-    }
-    await writer.close();
-  };
-  const fed = feed().catch(() => {}); // what is wrong is said by the reader
-  const parts = [];
-  let length = 0;
-  try {
-    for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      parts.push(part.value);
-      length += part.value.length;
-      check(length, most);
-    }
-  } catch (error) {
-    await reader.cancel().catch(() => {});
-    throw error;
-  } finally {
-    await fed;
-  }
-  const out = new Uint8Array(length);
   let at = 0;
-  for (const part of parts) {
-    out.set(part, at);
-    at += part.length;
+  const fed = new ReadableStream({ pull: (stream) => (at < input.length ? stream.enqueue(input.slice(at, (at += FED))) : stream.close()) });
+  const reader = fed.pipeThrough(new DecompressionStream(format)).getReader();
+  const parts = [];
+  try {
+    for (let [length, part] = [0, await reader.read()]; !part.done; part = await reader.read()) {
+      parts.push(part.value);
+      check((length += part.value.length), most);
+    }
+  } finally {
+    await reader.cancel().catch(() => undefined); // if it is damaged, that was said
   }
-  return out;
+  return joined(parts);
 }
 
 /** Decode a Blosc buffer of the first format. */

@@ -33,8 +33,8 @@ export async function coordinates({ commit, node, signal, firstPage }) {
 
 async function axis(commit, path, name, signal) {
   const node = await api.node(commit, path, signal);
-  const { values, isNumeric, by } = await read(commit, node, [[0, node.shape[0]]], { signal });
-  if (values.length !== node.shape[0] || (isNumeric && by !== "browser")) return null; // a picture of them is not exact
+  const { values, isNumeric } = await read(commit, node, [[0, node.shape[0]]], { signal });
+  if (values.length !== node.shape[0]) return null; // not all were read
   if (!isNumeric) return { label: (i) => String(values[i]), isLatitude: false, ascends: true };
   const { scale_factor: scale = 1, add_offset: offset = 0, units, calendar = "standard", standard_name: standard } = node.attributes ?? {};
   const isPacked = Number.isFinite(scale) && Number.isFinite(offset);

@@ -1,8 +1,8 @@
 // The differences between two commits: nodes, fields, attributes, regions; and for arrays, pictures of before, after and
 // difference.
 
-import { cost, read, statistics, MANY_BYTES, MANY_CHUNKS } from "./arrays.js";
 import { api } from "./api.js";
+import { read, statistics } from "./arrays.js";
 import { h, icon, replace } from "./dom.js";
 import { table } from "./node.js";
 import { failure, line, link, notice, pythonAt, pythonRepository, repository } from "./parts.js";
@@ -90,7 +90,7 @@ function nodeRow(node, ends, view, isOpen) {
 
 /** Attributes alone may have changed. */
 const hasOtherValues = ({ change, chunks, fields }) =>
-  change !== "changed" || chunks.added + chunks.changed + chunks.removed > 0 || fields.some((each) => dotted(each) === "shape" || dotted(each) === "fill_value");
+  change !== "changed" || chunks.added + chunks.changed + chunks.removed > 0 || fields.some((each) => ["shape", "fill_value"].includes(dotted(each)));
 
 function summary(node) {
   const chunks = node.chunks ?? {};
@@ -125,9 +125,7 @@ function drawBody(body, node, ends, view) {
     node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
   );
   if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
-    drawPictures(pictures, node, ends, view).catch((error) => {
-      if (error.name !== "AbortError") replace(pictures, failure(error));
-    });
+    drawPictures(pictures, node, ends, view).catch((error) => { if (error.name !== "AbortError") replace(pictures, failure(error)); });
 }
 
 const dotted = ({ name }) => (Array.isArray(name) ? name.join(".") : name);
@@ -149,34 +147,16 @@ function lookAt(node, shape) {
 
 async function drawPictures(into, node, ends, view) {
   replace(into, notice("Reading before and after …"));
-  const there = async (ref, path) => {
-    if (!ref) return null;
-    const found = await api.node(ref, path, view.signal).catch((error) => {
-      if (error.status === 404) return null;
-      throw error;
-    });
-    return found?.kind === "array" ? found : null;
-  };
   const [before, after] = await Promise.all([
-    node.change === "added" ? null : there(ends.a, node.moved_from ?? node.path),
-    node.change === "removed" ? null : there(ends.b, node.path),
+    node.change === "added" ? null : api.node(ends.a, node.path, view.signal), node.change === "removed" ? null : api.node(ends.b, node.path, view.signal),
   ]);
   const sides = [before, after].filter(Boolean);
-  if (!sides.length) {
-    replace(into);
-    return;
-  }
   if (sides.some((each) => each.shape.length !== sides[0].shape.length)) {
     replace(into, notice("They have other dimensions: there is nothing to subtract."));
     return;
   }
   const longest = sides[0].shape.map((_, i) => Math.max(...sides.map((each) => each.shape[i])));
   const selection = lookAt(node, longest);
-  const isLarge = sides.some((each) => {
-    const asked = cost(each, clipped(selection, each.shape) ?? selection);
-    return asked.chunks > MANY_CHUNKS || asked.bytes > MANY_BYTES;
-  });
-  // Both sides are read in the same way, so that their values lie in the same places.
   const readSide = async (ref, array) => {
     const own = array && clipped(selection, array.shape);
     return own ? read(ref, array, own, { signal: view.signal }) : null;
@@ -192,7 +172,7 @@ async function drawPictures(into, node, ends, view) {
   const max = Math.max(...figures.map((each) => each.max ?? -Infinity));
   const difference = old && now ? subtract(old, now) : null;
   const where = selection.map((each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : each)).join(", ");
-  const caption = h("p", { class: "quiet" }, `At [${where}]`, isLarge ? ", from the server, of some of the values." : ".");
+  const caption = h("p", { class: "quiet" }, `At [${where}]`, found.some((each) => each.isOverview) ? ", of some of the values." : ".");
   if (found[0].shape.length === 2)
     replace(into, caption, h("div", { class: "triple" },
       old ? figure("Before", old, MAP_NAMES[0], min, max) : noFigure("Before", "not there"), now ? figure("After", now, MAP_NAMES[0], min, max) : noFigure("After", "not there"), difference ? differenceFigure(difference) : noFigure("Difference", old && now ? "read in other steps: zoom in on each" : "nothing to subtract")));

@@ -22,13 +22,9 @@ export function layOut(commits) {
   for (const commit of commits) {
     let lane = awaited.indexOf(commit.id);
     const above = [];
-    awaited.forEach((id, i) => {
-      if (id !== null && (i < LANES || id === commit.id)) above.push([i, id !== commit.id]);
-    });
+    awaited.forEach((id, i) => { if (id !== null && (i < LANES || id === commit.id)) above.push([i, id !== commit.id]); });
     if (lane < 0) lane = free();
-    awaited.forEach((id, i) => {
-      if (id === commit.id) awaited[i] = null;
-    });
+    awaited.forEach((id, i) => { if (id === commit.id) awaited[i] = null; });
     const below = [];
     (commit.parents ?? []).filter(Boolean).forEach((parent, i) => {
       let at = awaited.indexOf(parent);

@@ -1,11 +1,12 @@
 // The history: all commits, newest first, as a graph; and the details of the chosen commit.
 
-import { api, commitOf, remember } from "./api.js";
+import { api } from "./api.js";
 import { h, replace } from "./dom.js";
 import { ROW, draw, layOut, width } from "./graph.js";
 import { chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
 import { count, json, plural, quoted, short, size, title, when } from "./words.js";
 
+const FIRST = 25; // commits that are read for the first view, and at once afterwards: each may take a request
 const PAGE = 100;
 const AHEAD = 30; // rows that are drawn beyond what is seen
 const NODES_SHOWN = 100;
@@ -14,7 +15,7 @@ const NARROW = 820; // as in style.css
 
 export async function show(view, parts, query) {
   const filter = { from: query.get("from") ?? "", path: query.get("path") ?? "" };
-  const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false, gone: false };
+  const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false };
   const signal = view.signal;
 
   const list = h("div", { class: "log", role: "listbox", tabindex: 0, "aria-label": "Commits, newest first" });
@@ -56,8 +57,7 @@ export async function show(view, parts, query) {
     if (state.loading || state.ended) return state.loading;
     state.loading = (async () => {
       try {
-        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? 5 * PAGE : PAGE }, signal);
-        answer.commits.forEach(remember);
+        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? PAGE : FIRST }, signal);
         state.commits.push(...answer.commits);
         state.next = answer.next;
         state.ended = !answer.next; // with a path, an answer may be empty and not the last
@@ -139,9 +139,7 @@ export async function show(view, parts, query) {
   list.addEventListener("keydown", (event) => {
     const at = state.commits.findIndex((each) => each.id === state.chosen);
     const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
-    const to = {
-      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0,
-    }[event.key];
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0 }[event.key];
     if (event.key === "End") {
       event.preventDefault();
       chooseOldest();
@@ -153,7 +151,7 @@ export async function show(view, parts, query) {
 
   /** Choose a commit that may be far below. */
   async function chooseById(id) {
-    const commit = await commitOf(id, signal);
+    const commit = await api.commitOf(id, signal);
     state.chosen = commit.id;
     showDetail(commit);
     const find = () => state.commits.findIndex((each) => each.id === commit.id);
@@ -178,15 +176,11 @@ export async function show(view, parts, query) {
   view.onCommit(async () => {
     if (filter.path) return;
     try {
-      const answer = await api.commits({ ...filter, limit: PAGE }, signal);
-      const known = new Map(state.commits.map((each, i) => [each.id, i]));
-      const fresh = answer.commits.filter((each) => !known.has(each.id));
-      for (const each of answer.commits) if (known.has(each.id)) state.commits[known.get(each.id)] = each; // names have moved
-      answer.commits.forEach(remember);
-      const isCut = fresh.length === answer.commits.length; // more than a page has come: begin anew
-      state.commits = isCut ? fresh : [...fresh, ...state.commits];
-      if (isCut) [state.next, state.ended] = [answer.next, !answer.next];
-      if (list.scrollTop > 0) list.scrollTop += fresh.length * ROW; // what is looked at stays where it is
+      // Those that were seen before are not read again; names may have moved to others.
+      const answer = await api.commits({ ...filter, limit: state.commits.length + FIRST }, signal);
+      const fresh = answer.commits.findIndex((each) => each.id === state.commits[0]?.id);
+      Object.assign(state, { commits: answer.commits, next: answer.next, ended: !answer.next });
+      if (list.scrollTop > 0 && fresh > 0) list.scrollTop += fresh * ROW; // what is looked at stays where it is
       arrange();
     } catch (error) {
       if (error.name !== "AbortError") view.tell(error);

@@ -3,6 +3,7 @@
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { failure, link, notice, repository } from "./parts.js";
+import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
 const VIEWS = {
@@ -43,15 +44,9 @@ async function route() {
     name, root, abort, signal: abort.signal,
     /** Write the current view into the address, without drawing it again. */
     permalink: (hash) => history.replaceState(null, "", hash),
-    tell: (error) => {
-      if (error.name !== "AbortError") toast(error.message, "bad");
-    },
-    onCommit: (told) => {
-      view.committed = told;
-    },
-    onTheme: (told) => {
-      view.themed = told;
-    },
+    tell: (error) => { if (error.name !== "AbortError") toast(error.message, "bad"); },
+    onCommit: (told) => { view.committed = told; },
+    onTheme: (told) => { view.themed = told; },
     setRef: (name) => {
       ref.now = name;
       drawNavigation(view.name);
@@ -76,7 +71,7 @@ async function route() {
     if (error.name === "AbortError" || abort.signal.aborted) return;
     main.replaceChildren(root);
     replace(root, h("h1", { class: "offscreen" }, "Error"), failure(error));
-    if (!(error.status >= 0)) console.error(error);
+    if (!(error instanceof TxStoreError)) console.error(error);
   } finally {
     main.classList.remove("waiting");
   }

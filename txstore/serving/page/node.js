@@ -1,6 +1,7 @@
 // One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
-import { api, files, zarrAddress } from "./api.js";
+import { IMPOSSIBLE } from "./answers/nodes.js";
+import { api, hasServer, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
 import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
@@ -18,8 +19,9 @@ export function drawNode(panel, context) {
   context.commit = node.commit ?? ref; // what never changes, so that the browser may keep what it read of it
   context.setPython(openLine(context));
 
+  const checked = (draw) => (into) => (node.shape ? draw(into) : replace(into, failure(new Error(IMPOSSIBLE))));
   const pages = isArray
-    ? [["preview", "Preview", (into) => (context.drawn = drawPreview(into, context))], ["chunks", "Chunks", (into) => drawChunkMap(into, context)]]
+    ? [["preview", "Preview", checked((into) => (context.drawn = drawPreview(into, context)))], ["chunks", "Chunks", checked((into) => drawChunkMap(into, context))]]
     : [["members", "Members", (into) => (context.drawn = drawMembers(into, context))]];
   pages.push(["details", "Details", (into) => drawDetails(into, context)]);
   const chosen = context.query.get("view") ?? pages[0][0];
@@ -63,10 +65,12 @@ function crumbs({ ref, node }) {
 
 function summary(node) {
   if (node.kind !== "array")
-    return h("p", { class: "summary" }, ["group", plural(node.children ?? 0, "member"), stored(node)].filter(Boolean).map(word));
+    return h("p", { class: "summary" }, ["group", members(node), stored(node)].filter(Boolean).map(word));
   return h("p", { class: "summary" },
     [lengths(node.shape), dtypeOf(node), [node.logical_bytes === null ? null : size(node.logical_bytes), stored(node)].filter(Boolean).join(", "), present(node)].filter(Boolean).map(word));
 }
+
+export const members = ({ children, hasMore }) => (hasMore ? `more than ${plural(children, "member")}` : plural(children, "member"));
 
 const stored = (node) => (node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`);
 
@@ -85,7 +89,7 @@ function drawDetails(into, context) {
   const isArray = node.kind === "array";
   const constraints = node.constraints ?? [];
   const views = node.views ?? [];
-  const attributes = Object.entries(node.attributes ?? {});
+  const attributes = Object.entries(node.exact?.attributes ?? {});
   const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
   replace(into,
     h("div", { class: "card pad" }, facts([
@@ -95,7 +99,7 @@ function drawDetails(into, context) {
       isArray && ["Chunks", lengths(node.chunks)],
       isArray && node.shards && ["Shards", lengths(node.shards)],
       isArray && ["Data type", h("span", { class: "mono" }, dtypeOf(node))],
-      isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.fill_value))],
+      isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.exact.document.fill_value))],
       isArray && ["Codecs", codecs(node)],
       isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
       node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
@@ -114,7 +118,7 @@ function drawDetails(into, context) {
             view.sources.join(", "), view.outputs.join(", "), view.current ? "current" : "behind",
           ])))
       : null,
-    files === null
+    hasServer
       ? h("div", { class: "card pad" }, h("h2", {}, "Open in"),
           line(address, "Zarr"),
           isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
@@ -181,7 +185,7 @@ function memberRow(ref, each) {
   const isArray = each.kind === "array";
   return h("tr", {},
     h("td", {}, h("a", { class: "member", href: link.tree(ref, each.path) }, icon(isArray ? "array" : "group"), h("span", { class: "cut" }, nameOf(each.path)))),
-    h("td", {}, isArray ? lengths(each.shape) : each.children === undefined ? "" : plural(each.children, "member")),
+    h("td", {}, isArray ? lengths(each.shape) : members(each)),
     h("td", {}, isArray ? lengths(each.chunks) : ""),
     h("td", { class: "mono" }, isArray ? dtypeOf(each) : ""),
     h("td", { class: "end" }, isArray ? size(each.logical_bytes) : ""));

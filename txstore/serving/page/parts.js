@@ -70,7 +70,7 @@ export const facts = (pairs) =>
 export const notice = (text, ...more) => h("p", { class: "quiet notice" }, text, more);
 
 export const failure = (error) =>
-  error.status === 501 ? notice(error.message) : h("div", { class: "failure", role: "alert" }, h("strong", {}, error.status === 404 || error.status === 410 ? "Not here. " : "That did not work. "), error.message);
+  h("div", { class: "failure", role: "alert" }, h("strong", {}, error.name === "NotFoundError" ? "Not here. " : "That did not work. "), error.message);
 
 /** What a commit wrote: "3 keys of 1 array, 2 MiB". */
 export function written({ statistics = {}, stored_bytes: bytes }) {

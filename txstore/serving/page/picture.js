@@ -52,7 +52,7 @@ export function drawHatch(canvas, places, shape, width, height) {
   const context = sharp(canvas, width, height);
   const [rows, columns] = shape;
   context.beginPath();
-  for (const [[top, bottom], [left, right]] of places) context.rect((left / columns) * width, (top / rows) * height, ((right - left) / columns) * width, ((bottom - top) / rows) * height);
+  for (const [top, bottom, left, right] of places) context.rect((left / columns) * width, (top / rows) * height, ((right - left) / columns) * width, ((bottom - top) / rows) * height);
   context.clip();
   // One stroke is seen on dark colours, the other on light ones.
   if (places.length)

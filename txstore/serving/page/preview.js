@@ -1,6 +1,6 @@
 // The preview of an array: a value, a line or an image, with sliders for the dimensions that are not seen.
 
-import { canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
+import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
 import { coordinates } from "./coordinates.js";
 import { h, replace } from "./dom.js";
 import { facts, failure, link, notice } from "./parts.js";
@@ -9,16 +9,14 @@ import { count, lengths, plural, quoted, shown, size } from "./words.js";
 
 const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
 const TALLEST = 600;
-const VALUES_LISTED = 200;
-const MOST_DIMENSIONS = 64; // as of numpy
 
 let map = MAP_NAMES[0]; // kept from one array to the next
 
 export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
   const isEmpty = node.shape.some((each) => each === 0);
-  if (isEmpty || node.shape.length > MOST_DIMENSIONS) {
-    replace(into, notice(isEmpty ? "The array has no elements." : "The array has too many dimensions to be shown."));
+  if (isEmpty) {
+    replace(into, notice("The array has no elements."));
     return null;
   }
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);
@@ -150,9 +148,7 @@ export function drawPreview(into, context) {
     try {
       const found = await read(commit, node, asked, {
         signal: mine.signal, everything,
-        progress: (done, all) => {
-          if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`;
-        },
+        progress: (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; },
       });
       if (mine.signal.aborted) return;
       pointed = null;
@@ -188,7 +184,7 @@ export function drawPreview(into, context) {
   function drawValues() {
     const { values, shape } = result;
     const columns = shape.length === 2 ? shape[1] : 1;
-    const listed = [...values.slice(0, VALUES_LISTED)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
+    const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
       total() > listed.length ? notice(`The first ${count(listed.length)} of ${count(total())}.`) : null);
   }
@@ -322,21 +318,16 @@ export function drawPreview(into, context) {
   }
 
   function drawStatus() {
-    const { by, why, step, chunks, milliseconds } = result;
-    const every = Math.max(1, ...step);
+    const { isOverview, step, chunks, milliseconds } = result;
     const spent = `in ${milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`}`;
-    const bytes = size(result.bytes);
-    if (by === "browser") replace(status, `${plural(chunks, "chunk")} (${bytes}) read here, ${spent}.`);
-    else
-      replace(status,
-        why === "codec" ? "The server has read this: its data type or codec is not known to the browser. " : `An overview from the server, ${bytes} ${spent}. `,
-        every > 1 ? `It shows ${result.shape.length === 2 ? "one of" : "one value of"} ${step.map(count).join(" × ")} values; zoom in to see each. ` : "",
-        why === "large" && canReadAll(node, result.selection) ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, `Read all ${plural(chunks, "chunk")} here`) : null);
-    status.dataset.by = by;
+    replace(status, `${isOverview ? "An overview: " : ""}${plural(chunks, "chunk")} (${size(result.bytes)}) read, ${spent}. `,
+      isOverview ? `It shows one of ${step.map(count).join(" × ")} values; zoom in to see each. ` : "",
+      isOverview && canReadAll(node, result.selection) ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, "Read all of it") : null);
+    status.dataset.shows = isOverview ? "overview" : "all";
   }
 
   function drawSide() {
-    const { statistics: figures, missingChunks, shape, chunks, looked } = result;
+    const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
     if (!figures) {
       replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
       return;
@@ -349,7 +340,7 @@ export function drawPreview(into, context) {
       if (shape.length === 2) drawColorBar(scale, map);
     }
     replace(side, h("div", { class: "card pad figures" },
-      h("h2", {}, result.by === "server" && result.step.some((each) => each > 1) ? "Of what is shown" : "Values"),
+      h("h2", {}, isOverview ? "Of what is shown" : "Values"),
       figures.finite && shape.length ? [bars, shape.length === 2 ? scale : null, h("div", { class: "ends" }, h("span", {}, shown(figures.min)), h("span", {}, shown(figures.max)))] : null,
       facts([
         figures.finite ? ["Minimum", h("span", { class: "mono" }, shown(figures.min))] : null,
@@ -357,10 +348,8 @@ export function drawPreview(into, context) {
         figures.finite ? ["Mean", h("span", { class: "mono" }, shown(figures.mean))] : null,
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
-        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(looked ?? chunks)}: ${quotedFill(node)}` : missingChunks === 0 ? "none" : "–"],
+        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.document.fill_value)}` : "none"],
       ])));
   }
 }
-
-const quotedFill = (node) => `fill value ${shown(node.fill_value)}`;
 

@@ -6,6 +6,7 @@ import { drawNode } from "./node.js";
 import { failure, link, refPicker } from "./parts.js";
 import { count, lengths, nameOf } from "./words.js";
 
+const FIRST = 50; // members that are read for the first view, and at once afterwards: each may take a request
 const PAGE = 200;
 
 export async function show(view, parts, query) {
@@ -20,9 +21,7 @@ export async function show(view, parts, query) {
     view.root,
     h("div", { class: "two data" },
       h("aside", { class: "card side" },
-        refPicker(ref, (name) => {
-          location.hash = link.tree(name, chosen);
-        }),
+        refPicker(ref, (name) => { location.hash = link.tree(name, chosen); }),
         tree),
       panel),
   );
@@ -35,7 +34,7 @@ export async function show(view, parts, query) {
   const firstPages = new Map();
   function firstPage(path) {
     if (!firstPages.has(path)) {
-      const asked = api.tree(ref, { path, limit: PAGE }, signal);
+      const asked = api.tree(ref, { path, limit: FIRST }, signal);
       firstPages.set(path, asked);
       asked.catch(() => firstPages.delete(path));
     }
@@ -91,7 +90,7 @@ export async function show(view, parts, query) {
       h("span", { class: `twist ${isGroup && !isEmpty ? "" : "none"}`, "aria-hidden": "true" }, isGroup && !isEmpty ? "›" : ""),
       icon(node.kind === "array" ? "array" : "group"),
       h("span", { class: "cut" }, node === root ? "/" : nameOf(node.path)),
-      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? count(node.info.children) : ""),
+      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? `${count(node.info.children)}${node.info.hasMore ? "+" : ""}` : ""),
     );
   }
 

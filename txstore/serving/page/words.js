@@ -49,7 +49,7 @@ export const nameOf = (path) => (path ? path.slice(path.lastIndexOf("/") + 1) : 
 
 /** A number as people read it: six digits that count. */
 export function shown(value) {
-  if (typeof value === "bigint" || typeof value === "string" || typeof value === "boolean") return String(value);
+  if (typeof value === "bigint" || typeof value === "string" || typeof value === "boolean") return String(value).replace(/^\0/, "");
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return count(value);
@@ -70,10 +70,19 @@ export const EVERYTHING = ":";
 /** A part of a selection: an index, or [start, stop]. */
 export const part = (each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : String(each));
 
+const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity|\d[\d.eE+-]*)/g;
+
+/** Read JSON as Zarr has it: numbers that are not finite, as Python writes them, become texts. */
+export const parse = (text) => JSON.parse(text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each)));
+
+/** As `parse`, to be compared and shown: numbers that JavaScript would round, or write otherwise, become texts with a mark before them. */
+export const parseExactly = (text) =>
+  JSON.parse(text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each.startsWith('"') || String(Number(each)) === each ? each : `"\\u0000${each}"`)));
+
 /** What a value of attributes looks like, on as many lines as it needs. */
 export function json(value) {
   if (value === undefined) return "–";
-  const lines = JSON.stringify(value, null, 2);
+  const lines = JSON.stringify(value, null, 2).replace(/"\\u0000(-?[\d.eE+-]*)"/g, "$1");
   const line = lines.replace(/\n\s*/g, " ");
   return line.length <= 72 ? line.replace(/^\[ /, "[").replace(/ \]$/, "]") : lines;
 }

@@ -1,6 +1,6 @@
 // The current work: open transactions, their participants, held locks, and how far feeds are behind.
 
-import { api } from "./api.js";
+import { api, hasServer } from "./api.js";
 import { h, replace } from "./dom.js";
 import { table } from "./node.js";
 import { chip, facts, failure, line, link, moment, notice, pythonRepository } from "./parts.js";
@@ -21,7 +21,7 @@ export async function show(view) {
   const feeds = h("section", { "aria-labelledby": "feeds" });
   replace(
     view.root,
-    h("div", { class: "tools" }, h("h1", {}, "Work"), h("span", { class: "quiet" }, "looked at every 3 seconds")),
+    h("div", { class: "tools" }, h("h1", {}, "Work"), hasServer ? h("span", { class: "quiet" }, "looked at every 3 seconds") : null),
     h("div", { class: "work" },
       h("div", {}, h("h2", { id: "open" }, "Open transactions"), transactions),
       h("div", {}, h("h2", { id: "held" }, "Locks held"), locks,
@@ -40,8 +40,14 @@ export async function show(view) {
     }
   };
   const all = () => Promise.all([
-    look(transactions, api.transactions, drawTransactions), look(locks, api.locks, drawLocks), look(feeds, api.feeds, drawFeeds),
+    look(feeds, api.feeds, drawFeeds), ...(hasServer ? [look(transactions, api.transactions, drawTransactions), look(locks, api.locks, drawLocks)] : []),
   ]);
+  if (!hasServer) {
+    replace(transactions, notice("Open transactions are not in the files of a repository: `txstore serve` shows them."));
+    replace(locks, notice("Locks are not in the files of a repository: `txstore serve` shows them."));
+    await all();
+    return;
+  }
   const timer = setInterval(() => document.hidden || all(), EVERY);
   view.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
   view.onCommit(all);

@@ -15,13 +15,11 @@ import fsspec.core
 from txstore.storage.objects import urls
 from txstore.storage.objects.azure import AzureBackend
 from txstore.storage.objects.backend import OF_PROCESS, READ_ONLY, SINGLE_WRITER, Backend, Refusal
+from txstore.storage.objects.file_servers import SftpServer, SmbServer
 from txstore.storage.objects.gcs import GcsBackend
 from txstore.storage.objects.plain import MemoryBackend, PlainBackend
 from txstore.storage.objects.s3 import S3Backend
-from txstore.storage.objects.sftp import SftpBackend
-from txstore.storage.objects.smb import SmbBackend
 from txstore.storage.objects.urls import Target
-from txstore.storage.objects.web import WebBackend
 
 # How each class creates exclusively. A class that has taken the place of the known one under its protocol is another.
 CREATION = {
@@ -59,11 +57,15 @@ def build(target: Target) -> Backend:
             options = {"get_client": _client, **options}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
         filesystem = _unwrapped(filesystem)
-        return (WebBackend if "http" in filesystem.protocol else PlainBackend)(filesystem, root)
+        if "http" not in filesystem.protocol:
+            return PlainBackend(filesystem, root)
+        from txstore.storage.objects.web import WebBackend  # late: it needs aiohttp
+
+        return WebBackend(filesystem, root)
     if target.family == "sftp":
-        return SftpBackend(functools.partial(_instance, target), _path(target))
+        return SftpServer(functools.partial(_instance, target), _path(target))
     if target.family == "smb":
-        return SmbBackend(_options(target), _path(target))
+        return SmbServer(_options(target), _path(target))
     filesystem = _instance(target)
     if target.family == "memory":
         return MemoryBackend(filesystem, _path(target))
@@ -85,7 +87,7 @@ def build_plain(target: Target) -> PlainBackend:
 async def _client(**options: Any) -> Any:
     import aiohttp
 
-    from txstore.storage.objects.web_answers import BoundedAnswer
+    from txstore.storage.objects.web import BoundedAnswer
 
     return aiohttp.ClientSession(**{"response_class": BoundedAnswer, **options})
 

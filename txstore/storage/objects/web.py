@@ -1,9 +1,15 @@
-"""Files of a web server: any that answers GET. It may list no names, and may deny what is missing."""
+"""Files of a web server: any that answers GET. It may list no names, and may deny what is missing.
+
+Of an answer, no more is kept than was asked for.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import aiohttp
 
 from txstore.format import names
 from txstore.storage.objects.backend import Objects
@@ -11,6 +17,33 @@ from txstore.storage.objects.errors import NoListsError
 from txstore.storage.objects.plain import PlainBackend
 
 T = TypeVar("T")
+
+#: Of a whole object that is read at once, in bytes: records, names and pages of a listing are far smaller.
+_WHOLE = 256 << 20
+_PIECE = 64 << 10
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+class BoundedAnswer(aiohttp.ClientResponse):
+    """An answer that ends where the wanted range ends. A simple web server sends the whole object for a range."""
+
+    async def read(self) -> bytes:
+        if self._body is None:
+            wanted = _RANGE.fullmatch(self.request_info.headers.get("Range", ""))
+            first, last = (int(wanted[1]), int(wanted[2])) if wanted else (0, _WHOLE - 1)
+            length, passed, kept = last + 1 - first, first if self.status == 200 else 0, bytearray()
+            async for piece in self.content.iter_chunked(_PIECE):
+                kept += piece[passed:] if passed else piece
+                passed = max(0, passed - len(piece))
+                if len(kept) > length or (self.status == 200 and wanted and len(kept) == length):
+                    self.close()  # what is left of it is never read
+                    break
+            if len(kept) > length and self.status < 400 and not (wanted and self.status == 200):
+                raise OSError(
+                    f"the server sends more than the {length:,} bytes it was asked for: it can't be read from"
+                )
+            self._body = bytes(kept[:length])
+        return self._body
 
 
 class WebBackend(PlainBackend):
@@ -44,17 +77,15 @@ class WebBackend(PlainBackend):
 
     def _unless_denied(self, path: str, read: Callable[[], T]) -> T:
         """Read, and take what is denied for missing where `format.json` may be read: format.md, "Without lists"."""
-        from aiohttp import ClientError, ClientResponseError
-
         try:
             return read()
-        except ClientResponseError as error:
+        except aiohttp.ClientResponseError as error:
             if error.status != 403 or path == names.FORMAT:
                 raise
             denied = error
         try:
             super().get(names.FORMAT)
-        except (ClientError, OSError):
+        except (aiohttp.ClientError, OSError):
             raise denied from None
         raise FileNotFoundError(path)
 
@@ -68,11 +99,9 @@ class WebBackend(PlainBackend):
 
     def _links(self, directory: str) -> Objects:
         """Return what the page of a directory leads to: none where there is no page, which many servers deny."""
-        from aiohttp import ClientResponseError
-
         try:
             return super().list(directory)
-        except ClientResponseError as error:
+        except aiohttp.ClientResponseError as error:
             if error.status in (401, 403, 405, 410):
                 return []
             raise

@@ -19,7 +19,7 @@ from txstore.format.keys import is_document, node_of_document
 from txstore.format.packfile import FRAMES_OF_KEYS, REF_OF_FRAME
 from txstore.format.records import TransactionRecord
 from txstore.history.commits import Commits
-from txstore.history.open_transactions import recorded
+from txstore.history.staged_packs import recorded
 from txstore.transactions.participants.tails import Tail, tail_of
 
 #: The end of a chunk's key.

@@ -1,7 +1,7 @@
 """Begins, finds and lists named transactions. Processes that share only the disk can join one. It outlives them all.
 
 The file `.staging/named-<name>` has the id of the transaction with a name. Processes create it under a lock. An object
-store has no lock: there one process creates it exclusively. `history/transaction_names.py` says which one deletes it.
+store has no lock: there one process creates it exclusively. `history/staged_packs.py` says which one deletes it.
 """
 
 from __future__ import annotations

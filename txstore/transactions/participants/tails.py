@@ -223,7 +223,7 @@ class RemoteTail(Tail):
     def _listed(self, path: str, tail: bytes, size: int) -> Iterator[Frame]:
         """Return the frames of a pack, from the directory at its end, if it has one; otherwise from the whole file."""
         try:
-            end, length = packfile.decode_directory(tail[-packfile.DIRECTORY_SIZE :])
+            end, length = packfile.decode_directory(tail[-packfile.DIRECTORY_SIZE :], size)
         except MalformedError:
             return self._frames_in(self._storage.read(path))
         content = tail[-length - packfile.DIRECTORY_SIZE : -packfile.DIRECTORY_SIZE]

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from tests.storage.fake_objects import FakeObjects, Values
 from tests.tools.faults import always
 from tests.tools.steps import forked, status_of
-from txstore.storage import pack_cache
-from txstore.storage.cache_directory import CacheDirectory
-from txstore.storage.pack_cache import MEMORY, PackCache, PieceMemory, open_cache
+from txstore.storage import kept
+from txstore.storage.kept import MEMORY, CacheDirectory, PackCache, PieceMemory, open_cache
 from txstore.storage.tree import Tree
 
 ID, OTHER = b"i" * 16, b"o" * 16
@@ -144,8 +143,8 @@ def test_what_was_not_used_for_longest_leaves_memory_first() -> None:
 
 
 def test_all_caches_of_a_process_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert PackCache()._memory is open_cache()._memory is pack_cache._shared
-    assert pack_cache._shared.limit == MEMORY == 64 << 20
+    assert PackCache()._memory is open_cache()._memory is kept._shared
+    assert kept._shared.limit == MEMORY == 64 << 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -310,8 +309,7 @@ def test_a_use_is_noted_but_not_each(path: Path) -> None:
 WORK = """
 import sys
 from random import Random
-from txstore.storage.cache_directory import CacheDirectory
-from txstore.storage.pack_cache import PackCache, PieceMemory
+from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory
 path, seed = sys.argv[1], int(sys.argv[2])
 pack = Random(1).randbytes(1 << 20)
 cache, source, found = PackCache(CacheDirectory(path, 400_000), PieceMemory(0)), Random(seed), 0

@@ -1,0 +1,183 @@
+// The history of all branches, from the files of commits.
+
+import { NotFoundError } from "../reader/errors.js";
+import { differing } from "./compare.js";
+import { hasKeys } from "./nodes.js";
+
+const SOUGHT = 200; // commits that are looked at for one answer about a path
+const NONE = "0".repeat(32);
+const KEPT = 20_000; // commits that are remembered
+const WALKS = 100; // walks that are remembered
+
+export class History {
+  constructor(repository) {
+    this.repository = repository;
+    this.known = new Map(); // commits that were seen, by id
+    this.called = new Map(); // branches and tags, by id of their commits
+    this.heads = []; // as of the last look: [[name, commit], ...]
+    this.walks = new Map(); // walks that an answer may go on with, by the name that it has given
+    this.given = 0;
+  }
+
+  note(stored) {
+    if (this.known.size > KEPT) this.known.delete(this.known.keys().next().value);
+    this.known.set(stored.header.id, stored);
+    return stored;
+  }
+
+  /** The commit that a branch, a tag, or an id or its first digits name. */
+  async stored(ref) {
+    const known = this.known.get(ref);
+    if (known) return known;
+    const branch = await this.repository.branch(ref);
+    const found = (branch && (await this.repository.head(branch))) ?? (await this.repository.tagged(ref)) ?? (/^[0-9a-f]{8,32}$/.test(ref) && (await this.byDigits(ref)));
+    if (!found) throw new NotFoundError(`${JSON.stringify(ref)} is no branch, tag or commit here`);
+    return this.note(found);
+  }
+
+  async byDigits(digits) {
+    for (const [id, stored] of this.known) if (id.startsWith(digits)) return stored;
+    if (!this.heads.length) await this.look();
+    const walk = new Walk(this, this.heads.map(([, stored]) => stored));
+    for (let stored = await walk.next(); stored; stored = await walk.next()) if (this.note(stored).header.id.startsWith(digits)) return stored;
+    return undefined;
+  }
+
+  /** The first parent: null if there is none, undefined if it is no longer kept. */
+  async parent(stored) {
+    const { parent, fork, branch, version } = stored.header;
+    if (parent === NONE) return null;
+    const found = this.known.get(parent) ?? (await this.repository.commits.made(fork ?? branch, version - 1));
+    return found?.header.id === parent ? this.note(found) : undefined;
+  }
+
+  /** Look for the newest commit of each branch, and for tags. Where the host lists no names, `main` is what is known. */
+  async look() {
+    const { repository } = this;
+    const listed = (names) => names.catch(() => null);
+    const [branches, tags, main] = await Promise.all([listed(repository.branches()), listed(repository.tags()), repository.find("main")]);
+    const others = (branches ?? []).filter((name) => name !== "main");
+    const named = await Promise.all(others.map(async (name) => [name, await repository.find(name)]));
+    this.heads = [["main", main], ...named].filter(([, stored]) => stored);
+    const found = await Promise.all((tags ?? []).map(async (name) => [name, (await repository.tag(name))?.id]));
+    this.called = new Map();
+    const call = (id, kind, name) => {
+      if (!this.called.has(id)) this.called.set(id, { branches: [], tags: [] });
+      this.called.get(id)[kind].push(name);
+    };
+    for (const [name, stored] of this.heads) call(this.note(stored).header.id, "branches", name);
+    for (const [name, id] of found) if (id) call(id, "tags", name);
+    return {
+      exists: this.heads.length > 0, lists: branches !== null,
+      head: Object.fromEntries(this.heads.map(([name, { header }]) => [name, header.id])),
+      branches: this.heads.map(([name, { header }]) => ({ name, head: header.id })),
+      tags: found.filter(([, id]) => id).map(([name, commit]) => ({ name, commit })),
+    };
+  }
+
+  /** Commits, the newest first: of all branches, or from one on. With a path, those that changed something there. `next` tells how to go on. */
+  async commits({ from, before, path, limit }, signal) {
+    const walk = this.walks.get(before) ?? new Walk(this, from ? [await this.stored(from)] : this.heads.map(([, stored]) => stored));
+    this.walks.delete(before);
+    const found = [];
+    for (let looked = 0; found.length < limit && looked < (path ? SOUGHT : limit); looked++) {
+      signal?.throwIfAborted();
+      const stored = await walk.next();
+      if (!stored) return { commits: found, next: null };
+      this.note(stored);
+      if (!path || (await this.hasChanged(stored, path))) found.push(this.told(stored));
+    }
+    const next = String(++this.given);
+    this.walks.set(next, walk);
+    if (this.walks.size > WALKS) this.walks.delete(this.walks.keys().next().value);
+    return { commits: found, next };
+  }
+
+  /** Whether a commit has changed a key at or below a path. Its own run, which is the first, has all that it may have changed. */
+  async hasChanged(stored, path) {
+    const [own] = stored.header.runs;
+    if (!own || own.pack) return false;
+    const store = this.repository.storeOf(stored);
+    const run = await store.run(own);
+    const isNamed = [...run.index.prefixes.keys()].some((each) => each.startsWith(`${path}/`) || `${path}/`.startsWith(each));
+    if (!isNamed && !(await hasKeys(run.below(new TextEncoder().encode(`${path}/`))))) return false;
+    const parent = await this.parent(stored);
+    if (parent === undefined) return false; // what it has changed is not known
+    return !(await differing([this.repository.storeOf(parent ?? undefined), store], path).next()).done;
+  }
+
+  told(stored) {
+    const { header } = stored;
+    const { id, version, branch, time, author, message, properties, parent, mergedParent } = this.repository.commitOf(stored);
+    const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = header.statistics;
+    return {
+      id, branch, version, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(), author, message, properties,
+      statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
+      ...(this.called.get(id) ?? { branches: [], tags: [] }),
+    };
+  }
+
+  /** A commit and its ancestors by the first parent, the newest first. Those that were seen before are not read again. */
+  async *line(stored) {
+    let last = stored;
+    for (let next = last; next; next = this.known.get(last.header.parent)) yield (last = next);
+    if (last.header.parent === NONE) return;
+    const kept = this.heads.flatMap(([, { header }]) => (header.branch === last.header.branch ? [header.oldestKept] : []));
+    const rest = this.repository.below(last, Infinity, kept.length ? Math.max(...kept) : undefined);
+    await rest.next();
+    yield* rest;
+  }
+
+  /** The commit with this number in the history of another one; null: it is no longer kept. */
+  async bySeq(stored, seq) {
+    const { header } = stored;
+    // Along one line, versions and numbers are equally far apart.
+    const version = seq - (header.seq - header.version);
+    const name = this.repository.names.get(header.branch);
+    const lineage = version >= 0 && name ? ((await this.repository.branch(name))?.lineage ?? []) : [];
+    const branch = lineage.reduce((found, { id, upto }) => (version <= upto ? id : found), header.branch);
+    const found = seq === header.seq ? stored : version >= 0 ? await this.repository.commits.made(branch, version) : undefined;
+    if (found?.header.seq === seq) return this.note(found);
+    for await (const each of this.line(stored)) if (each.header.seq <= seq) return each.header.seq === seq ? this.note(each) : null;
+    return null;
+  }
+}
+
+/** Commits and their ancestors, each once, the newest first. */
+class Walk {
+  constructor(history, begin) {
+    this.history = history;
+    this.seen = new Set();
+    this.lines = []; // {line, head}: ancestors by the first parent, and the next of them
+    this.begin = [...begin];
+  }
+
+  async add(stored) {
+    const line = this.history.line(stored);
+    const { value: head } = await line.next();
+    if (head) this.lines.push({ line, head });
+  }
+
+  async next() {
+    for (const stored of this.begin.splice(0)) await this.add(stored);
+    while (this.lines.length) {
+      const newest = this.lines.reduce((one, other) => (other.head.header.time > one.head.header.time ? other : one));
+      const stored = newest.head;
+      if (this.seen.has(stored.header.id)) {
+        this.lines.splice(this.lines.indexOf(newest), 1); // another line goes on from here
+        continue;
+      }
+      this.seen.add(stored.header.id);
+      const { value } = await newest.line.next();
+      if (value) newest.head = value;
+      else this.lines.splice(this.lines.indexOf(newest), 1);
+      const { merged } = stored.header;
+      if (merged) {
+        const other = await this.history.repository.commits.made(merged.branch, merged.version);
+        if (other?.header.id === merged.id) await this.add(other);
+      }
+      return stored;
+    }
+    return undefined;
+  }
+}

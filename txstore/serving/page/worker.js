@@ -1,0 +1,139 @@
+// Decodes chunks, beside the page: however long that takes, the page answers, and ends this worker if it takes too long.
+// It asks the page for bytes, and fetches nothing itself.
+
+import "./codecs.js";
+import { open, root } from "./vendor/zarrita.js";
+
+const BATCH = 256; // chunks, and bytes of them, that are asked for at once, so that they come in few requests
+const BATCH_BYTES = 8 << 20;
+const NAT = -(2n ** 63n);
+
+// --- bytes, from the page
+
+const waiting = new Map(); // by number: what settles a request
+let wants = []; // that were made since the last message
+let asked = 0;
+
+function fetchKey(key, range) {
+  return new Promise((resolve, reject) => {
+    waiting.set(++asked, { resolve, reject });
+    if (wants.push([asked, key.slice(1), range]) === 1) setTimeout(() => postMessage({ wants: wants.splice(0) }), 0);
+  });
+}
+
+onmessage = async ({ data }) => {
+  if ("answers" in data) {
+    for (const [number, bytes] of data.answers) {
+      waiting.get(number).resolve(bytes);
+      waiting.delete(number);
+    }
+    return;
+  }
+  try {
+    const done = await read(data);
+    postMessage({ done }, [done.values, done.missing].flatMap((each) => each.buffer ?? []));
+  } catch (error) {
+    postMessage({ failed: [error, error?.cause].map((each) => each?.message).filter(Boolean).join(": ") });
+  }
+};
+
+/** zarrita passes the options of a call on unchanged: `found` in them tells afterwards whether the chunk had a value. (The index of a shard does not count as one.) */
+const storeOf = (document) => {
+  const get = async (key, options, range) => {
+    if (key === `/${document.zarr_format === 2 ? ".zarray" : "zarr.json"}`) return new TextEncoder().encode(JSON.stringify(document));
+    const bytes = await fetchKey(key, range);
+    if (bytes && options && range?.suffixLength === undefined) options.found = true;
+    return bytes;
+  };
+  return { get, getRange: (key, range, options) => get(key, options, range) };
+};
+
+/** Data types that zarrita does not know, as others of the same bytes; and what makes a number of an element, or null: it is a text, say. */
+function typed(document) {
+  const name = document.zarr_format === 2 ? document.dtype : (document.data_type?.name ?? document.data_type);
+  const bytes = document.data_type?.configuration?.length_bytes;
+  const as = (v3, v2) => ({ ...document, attributes: {}, ...(document.zarr_format === 2 ? { dtype: v2 } : { data_type: v3 }) });
+  const complex = /^complex(64|128)$|^[<|]c(8|16)$/.exec(name);
+  if (complex) {
+    const size = complex[1] ? complex[1] / 8 : Number(complex[2]);
+    const [real, imaginary] = Array.isArray(document.fill_value) ? document.fill_value : [document.fill_value ?? 0, 0];
+    return { document: { ...as(`v2:S${size}`, `|S${size}`), fill_value: "" }, size, fill: Math.hypot(real, imaginary) };
+  }
+  if (/^numpy\.(datetime|timedelta)64$|^[<>][mM]8/.test(name)) {
+    const fill_value = document.fill_value === "NaT" ? Number(NAT) : document.fill_value;
+    return { document: { ...as("int64", `${name[0]}i8`), fill_value }, number: (value) => (value === NAT ? NaN : Number(value)) };
+  }
+  if (name === "null_terminated_bytes" && bytes > 0) return { document: { ...as(`v2:S${bytes}`), fill_value: "" } };
+  if (name === "fixed_length_utf32" && bytes > 0) return { document: as(`v2:U${bytes / 4}`) };
+  return { document: as(document.data_type, document.dtype) };
+}
+
+/** The places that a selection takes along an axis, by chunk: [chunk, first place in it, how many, first in the output]. */
+function* along([start, stop, step], length) {
+  for (let at = start; at < stop; ) {
+    const chunk = Math.floor(at / length);
+    const many = Math.ceil((Math.min(stop, (chunk + 1) * length) - at) / step);
+    yield [chunk, at - chunk * length, many, (at - start) / step];
+    at += many * step;
+  }
+}
+
+function* product(lists, found = []) {
+  if (found.length === lists.length) yield found;
+  else for (const each of lists[found.length]) yield* product(lists, [...found, each]);
+}
+
+/**
+ * Read a selection: for each dimension an index, or [start, stop, step]; of at most `most` values. Values come in the order of C, as floats, or as they
+ * are where they are no numbers. `missing` are the places, [first row, one behind the last, first column, ...], that no chunk is stored for: the fill value.
+ */
+async function read({ document: given, chunkShape, selection, most }) {
+  const { document, size, fill, number } = typed(given);
+  const array = await (document.zarr_format === 2 ? open.v2 : open.v3)(root(storeOf(document)), { kind: "array", attrs: false });
+  if (String(array.chunks) !== String(chunkShape)) throw new Error("its document has impossible lengths");
+  const isNumeric = Boolean(size) || /^(bool|u?int\d+|float\d+)$/.test(array.dtype);
+  const convert = number ?? (isNumeric ? Number : (value) => value);
+  const wanted = [...product(selection.map((each, i) => [...along(Array.isArray(each) ? each : [each, each + 1, 1], chunkShape[i])]))];
+  const kept = selection.flatMap((each, i) => (Array.isArray(each) ? [i] : []));
+  const shape = kept.map((i) => Math.ceil((selection[i][1] - selection[i][0]) / selection[i][2]));
+  const total = shape.reduce((a, b) => a * b, 1);
+  if (total > most) throw new Error(`it has ${total} values, and at most ${most} are shown`);
+  const values = isNumeric ? new Float64Array(total) : new Array(total);
+  const missing = [];
+  const width = shape.at(-1) ?? 1;
+  let done = 0;
+
+  /** Copy the selected part of a chunk to its place. */
+  function copy({ data, stride }, places, isThere) {
+    const parts = size && new (size === 8 ? Float32Array : Float64Array)(data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength));
+    const get = size ? (i) => (isThere ? Math.hypot(parts[2 * i], parts[2 * i + 1]) : fill) : typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
+    const base = places.reduce((sum, [, first], i) => sum + first * stride[i], 0);
+    const axes = kept.map((i) => ({ many: places[i][2], to: places[i][3], by: stride[i] * selection[i][2] }));
+    while (axes.length < 2) axes.unshift({ many: 1, to: 0, by: 0 });
+    const [rows, columns] = axes;
+    for (let row = 0; row < rows.many; row++) {
+      let from = base + row * rows.by;
+      let to = (rows.to + row) * width + columns.to;
+      for (let column = 0; column < columns.many; column++, from += columns.by) values[to++] = convert(get(from));
+    }
+    if (!isThere) missing.push([rows.to, rows.to + rows.many, columns.to, columns.to + columns.many]);
+    done += 1;
+  }
+
+  const chunkBytes = chunkShape.reduce((a, b) => a * b, 8);
+  const batch = Math.max(1, Math.min(BATCH, Math.floor(BATCH_BYTES / chunkBytes)));
+  let next = 0;
+  const lane = async () => {
+    while (next < wanted.length) {
+      const own = wanted.slice(next, (next += batch));
+      await Promise.all(own.map(async (places) => {
+        const options = { found: false };
+        const chunk = await array.getChunk(places.map(([chunk]) => chunk), options);
+        copy(chunk, places, options.found);
+      }));
+      postMessage({ progress: [done, wanted.length] });
+    }
+  };
+  await Promise.all([lane(), lane()]); // so that bytes come while others are decoded
+  return { values, shape, missing, chunks: wanted.length, isNumeric };
+}
