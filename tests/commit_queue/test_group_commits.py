@@ -21,7 +21,7 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import object_head_caches, whole_groups
+from txstore.history import decided_group_commits, object_head_caches
 from txstore.history.listings import Contention
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
@@ -58,7 +58,7 @@ def url(far: None) -> Iterator[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commits, "_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(whole_groups, "_PATIENCE", 0.1)
+    monkeypatch.setattr(decided_group_commits, "_PATIENCE", 0.1)
 
 
 def staged(url: str, name: str, key: str | None = None, value: bytes | None = None, *, branch: str = "main") -> Any:
