@@ -130,6 +130,19 @@ def test_no_link_is_followed(own: txstore.Repository, tmp_path: Path, path: str)
         assert b"secret" not in answer.body.replace(b"tags/secret", b"")
 
 
+@pytest.mark.parametrize("path", ["tags/key", FIRST, "packs/ab/" + "ab" * 16, "erased/" + "ab" * 16, "heads/main"])
+def test_a_private_file_that_another_user_has_linked_to(own: txstore.Repository, tmp_path: Path, path: str) -> None:
+    secret = tmp_path / "key"
+    secret.write_text('{"secret": "of-mine"}')
+    at = Path(own.url, path)
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.unlink(missing_ok=True)
+    at.hardlink_to(secret)
+    answer = ask(application(own), f"/files/{path}")
+    assert answer.status == 500
+    assert b"of-mine" not in answer.body
+
+
 @pytest.mark.parametrize("place", ["here", "elsewhere"])
 def test_what_was_erased_comes_from_no_memory(tmp_path: Path, place: str) -> None:
     url = str(tmp_path / "data.tx") if place == "here" else f"memory://{tmp_path}/data.tx"
@@ -152,6 +165,16 @@ def test_what_was_erased_comes_from_no_memory(tmp_path: Path, place: str) -> Non
         answer = ask(app, f"/files/{FIRST}", headers=given | asked)
         assert (answer.status, len(answer.body)) in ((200, len(first.body)), (206, len(first.body)))
         assert secret[:100] not in answer.body
+
+
+def test_what_is_written_in_place_has_another_tag(own: txstore.Repository) -> None:
+    app = application(own)
+    first = ask(app, "/files/heads/main")
+    with own.begin() as mapping:
+        mapping["x"] = b"2"
+    second = ask(app, "/files/heads/main", headers={"if-none-match": first.headers["etag"]})
+    assert (second.status, len(second.body)) == (200, len(first.body))
+    assert second.body != first.body
 
 
 def test_from_far_away_a_file_takes_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

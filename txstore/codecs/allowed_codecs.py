@@ -1,4 +1,4 @@
-"""Lists the codecs that TxStore itself may run: to show values, to compare and merge them, to train on them.
+"""Lists the codecs that TxStore itself may run: to compare and merge values, and to train on them.
 
 A metadata document names its codecs, and a stranger may have written the document. Codecs are code: one loads pickles,
 which run arbitrary code, and a name may lead to any codec that a package has registered. So TxStore runs only the

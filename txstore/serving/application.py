@@ -21,7 +21,7 @@ from txstore.serving.answers import (
     until_gone,
 )
 from txstore.serving.events import Events
-from txstore.serving.files import Files
+from txstore.serving.files import RepositoryFiles
 from txstore.serving.guard import Guard
 from txstore.serving.page_files import PageFiles
 from txstore.serving.plain_zarr import PlainZarr
@@ -73,7 +73,7 @@ class Application:
         self._guard = guard
         self._plain_zarr = PlainZarr(repository.engine, has_token=guard.has_token)
         self.positions = self._plain_zarr.positions
-        self._files = Files(repository.engine)
+        self._files = RepositoryFiles(repository.engine)
         self._events = Events(repository.engine)
         self._work = Work(repository, guard.origins)
         self._page = PageFiles()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from txstore.engine import Engine
-from txstore.format import names
+from txstore.errors import CorruptionError
+from txstore.format import names, records
 from txstore.serving.answers import (
     BYTES,
     FETCHED,
@@ -21,16 +22,19 @@ from txstore.serving.answers import (
     Send,
     answer_compressed,
     answer_in_pieces,
+    headers_of,
     select,
 )
 from txstore.storage.interface import GONE, OpenFile, Storage
 from txstore.storage.request_threads import in_thread
 
-#: Most files whose length is remembered.
+#: Most remote files whose length is remembered.
 _SIZES = 10_000
+#: What all data begin with that are no JSON.
+_MAGICS = frozenset({b"TXSTPACK", b"TXSTHEAD", b"TXSTTAG1", b"TXSTBRN1"})
 
 
-class Files:
+class RepositoryFiles:
     """Answers requests for files of a repository."""
 
     def __init__(self, engine: Engine) -> None:
@@ -56,11 +60,22 @@ class Files:
             raise FileNotFoundError(self._engine.url)
         return self._engine.storage
 
+    def _open(self, path: str, known: int | None) -> OpenFile:
+        storage = self._there()
+        file = storage.open(path, known)
+        # Where users can link to files of others, one may have given this name to a private file of this user.
+        if storage.ranges is None and not _is_data(path, file):
+            file.close()
+            raise CorruptionError(path, reason="this is no file of a repository: restore it from a backup")
+        return file
+
     async def _send_file(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        known = self._sizes.get(path) if scope["method"] == "GET" else None
-        file = await in_thread(lambda: self._there().open(path, known))
+        wanted = headers_of(scope).get(b"range", b"")
+        is_part = scope["method"] == "GET" and wanted[:6] == b"bytes=" and wanted[6:7] != b"-"
+        known = self._sizes.get(path) if is_part else None  # the end of a file tells its length anew
+        file = await in_thread(self._open, path, known)
         try:
-            if path.startswith(("commits/", "packs/")):
+            if file.tag is None and path.startswith(("commits/", "packs/")):
                 if len(self._sizes) >= _SIZES:
                     self._sizes.clear()
                 self._sizes[path] = file.size
@@ -85,6 +100,13 @@ class Files:
         lines += [f'<a href="{link}">{link}</a>' for link in ("../", *sorted(links))]
         page = "\n".join(lines).encode("ascii")
         await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
+
+
+def _is_data(path: str, file: OpenFile) -> bool:
+    """Tell whether a file begins as those of a repository do. Two kinds are JSON: these have a checksum."""
+    if path == names.FORMAT or path.startswith("erased/"):
+        return b'"checksum"' in file.read(0, min(file.size, records.MAX_SIZE))
+    return file.read(0, min(file.size, 8)) in _MAGICS
 
 
 async def _pieces(file: OpenFile, span: range, most: int) -> AsyncGenerator[bytes]:

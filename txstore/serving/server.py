@@ -157,7 +157,7 @@ def _allow_connections() -> None:
 
 
 def _limit_memory(workers: int) -> None:
-    """Limit memory, so that a huge allocation fails, not the process: a small chunk may decode to any size.
+    """Limit memory, so that a huge allocation fails, not the process: a document may take much more than its bytes.
 
     Mapped files don't count.
     """
