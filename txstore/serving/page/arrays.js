@@ -15,7 +15,7 @@ const MOST_BYTES = 512 << 20; // read, and decoded
 const MOST_OF_CHUNK = 256 << 20;
 const MOST_ALONG = 1 << 17; // chunks along a dimension
 const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
-const WORKERS = 4; // that read at once, and that are kept
+const IDLE = 2; // workers that are kept
 export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
@@ -104,39 +104,8 @@ export async function read(commit, node, given, { signal, progress, everything =
   const steps = isOverview ? stepsOf(node, selection, isGlance ? GLANCE : OVERVIEW) : selection.map(() => 1);
   if (isGlance && (!isOverview || String(steps) === String(stepsOf(node, selection, OVERVIEW)))) return null;
   const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_BYTES / 8 };
-  const found = await inParts(question, await valuesOf(commit, node.path), signal, progress);
+  const found = await decoded(question, await valuesOf(commit, node.path), signal, progress);
   return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview, isGlance };
-}
-
-/** Have several workers read many chunks: each has some of them along the first dimension that is seen. */
-async function inParts(question, valueOf, signal, progress) {
-  const { selection, chunkShape } = question;
-  const axis = selection.findIndex(Array.isArray);
-  const many = Math.min(WORKERS, navigator.hardwareConcurrency ?? 1);
-  if (axis < 0 || cost({ chunks: chunkShape }, selection, selection.map((each) => each[2])).chunks <= MANY_CHUNKS) return decoded(question, valueOf, signal, progress);
-  const [[start, stop, step], length] = [selection[axis], chunkShape[axis]];
-  const first = Math.floor(start / length);
-  const rows = Math.floor((stop - 1) / length) - first + 1;
-  // A part ends where a chunk does, so that no chunk is in two of them.
-  const ends = Array.from({ length: many }, (_, i) => (i + 1 === many ? stop : start + Math.ceil(((first + Math.round((rows * (i + 1)) / many)) * length - start) / step) * step));
-  const cuts = [...new Set([start, ...ends.map((end) => Math.min(end, stop))])];
-  const progresses = cuts.map(() => [0, 0]);
-  const failing = new AbortController(); // of the others, where one fails
-  const parts = await Promise.all(cuts.slice(1).map((end, i) => decoded({ ...question, selection: selection.with(axis, [cuts[i], end, step]) }, valueOf, AbortSignal.any([failing.signal, ...(signal ? [signal] : [])]), (...told) => {
-    progresses[i] = told;
-    progress?.(...[0, 1].map((each) => progresses.reduce((sum, one) => sum + one[each], 0)));
-  }))).finally(() => failing.abort());
-  const found = { ...parts[0], values: new parts[0].values.constructor(parts.reduce((sum, { values }) => sum + values.length, 0)), shape: parts[0].shape.with(0, 0), missing: [], chunks: 0, bytes: 0 };
-  let at = 0;
-  for (const { values, shape, missing, chunks, bytes } of parts) {
-    const before = found.shape[0];
-    for (const place of missing) found.missing.push(place.map((each, i) => (shape.length === 1) === i > 1 ? each + before : each));
-    for (let i = 0; i < values.length; i++) found.values[at++] = values[i];
-    found.shape[0] += shape[0];
-    found.chunks += chunks;
-    found.bytes += bytes;
-  }
-  return found;
 }
 
 /** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
@@ -149,7 +118,7 @@ function decoded(question, valueOf, signal, progress) {
       clearTimeout(timer);
       signal?.removeEventListener("abort", stop);
       reading.abort();
-      if (error || idle.length >= WORKERS) worker.terminate();
+      if (error || idle.length >= IDLE) worker.terminate();
       else idle.push(worker);
       if (error) reject(error);
     };
