@@ -238,9 +238,7 @@ export class Commits {
       }
       return { header, hash, path, base: 0, id: footer.id };
     };
-    if (footer.headerOffset >= begin) {
-      return made(tail.subarray(footer.headerOffset - begin, footer.headerOffset - begin + footer.headerLength));
-    }
+    if (footer.headerOffset >= begin) return made(tail.subarray(footer.headerOffset - begin, footer.headerOffset - begin + footer.headerLength));
     return this.bytes({ path, id: footer.id }, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
   }
 
@@ -279,9 +277,7 @@ export class Commits {
   /** @param {{ path: string, id: string }} file @param {number} begin @param {number} end @param {Reading} [reading] */
   async bytes({ path, id }, begin, end, reading) {
     const known = await this.ends.kept.get(`${path} ${id}`)?.value;
-    if (known && begin >= known.begin && end <= known.begin + known.bytes.length) {
-      return known.bytes.subarray(begin - known.begin, end - known.begin);
-    }
+    if (known && begin >= known.begin && end <= known.begin + known.bytes.length) return known.bytes.subarray(begin - known.begin, end - known.begin);
     const bytes = await this.source.range(path, begin, end, reading);
     if (!bytes) throw new CorruptionError(`${path}: the file is missing. If a vacuum has deleted it since this commit was opened, open the repository again; else restore it from a backup`);
     if (bytes.length !== end - begin) throw new CorruptionError(`${path}: it ends before byte ${end}`);

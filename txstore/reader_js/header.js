@@ -82,12 +82,8 @@ export function decodeFooter(bytes, path) {
   if (version > VERSION) throw newer(path, `format version ${version}`);
   const reader = checked(last, path);
   reader.take(12);
-  const footer = {
-    headerLength: reader.u32(), headerOffset: reader.u64(), fileLength: reader.u64(), id: reader.id(), headerChecksum: reader.u32(),
-  };
-  if (footer.headerLength > MAX_HEADER || footer.headerOffset + footer.headerLength + FOOTER !== footer.fileLength) {
-    reader.fail("its footer has wrong lengths");
-  }
+  const footer = { headerLength: reader.u32(), headerOffset: reader.u64(), fileLength: reader.u64(), id: reader.id(), headerChecksum: reader.u32() };
+  if (footer.headerLength > MAX_HEADER || footer.headerOffset + footer.headerLength + FOOTER !== footer.fileLength) reader.fail("its footer has wrong lengths");
   return footer;
 }
 

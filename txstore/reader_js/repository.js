@@ -83,11 +83,7 @@ export class Repository {
     return withSignal(this.find(at).then((stored) => this.storeOf(stored)), reading.signal);
   }
 
-  /**
-   * Return the commits of a branch, the newest first.
-   * @param {{ branch?: string, limit?: number, signal?: AbortSignal }} [options]
-   * @returns {Promise<Commit[]>}
-   */
+  /** Return the commits of a branch, the newest first. @param {{ branch?: string, limit?: number, signal?: AbortSignal }} [options] @returns {Promise<Commit[]>} */
   async log({ branch = "main", limit = Infinity, signal } = {}) {
     return withSignal(this.logOf(branch, limit), signal);
   }
@@ -167,9 +163,7 @@ export class Repository {
     if (!tag) return undefined;
     const { id, version, branch } = tag;
     const stored = await this.commits.stored(branch, version);
-    if (stored?.header.id !== id) {
-      throw new CorruptionError(`tags/${name}: the commit ${id} that it names is gone. Restore the repository from a backup`);
-    }
+    if (stored?.header.id !== id) throw new CorruptionError(`tags/${name}: the commit ${id} that it names is gone. Restore the repository from a backup`);
     return stored;
   }
 
@@ -264,9 +258,7 @@ export class Repository {
       ahead.delete(path);
       // A vacuum deletes what only a deleted branch has kept.
       if (!below && (fork !== undefined || !(await this.isLiving(own)))) return;
-      if (!below || !follows(last, below)) {
-        throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
-      }
+      if (!below || !follows(last, below)) throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
       left--;
       yield (last = below);
       if (fork !== undefined) floor = await this.floor(last.header);

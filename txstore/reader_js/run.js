@@ -43,11 +43,7 @@ export class Run {
     this.blocks = blocks;
   }
 
-  /**
-   * Read the index of a run.
-   * @param {Read} read @param {Place} lies the file @param {import("./header.js").RunName} name
-   * @param {import("./cache.js").Cache<Entry[]>} blocks
-   */
+  /** Read the index of a run. @param {Read} read @param {Place} lies the file @param {import("./header.js").RunName} name @param {import("./cache.js").Cache<Entry[]>} blocks */
   static async open(read, lies, { offset, length, entries, seq }, blocks) {
     const within = /** @type {Read} */ ((begin, end) => read(offset + begin, offset + end));
     const guess = Math.max(0, length - LEAST - Math.ceil(length * INDEX_PART));

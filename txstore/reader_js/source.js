@@ -20,11 +20,7 @@ import { CorruptionError, RequestError } from "./errors.js";
  *   known
  */
 
-/**
- * @typedef {object} Reading
- * @property {AbortSignal} [signal]
- * @property {boolean} [isMutable] whether the file may be replaced: no cache may answer for the server
- */
+/** @typedef {object} Reading @property {AbortSignal} [signal] @property {boolean} [isMutable] whether the file may be replaced: no cache may answer for the server */
 
 /** @typedef {{ bytes: Uint8Array, size: number }} End the end of a file, and the length of the whole file */
 
@@ -209,10 +205,7 @@ export class HttpSource {
     return query ? `${target}?${query}` : target;
   }
 
-  /**
-   * HTTP has no lists of names: this understands the pages that servers make of directories, and S3's answers.
-   * @param {string} path @param {Reading} [options]
-   */
+  /** HTTP has no lists of names: this understands the pages that servers make of directories, and S3's answers. @param {string} path @param {Reading} [options] */
   async list(path, options = {}) {
     this.way ??= this.findWay();
     const way = await withSignal(this.way, options.signal);
@@ -312,9 +305,7 @@ async function answered(response, target, part) {
   const [begin, most] = "tail" in part ? [undefined, part.tail] : [part.begin, part.end - part.begin];
   if (response.status === 206) {
     const said = /^bytes (\d+)-(\d+)\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "");
-    if (!said) {
-      throw new RequestError(`${target}: the server does not say which bytes it sends; in a browser, it has to expose Content-Range by CORS`);
-    }
+    if (!said) throw new RequestError(`${target}: the server does not say which bytes it sends; in a browser, it has to expose Content-Range by CORS`);
     const [first, last, size] = said.slice(1).map(Number);
     if (first !== (begin ?? Math.max(0, size - most)) || last - first >= most) throw new RequestError(`${target}: the server sends other bytes than it was asked for`);
     const bytes = await bodyOf(response, target, most);

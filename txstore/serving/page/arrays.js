@@ -8,14 +8,14 @@ const MANY_CHUNKS = 256; // that are read without being asked for: of more, the 
 const MANY_BYTES = 16 << 20;
 const POINTS = 512; // values of an overview, along each of two dimensions
 const POINTS_OF_LINE = 4096;
-const CHUNKS = 4096; // chunks that an overview is made of, and bytes of them
-const BYTES = 64 << 20;
+const OVERVIEW = [4096, 64 << 20]; // chunks that an overview is made of, and bytes of them
+const GLANCE = [1024, 16 << 20]; // and one that comes first, so that there is something to see
 const MOST_CHUNKS = 20_000;
 const MOST_BYTES = 512 << 20; // read, and decoded
 const MOST_OF_CHUNK = 256 << 20;
 const MOST_ALONG = 1 << 17; // chunks along a dimension
 const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
-const WORKERS = 4; // that read at once, and that are kept
+const IDLE = 2; // workers that are kept
 export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
@@ -62,13 +62,13 @@ export function canReadAll(node, selection) {
   return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
 }
 
-/** The steps along each dimension by which few chunks are read, and as many values as a screen shows; 1: all are. */
-function stepsOf(node, selection) {
+/** The steps along each dimension by which few chunks are read, and as many values as a screen shows. */
+function stepsOf(node, selection, [mostChunks, mostBytes]) {
   const ranges = selection.filter(Array.isArray).length;
   for (let points = ranges > 1 ? POINTS : POINTS_OF_LINE; ; points = Math.floor(points / 2)) {
     const steps = selection.map((each) => (Array.isArray(each) ? Math.ceil((each[1] - each[0]) / points) : 1));
     const { chunks, bytes } = cost(node, selection, steps);
-    if (points === 1 || (chunks <= CHUNKS && bytes <= BYTES)) return steps;
+    if (points === 1 || (chunks <= mostChunks && bytes <= mostBytes)) return steps;
   }
 }
 
@@ -91,9 +91,9 @@ const idle = [];
 
 /**
  * Read a selection, or an overview of it: {values, shape, step, missing, ...}. Values come in the order of C, as floats, or as they are where they are no
- * numbers. `missing` are the places that no chunk is stored for.
+ * numbers. `missing` are the places that no chunk is stored for. At a glance, an overview is coarser; null: it would not be.
  */
-export async function read(commit, node, given, { signal, progress, everything = false }) {
+export async function read(commit, node, given, { signal, progress, everything = false, isGlance = false }) {
   const [lengths, dimensions] = [[...node.shape, ...(node.chunks ?? []), ...(node.shards ?? [])], node.shape.length];
   if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || lengths.length !== dimensions * (node.shards ? 3 : 2)) throw new Error(IMPOSSIBLE);
   const selection = isNumeric(node) ? given : firstOf(given);
@@ -101,41 +101,11 @@ export async function read(commit, node, given, { signal, progress, everything =
   const ofChunk = bytes / chunks;
   if (ofChunk > MOST_OF_CHUNK) throw new Error(`A chunk has ${ofChunk} bytes: that is too large for a picture.`);
   const isOverview = !canReadAll(node, selection) || (!everything && (chunks > MANY_CHUNKS || bytes > MANY_BYTES));
-  const steps = isOverview ? stepsOf(node, selection) : selection.map(() => 1);
+  const steps = isOverview ? stepsOf(node, selection, isGlance ? GLANCE : OVERVIEW) : selection.map(() => 1);
+  if (isGlance && (!isOverview || String(steps) === String(stepsOf(node, selection, OVERVIEW)))) return null;
   const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_BYTES / 8 };
-  const found = await inParts(question, await valuesOf(commit, node.path), signal, progress);
-  return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview };
-}
-
-/** Have several workers read many chunks: each has some of them along the first dimension that is seen. */
-async function inParts(question, valueOf, signal, progress) {
-  const { selection, chunkShape } = question;
-  const axis = selection.findIndex(Array.isArray);
-  const many = Math.min(WORKERS, navigator.hardwareConcurrency ?? 1);
-  if (axis < 0 || cost({ chunks: chunkShape }, selection, selection.map((each) => each[2])).chunks <= MANY_CHUNKS) return decoded(question, valueOf, signal, progress);
-  const [[start, stop, step], length] = [selection[axis], chunkShape[axis]];
-  const first = Math.floor(start / length);
-  const rows = Math.floor((stop - 1) / length) - first + 1;
-  // A part ends where a chunk does, so that no chunk is in two of them.
-  const ends = Array.from({ length: many }, (_, i) => (i + 1 === many ? stop : start + Math.ceil(((first + Math.round((rows * (i + 1)) / many)) * length - start) / step) * step));
-  const cuts = [...new Set([start, ...ends.map((end) => Math.min(end, stop))])];
-  const progresses = cuts.map(() => [0, 0]);
-  const failing = new AbortController(); // of the others, where one fails
-  const parts = await Promise.all(cuts.slice(1).map((end, i) => decoded({ ...question, selection: selection.with(axis, [cuts[i], end, step]) }, valueOf, AbortSignal.any([failing.signal, ...(signal ? [signal] : [])]), (...told) => {
-    progresses[i] = told;
-    progress?.(...[0, 1].map((each) => progresses.reduce((sum, one) => sum + one[each], 0)));
-  }))).finally(() => failing.abort());
-  const found = { ...parts[0], values: new parts[0].values.constructor(parts.reduce((sum, { values }) => sum + values.length, 0)), shape: parts[0].shape.with(0, 0), missing: [], chunks: 0, bytes: 0 };
-  let at = 0;
-  for (const { values, shape, missing, chunks, bytes } of parts) {
-    const before = found.shape[0];
-    for (const place of missing) found.missing.push(place.map((each, i) => (shape.length === 1) === i > 1 ? each + before : each));
-    for (let i = 0; i < values.length; i++) found.values[at++] = values[i];
-    found.shape[0] += shape[0];
-    found.chunks += chunks;
-    found.bytes += bytes;
-  }
-  return found;
+  const found = await decoded(question, await valuesOf(commit, node.path), signal, progress);
+  return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview, isGlance };
 }
 
 /** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
@@ -148,7 +118,7 @@ function decoded(question, valueOf, signal, progress) {
       clearTimeout(timer);
       signal?.removeEventListener("abort", stop);
       reading.abort();
-      if (error || idle.length >= WORKERS) worker.terminate();
+      if (error || idle.length >= IDLE) worker.terminate();
       else idle.push(worker);
       if (error) reject(error);
     };

@@ -56,10 +56,7 @@ export function line(text, label = "Python") {
 
 export const chip = (kind, name) => h("span", { class: `chip ${kind}` }, icon(kind), h("span", {}, name));
 
-export const chips = (commit) => [
-  (commit.branches ?? []).map((name) => chip("branch", name)),
-  (commit.tags ?? []).map((name) => chip("tag", name)),
-];
+export const chips = (commit) => [(commit.branches ?? []).map((name) => chip("branch", name)), (commit.tags ?? []).map((name) => chip("tag", name))];
 
 export const moment = (time) => h("time", { datetime: time, title: when(time) }, ago(time));
 

@@ -146,16 +146,18 @@ export function drawPreview(into, context) {
     const asked = selection.map((each) => (Array.isArray(each) ? [...each] : each));
     const begun = performance.now();
     try {
-      const found = await read(commit, node, asked, {
-        signal: mine.signal, everything,
-        progress: (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; },
-      });
-      if (mine.signal.aborted) return;
-      pointed = null;
-      result = { ...found, selection: asked, milliseconds: performance.now() - begun };
-      result.statistics = found.isNumeric ? statistics(found.values) : null;
-      drawResult();
-      drawSide();
+      for (const isGlance of [true, false]) {
+        const tell = (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; };
+        const found = await read(commit, node, asked, { signal: mine.signal, everything, isGlance, progress: tell });
+        if (mine.signal.aborted) return;
+        if (!found) continue;
+        pointed = null;
+        result = { ...found, selection: asked, milliseconds: performance.now() - begun };
+        result.statistics = found.isNumeric ? statistics(found.values) : null;
+        drawResult();
+        drawSide();
+        stage.classList.remove("waiting");
+      }
     } catch (error) {
       if (error.name === "AbortError" || mine.signal.aborted) return;
       result = null;
@@ -318,12 +320,12 @@ export function drawPreview(into, context) {
   }
 
   function drawStatus() {
-    const { isOverview, step, chunks, milliseconds } = result;
+    const { isOverview, isGlance, step, chunks, milliseconds } = result;
     const spent = `in ${milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`}`;
     replace(status, `${isOverview ? "An overview: " : ""}${plural(chunks, "chunk")} (${size(result.bytes)}) read, ${spent}. `,
       isOverview ? `It shows one of ${step.map(count).join(" × ")} values; zoom in to see each. ` : "",
       isOverview && canReadAll(node, result.selection) ? h("button", { type: "button", class: "as-link", onclick: () => update(true) }, "Read all of it") : null);
-    status.dataset.shows = isOverview ? "overview" : "all";
+    status.dataset.shows = isGlance ? "glance" : isOverview ? "overview" : "all";
   }
 
   function drawSide() {
