@@ -114,6 +114,7 @@ def write_beside(store: Any) -> None:
 
 
 def write_it_again(store: Any) -> None:
+    array(store)[2] = 0  # else there would be nothing to stage
     array(store)[2] = ROWS[2]
 
 

@@ -260,8 +260,9 @@ from txstore.storage.local import LocalStorage
 from txstore.transactions import staged_refs
 
 staged_refs.SEALED_FROM, interface.IN_MEMORY = 2, 0
-LocalStorage.map = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 transaction = txstore.Repository(sys.argv[1]).begin()
+transaction.get("what maps the base")
+LocalStorage.map = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 for number in range(20):
     transaction[f"a/c/{number}"] = b"1"
 """
