@@ -227,16 +227,29 @@ async def test_connections_without_a_request_are_given_up(
         await each.close()
 
 
-async def test_a_head_without_an_end_is_given_up(served: Server) -> None:
+EVENTS = b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = b"GET /at/main/zarr.json HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        pytest.param(HEAD, b"X: " + b"a" * 10_000 + b"\r\n", id="a head"),
+        pytest.param(EVENTS + HEAD, b"X: " + b"a" * 10_000 + b"\r\n", id="a head during an answer"),
+        pytest.param(b"", b"GET / HTTP/1.1\r\nHost: other\r\n\r\n" * 40_000, id="requests"),
+    ],
+)
+async def test_what_has_no_end_is_given_up(served: Server, begin: bytes, more: bytes) -> None:
     connection = await Connection.open(served.port)
     sent = 0
-    connection.writer.write(b"GET /at/main/zarr.json HTTP/1.1\r\nHost: localhost\r\n")
+    connection.writer.write(begin)
     with contextlib.suppress(ConnectionError):
-        while sent < 64 << 20 and not connection.reader.at_eof():
-            connection.writer.write(b"X: " + b"a" * 10_000 + b"\r\n")
-            await connection.writer.drain()
-            sent += 10_000
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while sent < 64 << 20 and not connection.reader.at_eof():
+                connection.writer.write(more)
+                await connection.writer.drain()
+                sent += len(more)
+                await asyncio.sleep(0)
     assert sent < 64 << 20
     await connection.close()
 

@@ -49,8 +49,8 @@ _spawn = multiprocessing.get_context("spawn")
 class BoundedConnection(HttpToolsProtocol):
     """A connection that ends if the head of a request takes too long, or is too long.
 
-    uvicorn limits neither. Bytes that follow an answer, such as the rest of an unread body, count as the head of the
-    next request.
+    uvicorn limits neither, nor the requests that follow before an answer is complete. These, and any other bytes that
+    come meanwhile, such as an unread body, count with the head of the request.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -64,24 +64,27 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._has_head()
-            return
         self._received += len(data)
         if self._received > HEAD_BYTES:
             self.transport.close()
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self._give_time()
         elif self._patience is None:
             self._await_head()
 
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self._received = 0
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._has_head()
+        self._give_time()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
         self._patience = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
-    def _has_head(self) -> None:
-        self._received = 0
+    def _give_time(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

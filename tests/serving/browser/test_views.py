@@ -203,6 +203,29 @@ def test_a_long_group_is_read_in_parts(look: Look, open_repo: Callable[..., txst
     expect(tree.get_by_role("treeitem")).to_have_count(2 + 450)
 
 
+@SERVED
+def test_a_branch_that_moves_while_its_tree_is_read(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
+    """The tree is of one commit, until something else is chosen in it."""
+    repo = open_repo()
+    with repo.transaction() as store:
+        for i in range(60):
+            zarr.create_group(store, path=f"many/g{i:02}")
+    page = look(repo, "#/tree/main/many").page
+    tree = page.get_by_role("tree")
+    expect(tree.get_by_role("treeitem")).to_have_count(2 + 50 + 1)
+    with repo.transaction("other groups") as store:
+        del zarr.open_group(store)["many"]
+        for i in range(60):
+            zarr.create_group(store, path=f"many/h{i:02}")
+    expect(page.locator(".toast")).to_contain_text("other groups")
+    tree.get_by_role("treeitem", name="Show more").click()
+    expect(tree.get_by_role("treeitem")).to_have_count(2 + 60)
+    assert tree.get_by_role("treeitem", name="h").count() == 0
+    tree.get_by_role("treeitem", name="many").click()
+    expect(tree.get_by_role("treeitem", name="h00")).to_be_visible()
+    assert tree.get_by_role("treeitem", name="g").count() == 0
+
+
 def test_details(look: Look, weather: txstore.Repository) -> None:
     page = look(weather, "#/tree/main/surface/temperature?view=details").page
     expect(fact(page, "Shape")).to_have_text("12 × 181 × 360")

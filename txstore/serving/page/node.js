@@ -157,14 +157,14 @@ export function table(heads, rows) {
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
 }
 
-async function drawMembers(into, { ref, node, signal, firstPage }) {
+async function drawMembers(into, { ref, commit, node, signal, firstPage }) {
   replace(into, notice("Reading …"));
   const body = h("tbody");
   const button = h("button", { class: "button", type: "button" }, "Show more");
   let after = null;
   const more = async () => {
     try {
-      const { nodes, next } = await (after === null ? firstPage(node.path) : api.tree(ref, { path: node.path, limit: MEMBERS, after }, signal));
+      const { nodes, next } = await (after === null ? firstPage(node.path) : api.tree(commit, { path: node.path, limit: MEMBERS, after }, signal));
       body.append(...nodes.map((each) => memberRow(ref, each)));
       after = next ?? null;
       button.hidden = after === null;

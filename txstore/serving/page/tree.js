@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawNode } from "./node.js";
-import { failure, link, refPicker } from "./parts.js";
+import { failure, link, refPicker, repository } from "./parts.js";
 import { count, lengths, nameOf } from "./words.js";
 
 const FIRST = 50; // members that are read for the first view, and at once afterwards: each may take a request
@@ -14,6 +14,8 @@ export async function show(view, parts, query) {
   let chosen = parts.slice(1).join("/");
   const signal = view.signal;
   view.setRef(ref);
+  const { id: commit } = await api.commitOf(ref, signal); // all that is drawn is of this one; a branch may move meanwhile
+  const hasMoved = () => repository.branches.some(({ name, head }) => name === ref && head !== commit);
 
   const tree = h("div", { class: "tree", role: "tree", "aria-label": "Groups and arrays" });
   const panel = h("section", { class: "node", "aria-live": "off" });
@@ -34,7 +36,7 @@ export async function show(view, parts, query) {
   const firstPages = new Map();
   function firstPage(path) {
     if (!firstPages.has(path)) {
-      const asked = api.tree(ref, { path, limit: FIRST }, signal);
+      const asked = api.tree(commit, { path, limit: FIRST }, signal);
       firstPages.set(path, asked);
       asked.catch(() => firstPages.delete(path));
     }
@@ -44,7 +46,7 @@ export async function show(view, parts, query) {
   async function load(node) {
     if (node.members !== null && node.next === null) return;
     const isFirst = node.members === null;
-    const answer = await (isFirst ? firstPage(node.path) : api.tree(ref, { path: node.path, limit: PAGE, after: node.next }, signal));
+    const answer = await (isFirst ? firstPage(node.path) : api.tree(commit, { path: node.path, limit: PAGE, after: node.next }, signal));
     if (isFirst && node.members !== null) return; // another call has loaded them meanwhile
     node.members ??= [];
     for (const info of answer.nodes) {
@@ -111,9 +113,13 @@ export async function show(view, parts, query) {
   const quietly = (promise) => promise.catch(view.tell);
 
   function choose(node) {
+    view.permalink(link.tree(ref, node.path));
+    if (hasMoved()) {
+      dispatchEvent(new Event("hashchange"));
+      return;
+    }
     chosen = node.path;
     focused = node;
-    view.permalink(link.tree(ref, node.path));
     paint(true);
     if (node.kind === "group" && node !== root && !node.open) toggle(node, true);
     showNode(new URLSearchParams());
@@ -128,7 +134,7 @@ export async function show(view, parts, query) {
     signal.addEventListener("abort", () => drawn.abort(), { once: true });
     const own = drawn.signal;
     try {
-      const node = await api.node(ref, chosen, own);
+      const node = await api.node(commit, chosen, own);
       if (mine !== turn) return;
       drawNode(panel, { ref, node, query: parameters, signal: own, view, firstPage });
     } catch (error) {
@@ -180,7 +186,7 @@ export async function show(view, parts, query) {
     tree.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   };
   const handleLink = (to, parameters) => {
-    if (to[0] !== ref) return false;
+    if (to[0] !== ref || hasMoved()) return false;
     chosen = to.slice(1).join("/");
     quietly(opened());
     showNode(parameters);
