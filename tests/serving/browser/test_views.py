@@ -156,6 +156,27 @@ def test_a_commit_appears_by_itself(look: Look, open_repo: Callable[..., txstore
 
 
 @SERVED
+def test_the_look_that_ends_last_is_the_newest(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
+    repo = open_repo()
+
+    def commit(message: str) -> None:
+        with repo.transaction(message) as store:
+            zarr.create_group(store, path=message)
+
+    commit("first")
+    page = look(repo).page
+    expect(page.locator(".live.on")).to_have_text("live")
+    held: list[Any] = []
+    page.route("**/files/tags/", lambda route: route.continue_() if held else held.append(route))
+    for message in ("second", "third"):
+        commit(message)
+        page.wait_for_timeout(2000)
+    held[0].continue_()
+    page.wait_for_timeout(2000)
+    expect(page.locator(".row[role=option]").first).to_contain_text("third")
+
+
+@SERVED
 def test_a_repository_that_nothing_was_written_to(look: Look, open_repo: Callable[..., txstore.Repository]) -> None:
     repo = open_repo()
     looking = look(repo)

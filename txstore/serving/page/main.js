@@ -114,24 +114,28 @@ function told(kind, event) {
   if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
 }
 
-let waiting = null;
+let isWaiting = false;
 let isNews = false;
+let turn = Promise.resolve(); // one look after the other: else an older one could end last
 function arrived(isCommit) {
   isNews ||= isCommit;
-  if (waiting) return; // of many commits a second, the page shows some
-  waiting = setTimeout(async () => {
-    waiting = null;
-    try {
-      await refresh();
-      current?.committed?.();
-      if (!isNews) return;
-      isNews = false;
-      const { commits } = await api.commits({ limit: 1 });
-      if (commits[0]) toast(`${commits[0].branch}: ${title(commits[0].message)}`, "new", link.history(commits[0].id));
-    } catch {
-      told("lost");
-    }
-  }, 300);
+  if (isWaiting) return; // of many commits a second, the page shows some
+  isWaiting = true;
+  setTimeout(() => { turn = turn.then(lookAgain); }, 300);
+}
+
+async function lookAgain() {
+  isWaiting = false;
+  try {
+    await refresh();
+    await current?.committed?.();
+    if (!isNews) return;
+    isNews = false;
+    const { commits } = await api.commits({ limit: 1 });
+    if (commits[0]) toast(`${commits[0].branch}: ${title(commits[0].message)}`, "new", link.history(commits[0].id));
+  } catch {
+    told("lost");
+  }
 }
 
 function toast(text, kind, href) {
