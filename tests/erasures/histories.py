@@ -229,8 +229,8 @@ class History:
     def path(self, store: Any) -> str | None:
         there = list[str]()
         for path in (*FEW, *UNIQUE):
-            with contextlib.suppress(txstore.ErasedError):  # the branch begins with a commit that had it
-                there += [path] * (f"{path}/zarr.json" in store)
+            with contextlib.suppress(KeyError, txstore.ErasedError):  # the branch begins with a commit that had it
+                there += [path] * len(store[f"{path}/zarr.json"][:1])
         return self.drawn.choice(there) if there else None
 
     def _branch(self) -> str:
