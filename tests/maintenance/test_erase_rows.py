@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 import uuid
@@ -482,36 +481,6 @@ def test_other_chunks_are_written_meanwhile(repo: txstore.Repository, monkeypatc
     assert leaks(repo.url, *study.rows) == []
     check(before, contents(repo), study.where(before), lambda _: 0)
     assert set(zarr.open_array(repo.snapshot(), path="v", mode="r")[5]) == {101}
-
-
-@pytest.mark.parametrize("rows", [[{"patient": 20}], []], ids=["rows", "whole"])
-@pytest.mark.parametrize("when", ["vacuum", "write_replacements"])
-@pytest.mark.parametrize("how", ["restored", "branch"])
-def test_what_older_commits_have_is_not_written_again_meanwhile(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, how: str, when: str, rows: list[Any]
-) -> None:
-    """By one that begins behind the last look for readers."""
-    study = Study(repo)
-    pieces = [each.tobytes() for each in zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[1]]
-    assert set(pieces) <= set(study.rows)
-    other, real, left = txstore.Repository(repo.url), getattr(erasing, when), [1]
-
-    def beside(*args: Any, **options: Any) -> Any:
-        if left and left.pop():
-            with contextlib.suppress(txstore.ErasedError):
-                if how == "branch":
-                    other.branches["old"] = other.commit(0)
-                with other.transaction("beside", branch="old" if how == "branch" else "main") as store:
-                    if how == "restored":
-                        store.restore("patient", at=0)  # the labels at that commit
-                        store.restore("v", at=0)
-                    zarr.open_array(store, path="v")[0, 0] = 7
-            gc.collect()
-        return real(*args, **options)
-
-    monkeypatch.setattr(erasing, when, beside)
-    repo.erase("v", *rows)
-    assert leaks(repo.url, *pieces) == []
 
 
 # --- afterwards

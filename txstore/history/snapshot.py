@@ -322,7 +322,7 @@ class Snapshot(Hierarchy):
         for erasure in erasures:
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
             if as_erasure(erasure).covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
-                return as_erasure(erasure).error(key)
+                return _erased(key, erasure)
         return error
 
     def _is_blank(self, key: str) -> bool:
@@ -339,8 +339,7 @@ class Snapshot(Hierarchy):
         for record in self._erasures():
             # This snapshot may have opened its runs before.
             until = -1 if self.stored is None else record.until.get(self.stored.header.branch, -1)
-            # Of rows, what has no other values stays: but until the end of the erasure, nobody can tell.
-            is_all = self.version <= until if record.table is None else record.finished is None and self.version < until
+            is_all = record.table is None and self.version <= until
             for each in map(directory_prefix, record.paths):
                 if each.startswith(prefix) or prefix.startswith(each):
                     low = max(prefix, each)
@@ -350,7 +349,7 @@ class Snapshot(Hierarchy):
                             continue
                         found = self.runs.lookup(change.key)
                         if found is not None and found.kind in (packfile.REF_ERASED, change.kind):
-                            raise as_erasure(record).error(change.key.decode())
+                            raise _erased(change.key.decode(), record)
 
     # zarr 2 reads from a mapping only if it has these methods.
 
@@ -608,6 +607,11 @@ class _PacksAhead:
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack
+
+
+def _erased(key: str, record: ErasureRecord) -> ErasedError:
+    about = as_erasure(record)
+    return ErasedError(key, about.by, about.time)
 
 
 def _id(stored: Stored | None) -> bytes | None:
