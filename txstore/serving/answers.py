@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from txstore.errors import (
     SourceError,
     TxStoreError,
 )
+from txstore.storage.request_threads import in_thread
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -122,7 +124,7 @@ async def answer_compressed(
 ) -> None:
     about = [*headers, (b"vary", b"Accept-Encoding")]
     if len(body) >= _COMPRESSED_FROM and b"gzip" in headers_of(scope).get(b"accept-encoding", b""):
-        body = gzip.compress(body, 6, mtime=0)
+        body = await in_thread(partial(gzip.compress, body, 6, mtime=0))  # a list may be long
         about.append((b"content-encoding", b"gzip"))
     await answer(scope, send, 200, about, body, kind=kind, policy=policy)
 

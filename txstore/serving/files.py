@@ -75,7 +75,7 @@ class RepositoryFiles:
         known = self._sizes.get(path) if is_part else None  # the end of a file tells its length anew
         file = await in_thread(self._open, path, known)
         try:
-            if file.tag is None and path.startswith(("commits/", "packs/")):
+            if file.tag is None and path.startswith(("commits/", f"{names.PACKS}/")):
                 if len(self._sizes) >= _SIZES:
                     self._sizes.clear()
                 self._sizes[path] = file.size
@@ -88,9 +88,13 @@ class RepositoryFiles:
 
     async def _send_list(self, scope: Scope, send: Send, directory: str) -> None:
         """Send a page as web servers make one of a directory."""
-        found = await in_thread(lambda: self._there().list(directory))
+        page = await in_thread(self._list, directory)
+        await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
+
+    def _list(self, directory: str) -> bytes:
+        found = self._there().list(directory)
         if not found:
-            await in_thread(self._engine.commits.identity.check_there)
+            self._engine.commits.identity.check_there()
         if directory == "commits":
             links = [f"{name}/" for name in found if names.is_branch_id(name)]
         else:
@@ -98,13 +102,12 @@ class RepositoryFiles:
         title = f"Index of /{directory}/"
         lines = [f"<!doctype html><title>{title}</title><h1>{title}</h1>"]
         lines += [f'<a href="{link}">{link}</a>' for link in ("../", *sorted(links))]
-        page = "\n".join(lines).encode("ascii")
-        await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
+        return "\n".join(lines).encode("ascii")
 
 
 def _is_data(path: str, file: OpenFile) -> bool:
     """Tell whether a file begins as those of a repository do. Two kinds are JSON: these have a checksum."""
-    if path == names.FORMAT or path.startswith("erased/"):
+    if path == names.FORMAT or path.startswith(f"{names.ERASED}/"):
         return b'"checksum"' in file.read(0, min(file.size, records.MAX_SIZE))
     return file.read(0, min(file.size, 8)) in _MAGICS
 
