@@ -849,3 +849,26 @@ def test_a_branch_at_an_older_commit_is_given_nothing_of_older_maps(repo: txstor
     with repo.transaction("again", branch="old") as store:
         zarr.open_array(store, path="v")[0] = 7
     assert [path for path, content in files_of(repo.url) if kept[2].tobytes() in content] == []
+
+
+def test_a_commit_far_away_compacts_what_is_stored_and_not_what_was_read() -> None:
+    """Where no pins are seen, an erasure does not wait for who has opened a run."""
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    repo, other = (txstore.Repository(url, single_writer=True) for _ in range(2))
+    with repo.transaction() as store:
+        array_of(store, "a", np.arange(1, 5), ["x"], (1,))
+        array_of(store, "b", np.arange(1, 41), ["y"], (1,))
+    first = other.mapping()
+    assert first["a/c/0"]
+    repo.erase("a")
+    other.branches["old"] = repo.log()[-1]
+    for number in (50, 60):
+        with other.transaction(branch="old") as store:
+            zarr.open_array(store, path="b")[:] = number
+    with pytest.raises(txstore.ErasedError):
+        first["a/c/0"]
+    with repo.transaction() as store:
+        array_of(store, "a", np.arange(1, 5), ["x"], (1,))
+    repo.erase("a", {"x": 2}, positions=True)
+    assert zarr.open_array(txstore.Repository(url).snapshot(), path="a", mode="r")[:].tolist() == [1, 2, 0, 4]
+    assert repo.verify().faults == []

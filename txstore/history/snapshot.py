@@ -374,6 +374,12 @@ class Snapshot(Hierarchy):
             batch = min(batch * 4, 4096)
 
 
+def unpinned(commits: Commits, stored: Stored | None, packs: PackSource | None = None) -> Snapshot:
+    """Return a snapshot for upkeep, of which no vacuum knows. `packs`: those of the repository, if they are open."""
+    storage = commits.storage
+    return Snapshot(stored, packs or open_packs(storage), storage.url, erasures=partial(read_records, storage))
+
+
 class Snapshots:
     """Makes the snapshots of one repository, and pins them. Handles at the same commit share one snapshot."""
 
@@ -535,6 +541,11 @@ class Snapshots:
         self.forget(())
         self._heeded = told
         return True
+
+    def as_stored(self, runs: Sequence[RunName]) -> Runs:
+        """Open runs for one who writes them again: as they are stored now, and not as a reader opened them before."""
+        self.heed_erasures()
+        return open_runs(runs, self._packs)
 
     @property
     def heeds_all_erasures(self) -> bool:

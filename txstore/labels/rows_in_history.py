@@ -21,7 +21,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.keys import after_prefix, directory_prefix, is_document, node_of_document
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
-from txstore.history.snapshot import Snapshot
+from txstore.history.snapshot import Snapshot, unpinned
 from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
 from txstore.maintenance.reachable import kept_commits
 from txstore.segments.ranged_packs import open_packs
@@ -98,7 +98,7 @@ class RowsInHistory:
         last: dict[str, ArrayAt | None] = {}
         previous: Snapshot | None = None
         for stored in chain:
-            snapshot = Snapshot(stored, self._packs, self._commits.storage.url)
+            snapshot = unpinned(self._commits, stored, self._packs)
             if previous is not None:
                 snapshot.opened = previous.opened
                 if previous.version + 1 != snapshot.version:  # of a branch, only commits with names are left there

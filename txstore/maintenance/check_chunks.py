@@ -11,10 +11,9 @@ from txstore.format import packfile
 from txstore.format.documents import Described, below, describe, index_of
 from txstore.format.keys import is_document
 from txstore.history.opening import open_commits
-from txstore.history.snapshot import Snapshot
+from txstore.history.snapshot import Snapshot, unpinned
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.report import Fault
-from txstore.segments.ranged_packs import open_packs
 from txstore.storage.interface import Storage
 
 
@@ -26,7 +25,7 @@ def check_chunks(storage: Storage) -> list[Fault]:
     commits, found = open_commits(storage), {}
     for branch in living_branches(commits):
         with contextlib.suppress(TxStoreError, OSError):
-            snapshot = Snapshot(commits.head(branch), open_packs(storage), storage.url)
+            snapshot = unpinned(commits, commits.head(branch))
             for fault in _faults(snapshot):
                 found[fault.path, fault.offset, fault.key] = fault
     return list(found.values())

@@ -13,7 +13,7 @@ from txstore.format import names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.keys import encode_key
 from txstore.history.commits import Commits
-from txstore.history.snapshot import Snapshot
+from txstore.history.snapshot import Snapshot, unpinned
 from txstore.maintenance.report import COMMITS_TOLD, Fault
 from txstore.segments.ranged_packs import open_packs
 
@@ -74,7 +74,7 @@ class Tracer:
         self._snapshot = lru_cache(_LOOKED_AT_MOST)(self._read)
 
     def _read(self, place: Place) -> Snapshot:
-        return Snapshot(self._commits.files.read(*place), self._packs, self._commits.storage.url)
+        return unpinned(self._commits, self._commits.files.read(*place), self._packs)
 
     def with_commits(self, fault: Fault) -> Fault:
         places = sorted(self._touched(fault))

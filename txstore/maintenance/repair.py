@@ -33,7 +33,7 @@ from txstore.format.records import Branch, RepositoryFormat, Tag
 from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
-from txstore.history.snapshot import Snapshot
+from txstore.history.snapshot import Snapshot, unpinned
 from txstore.maintenance.check_file import (
     Window,
     check_frames,
@@ -464,7 +464,7 @@ def _own_run(commits: Commits, stored: Stored, parent: Stored | None) -> bytes |
     if not merged.keys() >= set(broken):
         return None
     numbers = {packfile.number_of(header.id, pack.name.id): number for number, pack in enumerate(packs, 1)}
-    base = Snapshot(parent, storage_packs, commits.storage.url)
+    base = unpinned(commits, parent, storage_packs)
     for keeps_equal in (False, True):  # what else the committer read decided whether it left out equal values
         prefixes = [prefix for prefix in staged.prefixes if _was_below(base, prefix)]
         entries = list(_entries(staged, merged, erased, base, numbers, keeps_equal=keeps_equal))

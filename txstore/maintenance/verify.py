@@ -20,7 +20,7 @@ from txstore.format.keys import decode_key
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.opening import open_commits
-from txstore.history.snapshot import Snapshot
+from txstore.history.snapshot import Snapshot, unpinned
 from txstore.maintenance.check_file import (
     Checked,
     Values,
@@ -324,9 +324,7 @@ class Verifier:
         Then the value may be gone.
         """
         if first not in self._oldest:
-            self._oldest = {
-                first: Snapshot(self._commits.files.read(*first), open_packs(self._storage), self._storage.url)
-            }
+            self._oldest = {first: unpinned(self._commits, self._commits.files.read(*first))}
         runs = self._oldest[first].runs
         found = runs.lookup(encoded)
         return found is not None and (found.offset, runs.pack_name(found.run, found.pack)) == (offset, pack)
@@ -342,7 +340,7 @@ def check_sources(storage: Storage, sources: Sources) -> list[Fault]:
     with contextlib.suppress(TxStoreError, OSError):
         for branch in living_branches(commits):
             with contextlib.suppress(TxStoreError, OSError):  # the rest of the run can't be read
-                _add_files(Snapshot(commits.head(branch), open_packs(storage), storage.url), files)
+                _add_files(unpinned(commits, commits.head(branch)), files)
 
     def reason_of(file: FileVersion) -> str | None:
         try:

@@ -202,7 +202,9 @@ class Committer:
         brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
         at_once = compaction.IN_OBJECTS if self.commits.staged.uploads else compaction.ON_DISK
         if chosen := compaction.merged_by_commit(head.run_names, at_once, brought):
-            content = head.runs_named(chosen).merge(len(chosen), self.commits.storage)
+            # Elsewhere no erasure waits for who has opened a run.
+            runs = self.snapshots.as_stored(chosen) if self.snapshots.is_ranged else head.runs_named(chosen)
+            content = runs.merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
             self.merged = _Merged(section, run, tuple(chosen))
