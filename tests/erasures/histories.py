@@ -266,7 +266,7 @@ class History:
     def branch(self) -> None:
         if len(self.repo.branches) < 3:
             commit = self.drawn.choice(list(self.repo.log()))
-            with contextlib.suppress(txstore.SnapshotExpiredError):
+            with contextlib.suppress(txstore.SnapshotExpiredError, txstore.ErasedError):
                 self.repo.branches[f"b{self.drawn.randrange(10**6)}"] = commit
 
     def drop_branch(self) -> None:

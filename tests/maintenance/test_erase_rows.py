@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import zarr
 
 import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, files_of, leaks
+from tests.tools.faults import Killed, watch
 from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
@@ -483,6 +485,36 @@ def test_other_chunks_are_written_meanwhile(repo: txstore.Repository, monkeypatc
     assert set(zarr.open_array(repo.snapshot(), path="v", mode="r")[5]) == {101}
 
 
+@pytest.mark.parametrize("rows", [[{"patient": 20}], []], ids=["rows", "whole"])
+@pytest.mark.parametrize("when", ["vacuum", "write_replacements"])
+@pytest.mark.parametrize("how", ["restored", "branch"])
+def test_what_older_commits_have_is_not_written_again_meanwhile(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, how: str, when: str, rows: list[Any]
+) -> None:
+    """By one that begins behind the last look for readers."""
+    study = Study(repo)
+    pieces = [each.tobytes() for each in zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[1]]
+    assert set(pieces) <= set(study.rows)
+    other, real, left = txstore.Repository(repo.url), getattr(erasing, when), [1]
+
+    def beside(*args: Any, **options: Any) -> Any:
+        if left and left.pop():
+            with contextlib.suppress(txstore.ErasedError):
+                if how == "branch":
+                    other.branches["old"] = other.commit(0)
+                with other.transaction("beside", branch="old" if how == "branch" else "main") as store:
+                    if how == "restored":
+                        store.restore("patient", at=0)  # the labels at that commit
+                        store.restore("v", at=0)
+                    zarr.open_array(store, path="v")[0, 0] = 7
+            gc.collect()
+        return real(*args, **options)
+
+    monkeypatch.setattr(erasing, when, beside)
+    repo.erase("v", *rows)
+    assert leaks(repo.url, *pieces) == []
+
+
 # --- afterwards
 
 
@@ -872,3 +904,36 @@ def test_a_commit_far_away_compacts_what_is_stored_and_not_what_was_read() -> No
     repo.erase("a", {"x": 2}, positions=True)
     assert zarr.open_array(txstore.Repository(url).snapshot(), path="a", mode="r")[:].tolist() == [1, 2, 0, 4]
     assert repo.verify().faults == []
+
+
+def test_what_was_read_between_two_interruptions_is_not_believed() -> None:
+    """All repositories of a process share what is in memory. A file that was replaced since must not be in it."""
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    repo = txstore.Repository(url, single_writer=True)
+    values = np.arange(1, 7)
+    with repo.transaction("first") as store:
+        array_of(store, "v", values, ["x"], (6,))
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="v")[5] = 9
+    for rows, dies_at in ((1, 0), (2, 1)):
+        dying = txstore.Repository(url, single_writer=True)
+        watched, left = watch(dying), iter(range(dies_at))
+
+        def die(*_: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Killed
+
+        watched.before["replace_blanked"] = die
+        with pytest.raises(Killed):
+            dying.erase("v", {"x": rows}, positions=True)
+        del dying, watched, die
+        gc.collect()
+        with contextlib.suppress(txstore.ErasedError, KeyboardInterrupt), repo.transaction() as store:
+            store.restore("v", at=0)  # it heeds the erasure; nothing is committed
+            raise KeyboardInterrupt
+        np.asarray(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:])
+        gc.collect()
+    repo.erase("v", {"x": 3}, positions=True)
+    again = txstore.Repository(url, single_writer=True)
+    assert zarr.open_array(again.snapshot(at=0), path="v", mode="r")[:].tolist() == [1, 0, 3, 0, 5, 6]
+    assert again.verify().faults == []

@@ -10,6 +10,7 @@ import zarr
 
 import txstore
 from tests.tools.faults import Killed
+from txstore.maintenance import erase as erasing
 
 LENGTH = 384
 #: So little that the copy is made in two passes.
@@ -107,6 +108,24 @@ def test_rows_that_are_erased_between_two_steps(repo, part):
     data[7] = MISSING
     assert np.array_equal(read(repo), data)
     assert list(repo.branches) == ["main"]
+
+
+@pytest.mark.parametrize("when", ["vacuum", "write_replacements"])
+def test_it_continues_behind_the_last_look_for_readers(repo, monkeypatch, when):
+    data = written(repo)
+    with pytest.raises(Killed):
+        repo.rechunk("x", **TWO_PASSES, progress=interrupt_after(-1))
+    other, real = txstore.Repository(repo.url), getattr(erasing, when)
+
+    def beside(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        with pytest.raises(Killed):
+            other.rechunk("x", **TWO_PASSES, progress=interrupt_after(0.6))
+        return real(*args, **options)
+
+    monkeypatch.setattr(erasing, when, beside)
+    repo.erase("x", {"day": 7})
+    assert files_with(repo, data[7, :5]) == []
 
 
 def test_an_erasure_waits_for_what_is_being_copied(repo):

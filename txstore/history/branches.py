@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 
 from txstore.commit import MAIN, Commit, Stored
-from txstore.errors import CommitNotFoundError, SnapshotExpiredError
+from txstore.errors import CommitNotFoundError, ErasedError, SnapshotExpiredError
 from txstore.format import names
 from txstore.history import operations
 from txstore.history.commits import Commits
+from txstore.history.erasures import check_not_being_erased
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
 from txstore.history.snapshot import Snapshots
@@ -40,7 +41,8 @@ class Branches(MutableMapping[str, Commit]):
         """Start a branch at a commit, durably. An existing branch can't be set: it moves only by commits.
 
         Raises `ValueError` if the name is used, `KeyFormatError` if the name is invalid, `CommitNotFoundError`, and
-        `SnapshotExpiredError` for a commit that a vacuum has expired.
+        `SnapshotExpiredError` for a commit that a vacuum has expired, `ErasedError` for one with values that are being
+        erased.
         """
         self._commits.branches.check_free(name)
         if commit is None:
@@ -63,7 +65,8 @@ class Branches(MutableMapping[str, Commit]):
         commits.branches.create(name, stored.name)
         try:
             commits.tags.check_free(name)  # a process that makes a tag looks for branches after that
-        except ValueError:
+            check_not_being_erased(commits.storage, header.branch, header.version)
+        except (ValueError, ErasedError):
             commits.branches.delete(name)
             raise
         if not commits.kept.stays(stored, but_branch=name):

@@ -322,7 +322,7 @@ class Snapshot(Hierarchy):
         for erasure in erasures:
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
             if as_erasure(erasure).covers(key) and (isinstance(error, ErasedError) or not erasure.dimensions):
-                return _erased(key, erasure)
+                return as_erasure(erasure).error(key)
         return error
 
     def _is_blank(self, key: str) -> bool:
@@ -339,7 +339,8 @@ class Snapshot(Hierarchy):
         for record in self._erasures():
             # This snapshot may have opened its runs before.
             until = -1 if self.stored is None else record.until.get(self.stored.header.branch, -1)
-            is_all = record.table is None and self.version <= until
+            # Of rows, what has no other values stays: but until the end of the erasure, nobody can tell.
+            is_all = self.version <= until if record.table is None else record.finished is None and self.version < until
             for each in map(directory_prefix, record.paths):
                 if each.startswith(prefix) or prefix.startswith(each):
                     low = max(prefix, each)
@@ -349,7 +350,7 @@ class Snapshot(Hierarchy):
                             continue
                         found = self.runs.lookup(change.key)
                         if found is not None and found.kind in (packfile.REF_ERASED, change.kind):
-                            raise _erased(change.key.decode(), record)
+                            raise as_erasure(record).error(change.key.decode())
 
     # zarr 2 reads from a mapping only if it has these methods.
 
@@ -533,11 +534,12 @@ class Snapshots:
         in a map of what an earlier erasure had replaced. Elsewhere who writes values of older commits again, or copies
         stored ones, calls it first.
         """
-        told = self._erasures()
-        if told == self._heeded:
+        told, has_unfinished = self._erasures()
+        if told == self._heeded and not (self.is_ranged and has_unfinished):
             return False
         if self.is_ranged:
-            self._commits.storage.cache.heed(told)
+            # One that has not ended may have replaced files since, whoever has heeded it before.
+            self._commits.storage.cache.heed(None if has_unfinished else told)
         self.forget(())
         self._heeded = told
         return True
@@ -550,21 +552,24 @@ class Snapshots:
     @property
     def heeds_all_erasures(self) -> bool:
         """Whether no erasure has begun or ended since `heed_erasures`."""
-        return self._erasures() == self._heeded
+        return self._erasures()[0] == self._heeded
 
-    def _erasures(self) -> bytes:
-        """Return what stands for the erasures so far: b"" for none."""
+    def _erasures(self) -> tuple[bytes, bool]:
+        """Return what stands for the erasures so far, b"" for none; and whether one of them has not ended."""
         found: list[tuple[str, int | None]] = []
         for name in self._commits.storage.list(names.ERASED):
             path = f"{names.ERASED}/{name}"
-            if name not in self._finished and names.belongs(path):
+            if not names.belongs(path):
+                continue
+            if name not in self._finished:
                 # Who needs a damaged one raises that, and not each reader.
                 with contextlib.suppress(FileNotFoundError, CorruptionError):
                     finished = read_record(self._commits.storage, path).finished
                     if finished is not None:
                         self._finished[name] = finished
             found.append((name, self._finished.get(name)))
-        return blake2b(repr(sorted(found)).encode(), digest_size=16).digest() if found else b""
+        told = blake2b(repr(sorted(found)).encode(), digest_size=16).digest() if found else b""
+        return told, any(finished is None for _, finished in found)
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""
@@ -618,11 +623,6 @@ class _PacksAhead:
             return self._snapshots.get(name, missing)
         self._copies[name.id] = pack = OpenPack(path, content, name.id)
         return pack
-
-
-def _erased(key: str, record: ErasureRecord) -> ErasedError:
-    about = as_erasure(record)
-    return ErasedError(key, about.by, about.time)
 
 
 def _id(stored: Stored | None) -> bytes | None:

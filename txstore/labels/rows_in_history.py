@@ -172,7 +172,7 @@ class RowsInHistory:
         address = runs.pack_name(found.run, found.pack), found.offset
         value = self.values.get(address)
         if value is None:
-            new = runs.resolved(found)
+            new = runs.resolved(found, may_be_old=True)
             pack = runs.pack_name(new.run, new.pack)
             value = StoredValue(key, path, found.kind, address, pack, new.offset, new.length, new.checksum)
             self.values[address] = value

@@ -2,8 +2,9 @@
 
 Order: first the erasure surveys every file, and waits for the readers and writers of the commits that it has found;
 until then it changes nothing. Then ordinary commits delete the paths from the heads, the erasure waits for all readers
-of older commits, and a record says what is being erased. From then on no process reads these values. The erasure
-replaces one file after the other, until a walk through all of them finds nothing.
+of older commits, and a record says what is being erased. From then on no process restores these values, or starts a
+branch at a commit that has them. The erasure waits for those that have just done so, and deletes what they committed.
+Then it replaces one file after the other, until a walk through all of them finds nothing.
 
 Erasures of one repository take turns, from the first look to the last file. If one was interrupted after it had begun
 to replace files, its record says all that is needed: the next erasure, of whatever, finishes that one first. Before
@@ -258,20 +259,17 @@ class _Erasing:
         for branch in living_branches(self._commits):  # all of them, before the first is changed
             self._while_living(branch, self._ask)
         record = self._new_record()
-        if self._rows is not None:  # until this is in the record, they could be overwritten, expire, and be forgotten
+        if self._rows is not None:  # else their labels could be overwritten, expire, and no call could name them again
             self._write(record)
-        until = self._delete_everywhere()
-        while True:
-            self._wait(done="The newest commits have it no more, the older ones still have it")
-            # An optimize that we waited for may have committed copies. So the erased range ends only here.
-            deleted, until = self._deleted, self._delete_everywhere()
-            if self._deleted == deleted:
-                break
+        self._delete_everywhere()
+        until = self._delete_until_unread()
         if self._commits.staged.uploads:  # else a vacuum sees at once which processes live
             for paths in self._staged().values():
                 self._storage.delete(*(set(paths) - self._storage.are_held(paths)))
         vacuum(self._commits, self._snapshots, branch=MAIN)  # files that no commit needs then need no survey
-        record = replace(record, until=until)
+        # I12: from now on no process restores these values, and the second look is for those that have just done so.
+        self._write(replace(record, until=until))
+        record = replace(record, until=self._delete_until_unread())
         if self._rows is not None:
             record = self._replace(self._rows, record)
         else:
@@ -474,6 +472,15 @@ class _Erasing:
         record = replace(record, until=self._delete_everywhere())
         self._write(record)
         return record
+
+    def _delete_until_unread(self) -> dict[str, int]:
+        """Wait for readers of the paths, and delete what they have committed; return as `_delete_everywhere`."""
+        while True:
+            self._wait(done="The newest commits have it no more, the older ones still have it")
+            # An optimize that we waited for may have committed copies. So the erased range ends only here.
+            deleted, until = self._deleted, self._delete_everywhere()
+            if self._deleted == deleted:
+                return until
 
     def _delete_everywhere(self) -> dict[str, int]:
         """Delete the paths from every head; return, for each branch, the last version that may still have values."""

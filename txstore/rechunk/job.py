@@ -458,6 +458,7 @@ class RechunkJob:
 
         def swap(store: TxStore) -> None:
             assert store.base is not None  # the array is there
+            self._check_erasures()  # or else the copy may not be restored
             with self._changed(store.base) as (array, regions), reading(self._engine, self._newest) as copied:
                 below = self._below(chunk_prefix(array.metadata))
                 if store.mapping.has_keys_below(below) or copied.has_keys_below(below):

@@ -82,14 +82,17 @@ class ReplacedValues:
     def pack_name(self, number: int) -> PackName:
         return self._names[number - FIRST_NUMBER]
 
-    def find(self, pack: PackName, offset: int, open_table: OpenTable) -> Replacement | None:
+    def find(
+        self, pack: PackName, offset: int, open_table: OpenTable, *, looks_again: bool = True
+    ) -> Replacement | None:
         """Return what replaces the value at an offset of a pack; None if nothing does.
 
-        Raises `CorruptionError` if a table that may say so is missing or damaged.
+        `looks_again`: an erasure may have ended since the last question. Raises `CorruptionError` if a table that may
+        say so is missing or damaged.
         """
         is_new = self._newest_first is None
         found = self._find(pack, offset, open_table)
-        if found is None and not is_new:  # there may be an erasure since the last look
+        if found is None and looks_again and not is_new:  # there may be an erasure since the last look
             self.forget()
             found = self._find(pack, offset, open_table)
         return found

@@ -244,11 +244,14 @@ class Runs:
 
     # --- values that were replaced
 
-    def resolved(self, found: Found) -> Found:
-        """Return where the value lies that replaces another; if none does, what was given."""
-        if not may_be_replaced(found.kind, found.length, found.checksum):
+    def resolved(self, found: Found, *, may_be_old: bool = False) -> Found:
+        """Return where the value lies that replaces another; if none does, what was given.
+
+        `may_be_old`: the ref may be from before the erasure, and then it does not tell.
+        """
+        if not may_be_old and not may_be_replaced(found.kind, found.length, found.checksum):
             return found
-        return self._replacement(found) or found
+        return self._replacement(found, looks_again=not may_be_old) or found
 
     def replacement(self, key: bytes) -> Found | None:
         """Return where a value lies that has replaced another since this was opened; None if none has."""
@@ -258,10 +261,11 @@ class Runs:
         self._packs.replaced.forget()
         return self._replacement(found)
 
-    def _replacement(self, found: Found) -> Found | None:
+    def _replacement(self, found: Found, *, looks_again: bool = True) -> Found | None:
         if self._packs.replaced is None:
             return None
-        place = self._packs.replaced.find(self.pack_name(found.run, found.pack), found.offset, self._open_table)
+        pack = self.pack_name(found.run, found.pack)
+        place = self._packs.replaced.find(pack, found.offset, self._open_table, looks_again=looks_again)
         if place is None:
             return None
         return Found(found.run, packfile.REF_PACK, found.seq, *place)

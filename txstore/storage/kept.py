@@ -431,13 +431,17 @@ class PackCache:
         if self._directory is not None:
             self._directory.forget(pack_id)
 
-    def heed(self, erasures: bytes) -> None:
-        """Forget what was read before some erasures, unless this was done. `erasures` stands for them: 16 bytes."""
+    def heed(self, erasures: bytes | None) -> None:
+        """Forget what was read before some erasures, unless this was done.
+
+        `erasures` stands for them: 16 bytes. None: forget all, since one of them has not ended.
+        """
         parts: list[PieceMemory | CacheDirectory] = [] if self._directory is None else [self._directory]
         for part in (*parts, self._memory):  # what is in memory comes from the directory
-            if part.find(erasures, 0) is None:
+            if erasures is None or part.find(erasures, 0) is None:
                 part.forget_all()
-                part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
+                if erasures is not None:
+                    part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
 
 
 def open_cache(cache_dir: str | os.PathLike[str] | None = None, cache_size: int = CACHE_SIZE) -> PackCache:
