@@ -376,16 +376,20 @@ class SnapshotExpiredError(TxStoreError):
 class ErasedError(TxStoreError):
     """`Repository.erase` has erased this value for good. TxStore never reads it as a missing key or a fill value.
 
-    `by` (the user) and `time` (an aware datetime) are of the erasure. They are None if its record can't be read.
+    `by` (the user) and `time` (an aware datetime) are of the erasure. They are None if its record can't be read. Until
+    the erasure is over, nothing is restored from commits that it is about, and no branch starts at one.
     """
 
-    def __init__(self, key: str, by: str | None = None, time: datetime | None = None) -> None:
+    def __init__(self, key: str, by: str | None = None, time: datetime | None = None, *, is_over: bool = True) -> None:
         self.key = key
         self.by = by
         self.time = time
         who = "" if by is None or time is None else f" by {by} on {time.isoformat(timespec='seconds')}"
         super().__init__(
             f"{key!r} was erased{who}, at every commit: it can't be restored. repo.erasures() has the record"
+            if is_over
+            else f"{key!r}, or rows of it, are being erased{who}: try again when repo.erasures() says that this has "
+            "ended; if it was interrupted, erase it again"
         )
 
 

@@ -190,6 +190,8 @@ def test_pieces_that_lie_within_those_of_another_process_hide_nothing(path: Path
     on_disk(path).keep(ID, 0, piece(0, 200))
     assert len(pieces_of(path)) == 2
     assert on_disk(path).find(ID, 105, 50) == piece(105, 50)
+    on_disk(path).forget(ID)
+    assert pieces_of(path) == []
 
 
 def test_the_directory_is_for_this_user_alone(path: Path) -> None:

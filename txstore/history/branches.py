@@ -9,10 +9,9 @@ from txstore.errors import CommitNotFoundError, ErasedError, SnapshotExpiredErro
 from txstore.format import names
 from txstore.history import operations
 from txstore.history.commits import Commits
-from txstore.history.erasures import check_not_being_erased
 from txstore.history.find import NO_COMMIT, At, find_commit
 from txstore.history.log import html_of_named
-from txstore.history.snapshot import Snapshots
+from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
 
 
@@ -52,12 +51,12 @@ class Branches(MutableMapping[str, Commit]):
         about = {"branch": name, "at": str(stored.commit), "commit": stored.commit.id}
         try:
             with operations.recorded(self._commits.storage, "create branch", about, keeps_failed=False):
-                self._create(name, stored)
+                self._create(name, stored, pinned)
         finally:
             del pinned
 
-    def _create(self, name: str, stored: Stored) -> None:
-        """Begin a branch behind a commit, durably. Raises `ValueError` if a branch or a tag has the name."""
+    def _create(self, name: str, stored: Stored, snapshot: Snapshot) -> None:
+        """Begin a branch behind a commit, durably. Raises `ValueError` for a name in use, and `ErasedError`."""
         commits, header = self._commits, stored.header
         commits.branches.check_free(name)
         commits.tags.check_free(name)
@@ -65,7 +64,7 @@ class Branches(MutableMapping[str, Commit]):
         commits.branches.create(name, stored.name)
         try:
             commits.tags.check_free(name)  # a process that makes a tag looks for branches after that
-            check_not_being_erased(commits.storage, header.branch, header.version)
+            snapshot.check_not_being_erased()  # one whose record is not there yet waits for the pin, or sees the branch
         except (ValueError, ErasedError):
             commits.branches.delete(name)
             raise

@@ -61,7 +61,7 @@ class Erasure:
         return html_head("Erasure", str(self))
 
     def error(self, key: str) -> ErasedError:
-        return ErasedError(key, self.by, self.time)
+        return ErasedError(key, self.by, self.time, is_over=self.finished is not None)
 
     def covers(self, key: str) -> bool:
         return any(key.startswith(directory_prefix(path)) for path in self.paths)
@@ -83,16 +83,6 @@ def last_met(storage: Storage, branch: str, path: str) -> int | None:
         if branch in record.until and any(is_related(path, each) for each in record.paths)
     ]
     return max(found, default=None)
-
-
-def check_not_being_erased(storage: Storage, branch: str, version: int) -> None:
-    """Raise `ErasedError` if an erasure has not ended that may be about values of a commit: it has them as yet.
-
-    Ask with the commit pinned: an erasure whose record is not there yet waits for that.
-    """
-    for record in read_records(storage):
-        if record.finished is None and version < record.until.get(branch, -1):
-            raise as_erasure(record).error(record.paths[0])
 
 
 def as_erasure(record: ErasureRecord) -> Erasure:

@@ -333,6 +333,15 @@ class Snapshot(Hierarchy):
                 return not any(pack.part(found.offset, found.length, slice(None), key))
         return False
 
+    def check_not_being_erased(self) -> None:
+        """Raise `ErasedError` if an erasure has not ended that may be about values of this commit."""
+        if self.stored is None:
+            return
+        for record in self._erasures():
+            if record.finished is None and self.version < record.until.get(self.stored.header.branch, -1):
+                for path in filter(self.has_keys_below, record.paths):
+                    raise as_erasure(record).error(path)
+
     def check_not_erased(self, path: str, since: int = 0) -> None:
         """Raise `ErasedError` if a value of the commit below a path was erased, and is newer than a seq."""
         prefix = directory_prefix(path)

@@ -253,9 +253,9 @@ class CacheDirectory:
 
     def forget(self, pack_id: bytes) -> None:
         """Delete all pieces of a pack."""
-        self._forget_listing(pack_id)
-        for piece in self._listing(pack_id):
-            self._delete(_file(pack_id, piece))
+        for name in self._names(directory := _directory(pack_id)):  # a listing leaves out what a longer piece has
+            if _parse(name) is not None:
+                self._delete(f"{directory}/{name}")
         self._forget_listing(pack_id)
 
     def forget_all(self) -> None:
