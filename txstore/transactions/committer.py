@@ -202,8 +202,13 @@ class Committer:
         brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
         at_once = compaction.IN_OBJECTS if self.commits.staged.uploads else compaction.ON_DISK
         if chosen := compaction.merged_by_commit(head.run_names, at_once, brought):
-            # Elsewhere no erasure waits for who has opened a run.
-            runs = self.snapshots.as_stored(chosen) if self.snapshots.is_ranged else head.runs_named(chosen)
+            branch = self.publisher.branch
+            # Far away no erasure waits for who has opened a run. What it erases is live on no branch, but on one that
+            # begins at an older commit.
+            is_own = all(name.pack is not None and name.pack.branch == branch for name in chosen)
+            runs = (
+                head.runs_named(chosen) if is_own or not self.snapshots.is_ranged else self.snapshots.as_stored(chosen)
+            )
             content = runs.merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)
