@@ -37,6 +37,7 @@ TOWER = [
     "store",
     "labels",
     "views",
+    "interfaces",
     "zarr_interface",
     "pipeline",
     "sessions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from txstore.format.tree import tree_lines
 from txstore.history.declarations import Constraints, Cursors
 from txstore.history.find import At, find_commit
 from txstore.history.opening import Access
+from txstore.interfaces import AnyRepository
 from txstore.labels import window
 from txstore.pipeline import open_own
 from txstore.sessions.lock_blocks import LockBlock
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
 
     from txstore.deriving.definitions import ViewDefinition
     from txstore.format.constraints import Constraint
+    from txstore.history.branches import Branches
+    from txstore.history.log import Log
     from txstore.history.snapshot import Snapshot
     from txstore.transactions.conflicts import Settle
+    from txstore.transactions.participants.named import NamedTransaction
     from txstore.transactions.transaction import Changes, Transaction
 
 T = TypeVar("T")
@@ -65,10 +69,45 @@ _ROLLED_BACK = "this store's `with` block has ended and was rolled back: begin a
 _UNKNOWN = "this store's `with` block has ended, and whether its commit was made is unknown: see repo.resolve(id)"
 
 
-class HasEngine(Protocol):
-    """A `Repository`, which this module can't import because it is in a higher wing."""
+class OpenedRepository(AnyRepository, Protocol):
+    """A `Repository`, which is in a higher wing; `txstore.Repository` documents each method."""
 
     engine: Engine
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def branches(self) -> Branches: ...
+
+    @property
+    def tags(self) -> MutableMapping[str, Commit]: ...
+
+    def snapshot(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> TxStore: ...
+
+    def transaction(
+        self,
+        message: str | None = None,
+        *,
+        name: str | None = None,
+        branch: str = ...,
+        properties: Mapping[str, Any] | None = None,
+    ) -> TxStore: ...
+
+    def transactions(self) -> list[NamedTransaction]: ...
+
+    def commit(self, at: At, *, branch: str = ...) -> Commit: ...
+
+    def resolve(self, commit_id: str) -> Commit | None: ...
+
+    def log(self, branch: str = ...) -> Log: ...
+
+    def follow(
+        self, branch: str = ..., *, since: At | None = None, timeout: float | None = None
+    ) -> Generator[Commit, None, None]: ...
 
 
 class TxStore(ZarrInterface):
@@ -116,7 +155,7 @@ class TxStore(ZarrInterface):
 
     def __init__(
         self,
-        url_or_repository: str | os.PathLike[str] | HasEngine,
+        url_or_repository: str | os.PathLike[str] | OpenedRepository,
         *,
         read_only: bool = False,
         create: bool = True,

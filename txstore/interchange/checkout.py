@@ -41,7 +41,7 @@ from txstore.progress import Progress
 from txstore.storage.objects.urls import public
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 
 #: The most files, and about the most bytes, that a thread writes at a time.
@@ -59,7 +59,7 @@ class Checkout:
 
 
 def checkout(
-    repo: Facade,
+    repo: OpenedRepository,
     directory: str | os.PathLike[str],
     *,
     at: At | None = None,
@@ -98,7 +98,7 @@ def checkout(
 
 
 def commit_directory(
-    repo: Facade,
+    repo: OpenedRepository,
     directory: str | os.PathLike[str],
     message: str | None = None,
     *,
@@ -147,7 +147,7 @@ class _Changes(NamedTuple):
 class _Work:
     """One call for one directory."""
 
-    def __init__(self, repo: Facade, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, repo: OpenedRepository, directory: str | os.PathLike[str]) -> None:
         protocol, path = split_protocol(os.fspath(directory))
         if protocol not in (None, "file", "local"):
             raise ValueError(f"{public(os.fspath(directory))!r} is no local directory: export() writes to URLs")

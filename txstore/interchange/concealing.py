@@ -16,7 +16,7 @@ from txstore.storage.objects.errors import Secrets, explain
 from txstore.storage.objects.urls import public
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 def concealing(
-    function: Callable[Concatenate[Facade, S, P], T],
-) -> Callable[Concatenate[Facade, S, P], T]:
+    function: Callable[Concatenate[OpenedRepository, S, P], T],
+) -> Callable[Concatenate[OpenedRepository, S, P], T]:
     """Decorate a bridge that takes a repository and a source or destination."""
 
     @functools.wraps(function)
-    def concealed_function(repo: Facade, place: S, /, *args: P.args, **options: P.kwargs) -> T:
+    def concealed_function(repo: OpenedRepository, place: S, /, *args: P.args, **options: P.kwargs) -> T:
         access = repo.engine.access
         given = {"storage_options": options.get("storage_options"), "own": access.storage_options}
         given |= {"sources": list(access.sources.values())}

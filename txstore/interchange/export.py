@@ -33,7 +33,7 @@ from txstore.interchange.zarr_arrays import in_parallel
 from txstore.progress import Progress
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 #: Says what is being exported here; gone when all is there.
 MARKER = ".txstore-export"
@@ -52,7 +52,7 @@ class Export:
 
 @concealing
 def export(
-    repo: Facade,
+    repo: OpenedRepository,
     destination: str | os.PathLike[str],
     *,
     at: At | None = None,

@@ -21,12 +21,12 @@ from txstore.progress import Progress
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 
 @concealing
 def import_from(
-    repo: Facade,
+    repo: OpenedRepository,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     path: str = "",
     *,

@@ -20,14 +20,14 @@ from txstore.storage.foreign_values import FileVersion, canonical
 from txstore.storage.request_threads import in_parallel
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 _ROOTS = ("zarr.json", ".zgroup", ".zarray")
 
 
 @concealing
 def import_references(
-    repo: Facade,
+    repo: OpenedRepository,
     manifest: str | os.PathLike[str] | Mapping[str, Any],
     path: str = "",
     *,

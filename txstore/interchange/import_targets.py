@@ -14,7 +14,7 @@ from txstore.interchange.format3 import documents_in_format_3
 from txstore.store import TxStore
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 _GROUP_3 = json.dumps({"attributes": {}, "zarr_format": 3, "node_type": "group"}, indent=2).encode()
 _GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()
@@ -31,7 +31,7 @@ def checked_path(path: str) -> str:
     return path
 
 
-def check_same_import(repo: Facade, name: str | None, told: Mapping[str, Any]) -> None:
+def check_same_import(repo: OpenedRepository, name: str | None, told: Mapping[str, Any]) -> None:
     """Raise `TransactionStateError` if the transaction with this name does something else."""
     if name is None:
         return
@@ -47,7 +47,7 @@ def check_same_import(repo: Facade, name: str | None, told: Mapping[str, Any]) -
     )
 
 
-def check_free(repo: Facade, store: TxStore, path: str) -> None:
+def check_free(repo: OpenedRepository, store: TxStore, path: str) -> None:
     """Raise `FileExistsError` if the path is not free."""
     if store.base is not None and repo.mapping(at=store.base.id).has_keys_below(path):
         where = f"at {path!r}" if path else "in this repository; say below which path it goes (path=, --path)"

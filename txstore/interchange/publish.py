@@ -38,7 +38,7 @@ from txstore.segments.runs import Found, Listed
 
 if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 
 #: Chunks written between two checks of the progress.
@@ -60,7 +60,7 @@ class Published:
 
 @concealing
 def publish(
-    repo: Facade,
+    repo: OpenedRepository,
     destination: str | os.PathLike[str] | Destination,
     *,
     branch: str = MAIN,
@@ -80,7 +80,7 @@ def publish(
 
 
 def follow_and_publish(
-    repo: Facade,
+    repo: OpenedRepository,
     destination: str | os.PathLike[str] | Destination,
     *,
     branch: str = MAIN,
@@ -112,7 +112,7 @@ def follow_and_publish(
 
 @concealing
 def _target(
-    repo: Facade,
+    repo: OpenedRepository,
     destination: str | os.PathLike[str] | Destination,
     *,
     storage_options: Mapping[str, Any] | None,
@@ -131,7 +131,7 @@ class _Publication:
 
     def __init__(
         self,
-        repo: Facade,
+        repo: OpenedRepository,
         snapshot: Snapshot,
         commit: Commit,
         branch: str,

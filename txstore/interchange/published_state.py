@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from txstore.commit import Commit
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 #: The file. zarr does not take it for a node; listing the root without consolidated metadata warns of it.
 STATE = ".txstore-published.json"
@@ -100,7 +100,7 @@ class State:
     def finished_seq(self) -> int:
         return -1 if self.finished is None else self.finished.seq
 
-    def fits(self, repo: Facade, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
+    def fits(self, repo: OpenedRepository, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
         """Tell whether this state is possible, given the documents at the root of the copy (None: missing)."""
         marks = [*self.attempts, *([] if self.finished is None else [self.finished])]
         # The oldest are ancestors of the newest: that was looked at when it was begun.
@@ -116,7 +116,7 @@ def witnesses_of(documents: Mapping[str, bytes]) -> dict[str, int]:
     return {key: crc32c(content) for key, content in documents.items()}
 
 
-def _is_in_history(repo: Facade, head: Commit, mark: Mark) -> bool:
+def _is_in_history(repo: OpenedRepository, head: Commit, mark: Mark) -> bool:
     if mark.version > head.version:
         return False
     try:

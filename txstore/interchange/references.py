@@ -35,7 +35,7 @@ from txstore.interchange.reference_parquet import Entry, entries, write_parquet
 from txstore.storage.objects.urls import has_parameters, public
 
 if TYPE_CHECKING:
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 #: The only template in the JSON: the repository's URL. Every reference has it, so it is short.
 _TEMPLATE = "u"
@@ -54,7 +54,7 @@ class References:
 
 @concealing
 def references(
-    repo: Facade,
+    repo: OpenedRepository,
     destination: str | os.PathLike[str],
     *,
     tag: str,
@@ -96,7 +96,7 @@ def _split(destination: str | os.PathLike[str]) -> tuple[str, str]:
     return (above or ("/" if address.startswith("/") else ".")) + query, name
 
 
-def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
+def _tagged(repo: OpenedRepository, tag: str) -> tuple[Snapshot, Commit]:
     try:
         snapshot = repo.mapping(tag=tag)
     except CommitNotFoundError:
@@ -110,7 +110,7 @@ def _tagged(repo: Facade, tag: str) -> tuple[Snapshot, Commit]:
     return snapshot, snapshot.commit
 
 
-def _url(repo: Facade) -> str:
+def _url(repo: OpenedRepository) -> str:
     """Return the repository's URL for fsspec, without credentials."""
     return public(repo.url) if "://" in repo.url else f"file://{os.path.abspath(repo.url)}"
 

@@ -22,7 +22,7 @@ from txstore.transactions.transaction import Transaction
 if TYPE_CHECKING:
     import xarray as xr
 
-    from txstore.interchange.repository_protocol import Facade
+    from txstore.store import OpenedRepository
 
 Mode: TypeAlias = Literal["w", "w-", "a"]
 
@@ -35,7 +35,7 @@ _MODES = (None, "w", "w-", "a")
 
 def write_virtual(
     dataset: xr.Dataset | xr.DataTree,
-    target: TxStore | Facade,
+    target: TxStore | OpenedRepository,
     group: str = "",
     *,
     mode: Mode | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import zarr
 from zarr.errors import GroupNotFoundError
 
-from txstore.labels.interface import LabelStore, zarr_store
+from txstore.interfaces import AnyStore, zarr_store
 from txstore.pipeline import made_own, open_own
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LabelledGroup:
     Raises `zarr.errors.GroupNotFoundError` if there is no group, and `CodecRefusedError` for codecs that may not run.
     """
 
-    def __init__(self, store: LabelStore, group: str) -> None:
+    def __init__(self, store: AnyStore, group: str) -> None:
         import xarray as xr  # late: an extra
 
         self.store = store
@@ -101,7 +101,7 @@ class LabelledGroup:
         return [str(name) for name, variable in self.variables.items() if not set(dims).isdisjoint(variable.dims)]
 
 
-def open_group(store: LabelStore, group: str) -> LabelledGroup | None:
+def open_group(store: AnyStore, group: str) -> LabelledGroup | None:
     """Return the group; None if there is none yet, or if it has no arrays."""
     try:
         found = LabelledGroup(store, group)

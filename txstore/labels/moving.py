@@ -14,8 +14,8 @@ import zarr
 from txstore.errors import TransactionStateError
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.row_moves import with_moves
+from txstore.interfaces import AnyStore, zarr_store
 from txstore.labels.grids import Axis, Positions, axes_of, chunk_key_parts, chunk_prefix, documents, pieces, read, write
-from txstore.labels.interface import LabelStore, zarr_store
 from txstore.labels.matching import Segment
 from txstore.pipeline import open_own
 
@@ -37,7 +37,7 @@ class Moved:
         return not self.segments or any(begin != to for begin, _, to in self.segments)
 
 
-def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> None:
+def move_rows(store: AnyStore, moved: Mapping[str, Mapping[int, Moved]]) -> None:
     """Move rows of arrays, by their paths, along some axes. Rows that no stored row comes to are the fill value.
 
     The arrays have to be as they are in the base commit: whole chunks are taken from there by reference. Raises
@@ -50,7 +50,7 @@ def move_rows(store: LabelStore, moved: Mapping[str, Mapping[int, Moved]]) -> No
         each.write(store)
 
 
-def _unchanged(store: LabelStore, path: str) -> zarr.Array[Any]:
+def _unchanged(store: AnyStore, path: str) -> zarr.Array[Any]:
     """Return an array as it is in the base commit."""
     new = open_own(zarr_store(store), path, mode="r")
     try:
@@ -92,7 +92,7 @@ class _Rearranged:
         start = chunk_prefix(self._old.metadata)
         return ChunkMoves(lead[len(start) :].removeprefix("/"), separator, self._chunks)
 
-    def write(self, store: LabelStore) -> None:
+    def write(self, store: AnyStore) -> None:
         """Write the documents, and the rows of chunks that no stored one equals."""
         for name, value in documents(self._metadata).items():
             store[self._start + name] = value

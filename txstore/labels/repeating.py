@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore.errors import LabelConflictError
+from txstore.interfaces import AnyRepository, AnyStore
 from txstore.labels.grids import Positions, differ, pieces, read
 from txstore.labels.groups import LabelledGroup, open_group
-from txstore.labels.interface import LabelRepository, LabelStore
 from txstore.labels.rows import part_of
 from txstore.labels.upsert import Existing, Missing, Upserted, UpsertPlan, named, upsert
 
@@ -37,7 +37,7 @@ class _OverlapError(Exception):
 
 
 def upsert_into(
-    repository: LabelRepository,
+    repository: AnyRepository,
     ds: xr.Dataset,
     *,
     dim: str | Sequence[str],
@@ -54,7 +54,7 @@ def upsert_into(
     began = repository.snapshot(branch=branch) if repository.exists and repository.head(branch) is not None else None
     told = f"upsert of {_described(ds, dim)}" if message is None else message
 
-    def step(store: LabelStore) -> Upserted:
+    def step(store: AnyStore) -> Upserted:
         now = store.base
         if existing == "update" and now is not None and (began is None or began.base.id != now.id):
             conflict = overlap(ds, named(ds, dim), group, began, store)
@@ -81,7 +81,7 @@ def _described(ds: xr.Dataset, dim: str | Sequence[str]) -> str:
 
 
 def overlap(
-    ds: xr.Dataset, dims: tuple[str, ...], group: str, before: LabelStore | None, now: LabelStore
+    ds: xr.Dataset, dims: tuple[str, ...], group: str, before: AnyStore | None, now: AnyStore
 ) -> LabelConflictError | None:
     """Return the conflict of a dataset with what was committed between two commits; None if there is none.
 

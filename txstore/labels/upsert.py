@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from txstore.interfaces import AnyStore, check_store, zarr_store
 from txstore.labels import matching
 from txstore.labels.encoding import encode_first_labels, encode_labels
 from txstore.labels.grids import Positions, axes_of, differ, pieces, read, write
 from txstore.labels.groups import LabelledGroup, open_group
-from txstore.labels.interface import LabelStore, check_store, zarr_store
 from txstore.labels.matching import Placed, RepeatedLabelsError
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.rows import RowBlock, blocks, write_block
@@ -46,7 +46,7 @@ class Upserted:
 
 def upsert(
     ds: xr.Dataset,
-    store: LabelStore,
+    store: AnyStore,
     *,
     dim: str | Sequence[str],
     group: str = "",
@@ -230,7 +230,7 @@ def _place(plan: UpsertPlan, name: str, missing: str) -> Placed:
     return matching.append(plan.stored[name], found)
 
 
-def rely_on_labels(store: LabelStore, group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
+def rely_on_labels(store: AnyStore, group: LabelledGroup, placed: Mapping[str, Placed]) -> None:
     """Let the commit conflict if another one has changed labels that this upsert has found, or not found."""
     if store.base is None:
         return
@@ -325,7 +325,7 @@ def _along(plan: UpsertPlan, name: str, differs: npt.NDArray[np.bool_]) -> npt.N
 
 
 def _create(
-    ds: xr.Dataset, store: LabelStore, dims: tuple[str, ...], group: str, missing: Missing, there: LabelledGroup | None
+    ds: xr.Dataset, store: AnyStore, dims: tuple[str, ...], group: str, missing: Missing, there: LabelledGroup | None
 ) -> Upserted:
     """Write the first rows. The group may have other variables already."""
     units = {}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txstore.errors import NodeNotFoundError
+from txstore.interfaces import AnyStore, check_store, zarr_store
 from txstore.labels.groups import LabelledGroup, open_group
-from txstore.labels.interface import LabelStore, check_store, zarr_store
 from txstore.labels.matching import Placed
 from txstore.labels.moving import Moved, move_rows
 from txstore.labels.upsert import UpsertPlan, make_room, named, rely_on_labels, write_rows
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def prepend(ds: xr.Dataset, store: LabelStore, *, dim: str, group: str = "") -> None:
+def prepend(ds: xr.Dataset, store: AnyStore, *, dim: str, group: str = "") -> None:
     """Stage a dataset before the first row of every variable with a dimension, in the order of the dataset.
 
     The stored rows move up: whole chunks by reference if the dataset's length is a multiple of their length, else all
@@ -74,7 +74,7 @@ def prepend(ds: xr.Dataset, store: LabelStore, *, dim: str, group: str = "") -> 
     write_rows(plan, placed, "update")
 
 
-def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
+def roll(store: AnyStore, dim: str, *, keep: int, group: str = "") -> int:
     """Stage that only the last rows of every variable with a dimension stay; return how many rows are dropped.
 
     The rows that stay move to the beginning, as `prepend` says. Old commits are read as before: a vacuum removes what
@@ -102,7 +102,7 @@ def roll(store: LabelStore, dim: str, *, keep: int, group: str = "") -> int:
     return dropped
 
 
-def shift(store: LabelStore, path: str, offsets: Mapping[int, int], fill: Any = None) -> None:
+def shift(store: AnyStore, path: str, offsets: Mapping[int, int], fill: Any = None) -> None:
     """Stage that the rows of an array move. `TxStore.shift` documents the parameters and errors."""
     array = open_own(zarr_store(store), path, mode="r")
     axes = {}
@@ -133,7 +133,7 @@ def _whole(number: Any, told: str) -> int:
         raise TypeError(f"{told} is an integer, and this is a {type(number).__name__}") from None
 
 
-def _opened(store: LabelStore, group: str, dim: str) -> LabelledGroup:
+def _opened(store: AnyStore, group: str, dim: str) -> LabelledGroup:
     there = open_group(store, group)
     if there is None or dim not in there.sizes:
         raise NodeNotFoundError(group, wanted=f"group with dimension {dim!r}", found="absent")

@@ -15,15 +15,15 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import zarr
 
 from txstore.commit import MAIN, Commit
-from txstore.engine import Engine, Position
+from txstore.engine import Position
 from txstore.errors import (
     ConflictError,
     NodeNotFoundError,
@@ -36,7 +36,6 @@ from txstore.format.constraints import Complete, Fixed, Frozen
 from txstore.format.keys import document_key
 from txstore.history.changes import changed
 from txstore.history.erasures import RECHUNK, last_met
-from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.labels.grids import chunk_prefix, documents
 from txstore.progress import Progress
@@ -51,37 +50,9 @@ from txstore.rechunk.copying import (
 )
 from txstore.rechunk.plans import Box, CopyPlan, Pieces, plan, size_of
 from txstore.rechunk.target import KEEP, ArrayForm, between, element_size, read_axes, target_of
-from txstore.store import TxStore
-
-if TYPE_CHECKING:
-    from txstore.history.branches import Branches
-    from txstore.history.log import Log
-    from txstore.store import TxStore
-
+from txstore.store import OpenedRepository, TxStore
 
 T = TypeVar("T")
-
-
-class RechunkRepository(Protocol):
-    """A repository; `txstore.Repository` documents each method."""
-
-    engine: Engine
-
-    @property
-    def branches(self) -> Branches: ...
-
-    def head(self, branch: str = ...) -> Commit | None: ...
-
-    def snapshot(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> TxStore: ...
-
-    def log(self, branch: str = ...) -> Log: ...
-
-    def transaction(
-        self, message: str | None = None, *, branch: str = ..., properties: Mapping[str, Any] | None = None
-    ) -> TxStore: ...
-
-    def run(self, fn: Callable[[TxStore], T], *, timeout: float = ..., **transaction_arguments: Any) -> T: ...
-
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +101,7 @@ class _JobState:
 
 
 def rechunk(
-    repo: RechunkRepository,
+    repo: OpenedRepository,
     path: str,
     *,
     chunks: int | Sequence[int] | None,
@@ -172,7 +143,7 @@ class RechunkJob:
 
     def __init__(
         self,
-        repo: RechunkRepository,
+        repo: OpenedRepository,
         path: str,
         work: str,
         branch: str,

@@ -26,7 +26,7 @@ from txstore.serving.page_files import PageFiles
 from txstore.serving.plain_zarr import PlainZarr
 from txstore.serving.work import Work
 from txstore.storage.request_threads import executor
-from txstore.store import HasEngine
+from txstore.store import OpenedRepository
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _TIDYING = 10.0
 
 
 def application(
-    repository: HasEngine,
+    repository: OpenedRepository,
     *,
     token: str | None = None,
     hosts: Collection[str] = (),
@@ -68,7 +68,7 @@ def application(
 class Application:
     """See `application`. It can be mounted below a path of another one."""
 
-    def __init__(self, repository: HasEngine, guard: Guard) -> None:
+    def __init__(self, repository: OpenedRepository, guard: Guard) -> None:
         self.repository = repository
         self._guard = guard
         self._plain_zarr = PlainZarr(repository.engine, has_token=guard.has_token)

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from txstore.serving.application import Application
 from txstore.serving.entrance import Entrance, listen
-from txstore.store import HasEngine
+from txstore.store import OpenedRepository
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         Which socket of the entrance is this server's.
     """
 
-    def __init__(self, repository: HasEngine, entrance: Entrance | None = None, number: int = 0) -> None:
+    def __init__(self, repository: OpenedRepository, entrance: Entrance | None = None, number: int = 0) -> None:
         entrance = listen() if entrance is None else entrance
         self.token, self.address, self.base, self.port = entrance.token, entrance.address, entrance.base, entrance.port
         self._application = Application(repository, entrance.guard())
@@ -181,7 +181,7 @@ class Workers:
     one when one has died, and ends them. They are spawned, not forked: clients of object stores do not survive a fork.
     """
 
-    def __init__(self, repository: HasEngine, entrance: Entrance, begin: Callable[[], None]) -> None:
+    def __init__(self, repository: OpenedRepository, entrance: Entrance, begin: Callable[[], None]) -> None:
         self._repository = repository
         self._entrance = entrance
         self._begin = begin
@@ -221,7 +221,7 @@ class Workers:
             worker.kill()
 
 
-def _serve(repository: HasEngine, entrance: Entrance, number: int, begin: Callable[[], None]) -> None:
+def _serve(repository: OpenedRepository, entrance: Entrance, number: int, begin: Callable[[], None]) -> None:
     """Serve in a worker process, until it gets a signal or its parent has died."""
     begin()
     threading.Thread(target=_end_with_parent, name="txstore parent", daemon=True).start()
@@ -281,7 +281,7 @@ class Shown:
         return f'{frame}<p><a href="{where}" target="_blank" rel="noopener">{where}</a></p>'
 
 
-def show(repository: HasEngine, height: int) -> Shown:
+def show(repository: OpenedRepository, height: int) -> Shown:
     server = Server(repository)
     server.start()
     return Shown(server, int(height))

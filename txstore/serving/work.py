@@ -14,7 +14,7 @@ from txstore.format.keys import document_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.tree import members
 from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
-from txstore.store import HasEngine
+from txstore.store import OpenedRepository
 from txstore.transactions.participants.listed import OpenTransaction, Watch
 
 #: Most arrays and groups named for each process, the most staged first; and for each holder of locks.
@@ -26,7 +26,7 @@ _KEYS = 1 << 18
 class Work:
     """Answers questions by their names. Safe in threads."""
 
-    def __init__(self, repository: HasEngine, origins: Collection[str]) -> None:
+    def __init__(self, repository: OpenedRepository, origins: Collection[str]) -> None:
         self._engine = repository.engine
         self._origins = sorted(origins)
         self._watch = Watch(repository.engine.commits)

@@ -20,7 +20,7 @@ from txstore.format.mapping import Hierarchy
 from txstore.history.changes import changed
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
-from txstore.views.interface import ViewRepository, ViewStore
+from txstore.interfaces import AnyRepository, AnyStore
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class DeclaredView:
 
     name: str
     definition: ViewDefinition
-    _repo: ViewRepository
+    _repo: AnyRepository
 
     def is_current(self, at: At | None = None, *, branch: str = MAIN) -> bool:
         """Tell whether the outputs at a commit are what the view makes of its sources at this commit.
@@ -166,7 +166,7 @@ class _Since:
     """
 
     def __init__(
-        self, store: ViewStore, view: ViewDefinition, base: Snapshot, old: Snapshot | None, new: Snapshot
+        self, store: AnyStore, view: ViewDefinition, base: Snapshot, old: Snapshot | None, new: Snapshot
     ) -> None:
         self._store, self._base = store, base
         self._old, self._new = old, new

@@ -18,14 +18,14 @@ from txstore.deriving.spatial import TRANSFORM, placed_coarser
 from txstore.deriving.stages import CoarsenStage, DerivingStage, ReduceStage
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, document_key
-from txstore.views.interface import ViewStore
+from txstore.interfaces import AnyStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.abc.store import Store
 
 
-def make_outputs(store: ViewStore, view: ViewDefinition) -> None:
+def make_outputs(store: AnyStore, view: ViewDefinition) -> None:
     """Create the outputs that are not there, and say in the group of a pyramid what its levels are.
 
     Raises `ValueError` if a source is no array, or if something else is where an output belongs.
@@ -75,7 +75,7 @@ def _warn_of_two_sizes(sources: _StoredSources, view: Coarsen, source: Described
 class _StoredSources:
     """The arrays of a store."""
 
-    def __init__(self, store: ViewStore) -> None:
+    def __init__(self, store: AnyStore) -> None:
         self._store = store
 
     def after(self, path: str) -> Described | None:
@@ -98,7 +98,7 @@ class _StoredSources:
         return None
 
 
-def _make(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: Described) -> None:
+def _make(store: AnyStore, view: ViewDefinition, stage: DerivingStage, source: Described) -> None:
     _require_group(store, stage.output.rpartition("/")[0], 3 if source.key.endswith("zarr.json") else 2)
     is_alike = len(stage.shape) == len(source.node.shape) and source.node.chunks is not None
     if is_alike and not isinstance(view, Reduce):
@@ -107,7 +107,7 @@ def _make(store: ViewStore, view: ViewDefinition, stage: DerivingStage, source: 
         _create(store, stage, source)
 
 
-def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
+def _require_group(store: AnyStore, path: str, zarr_format: int) -> None:
     import zarr
 
     root = zarr.open_group(cast("Store", store), mode="a", zarr_format=cast(Any, zarr_format))
@@ -115,7 +115,7 @@ def _require_group(store: ViewStore, path: str, zarr_format: int) -> None:
         root.require_group(path)
 
 
-def _copy(store: ViewStore, stage: DerivingStage, source: Described) -> None:
+def _copy(store: AnyStore, stage: DerivingStage, source: Described) -> None:
     """Store the output as its source is stored: chunks, codecs, type, fill value."""
     name = source.key.rpartition("/")[2]
     document = {**source.document, "shape": list(stage.shape)}
@@ -127,7 +127,7 @@ def _copy(store: ViewStore, stage: DerivingStage, source: Described) -> None:
     store[document_key(stage.output, name)] = json.dumps(document, indent=2).encode()
 
 
-def _create(store: ViewStore, stage: DerivingStage, source: Described) -> None:
+def _create(store: AnyStore, stage: DerivingStage, source: Described) -> None:
     import numpy as np
     import zarr
 
@@ -190,7 +190,7 @@ def is_geospatial(source: Described, described: Callable[[str], Described | None
 
 
 def describe_overviews(
-    store: ViewStore, view: Coarsen, source: Described, described: Callable[[str], Described | None]
+    store: AnyStore, view: Coarsen, source: Described, described: Callable[[str], Described | None]
 ) -> None:
     """List the levels in the attributes of the group that has all of them, if that is in Zarr 3."""
     paths = [view.source, *view.outputs]
@@ -238,7 +238,7 @@ _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
 def describe_image(
-    store: ViewStore, view: Coarsen, source: Described, described: Callable[[str], Described | None]
+    store: AnyStore, view: Coarsen, source: Described, described: Callable[[str], Described | None]
 ) -> None:
     """List the levels in the attributes of their group, if they are beside their source and have such axes."""
     path = view.source.rpartition("/")[0]

@@ -1,15 +1,16 @@
-"""Declares what this wing needs of stores and repositories: nothing but their public methods.
-
-`txstore.TxStore` and `txstore.Repository` are in higher wings, and call this one.
-"""
+"""Declares what lower wings need of stores and repositories, which are in higher wings and call them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from txstore.commit import Commit
 from txstore.format.chunk_moves import ChunkMoves
+from txstore.format.mapping import Hierarchy
+from txstore.history.find import At
+from txstore.history.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class LabelStore(Protocol):
+class AnyStore(Protocol):
     """A store of a transaction, or one that reads a commit; `txstore.TxStore` documents each method."""
 
     @property
@@ -29,11 +30,20 @@ class LabelStore(Protocol):
     def read_only(self) -> bool: ...
 
     @property
-    def views(self) -> Mapping[str, Any]: ...
+    def mapping(self) -> Hierarchy: ...
+
+    @property
+    def views(self) -> Any: ...
 
     def __setitem__(self, key: str, value: Any) -> None: ...
 
+    def __delitem__(self, key: str) -> None: ...
+
     def at_base(self) -> Self: ...
+
+    def commit(self, message: str | None = None) -> Commit | None: ...
+
+    def rollback(self) -> None: ...
 
     def is_in_transaction_of(self, other: object) -> bool: ...
 
@@ -42,7 +52,7 @@ class LabelStore(Protocol):
     def rely_on(self, keys: Iterable[str]) -> None: ...
 
 
-class LabelRepository(Protocol):
+class AnyRepository(Protocol):
     """A repository; `txstore.Repository` documents each method."""
 
     @property
@@ -50,17 +60,21 @@ class LabelRepository(Protocol):
 
     def head(self, branch: str = ...) -> Commit | None: ...
 
-    def snapshot(self, at: Any = None, *, branch: str = ..., tag: str | None = None) -> Any: ...
+    def mapping(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> Snapshot: ...
+
+    def snapshot(self, at: At | None = None, *, branch: str = ..., tag: str | None = None) -> Any: ...
+
+    def transaction(self, message: str | None = None, *, branch: str = ...) -> AbstractContextManager[AnyStore]: ...
 
     def run(self, fn: Callable[[Any], T], *, timeout: float = ..., **transaction_arguments: Any) -> T: ...
 
 
-def zarr_store(store: LabelStore) -> Store:
+def zarr_store(store: AnyStore) -> Store:
     """Return the same store, as the type that zarr's functions take."""
     return cast("Store", store)
 
 
-def check_store(store: LabelStore) -> None:
+def check_store(store: AnyStore) -> None:
     """Raise `TypeError` for what is no store: a transaction of `begin`, for example, is a mapping."""
     if not (hasattr(store, "at_base") and hasattr(store, "read_only")):
         raise TypeError(
