@@ -26,6 +26,7 @@ TOWER = [
     "telemetry",
     "synchronized_arrays",
     "xarray_backend",
+    "xarray_datasets",
     "fsspec_filesystem",
     "zarr_url_adapter",
     "loaders",
@@ -236,7 +237,7 @@ OPENED_ELSEWHERE = {
     "loaders.samples": "then calls `made_own`",
     "synchronized_arrays": "arrays that users open",
     "views.outputs._require_group": "makes a group",
-    "xarray_backend": "what users open",
+    "xarray_datasets": "what users open",
 }
 
 

@@ -34,8 +34,9 @@ from txstore.engine import Position
 from txstore.errors import RepositoryNotFoundError, UncommittedChangesWarning
 from txstore.format.consolidated import may_be_consolidated
 from txstore.format.mapping import Hierarchy
+from txstore.format.names import CHAINED, PRINTED
 from txstore.history.find import At
-from txstore.history.opening import CHAINED, PRINTED, Access, locate
+from txstore.history.opening import Access, locate
 from txstore.history.snapshot import Snapshot
 from txstore.history.url_parameters import NAMED, Parameters, split_parameters
 from txstore.interchange.concealing import concealed

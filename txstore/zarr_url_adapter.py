@@ -15,7 +15,8 @@ from urllib.parse import unquote, urlsplit
 from zarr.abc.url_pipeline import AdapterResolution, URLPipelineAdapter
 
 from txstore.errors import UncommittedChangesWarning
-from txstore.history.opening import CHAINED, Access, locate
+from txstore.format.names import CHAINED
+from txstore.history.opening import Access, locate
 from txstore.history.url_parameters import Parameters, split_parameters
 from txstore.interchange.concealing import concealed
 from txstore.repository import Repository

@@ -54,6 +54,29 @@ print(xr.open_datatree("data.tx")["/"].sizes["time"], xr.open_groups("data.tx").
     assert told[3] == "4 dict_keys(['/'])"
 
 
+def test_merely_installed_it_changes_nothing(filled: txstore.Repository, run_installed: Callable[..., str]) -> None:
+    """xarray imports every backend, for any file."""
+    program = """
+import sys, xarray as xr, zarr
+pipeline = zarr.config.get("codec_pipeline.path")
+xr.Dataset({"a": ("x", [1, 2])}).to_zarr(sys.argv[2], consolidated=False)
+with xr.open_dataset(sys.argv[2]) as ds:
+    assert ds["a"].values.tolist() == [1, 2]
+assert "txstore" in xr.backends.list_engines()
+assert "txstore.xarray_backend" in sys.modules and "txstore.engine" not in sys.modules
+assert len([name for name in sys.modules if name.startswith("txstore")]) < 10
+assert zarr.config.get("codec_pipeline.path") == pipeline
+with xr.open_dataset(sys.argv[1]):
+    assert zarr.config.get("codec_pipeline.path") != pipeline
+"""
+    run_installed(program, filled.url, str(Path(filled.url).parent / "plain.zarr"))
+
+
+def test_the_path_of_a_repository_is_given_to_zarr(filled: txstore.Repository) -> None:
+    with pytest.warns(UserWarning, match=r"is a TxStore repository.*engine='txstore'"), pytest.raises(ValueError):
+        xr.open_zarr(filled.url)
+
+
 def test_which_commit(filled: txstore.Repository) -> None:
     filled.tags["v1"] = filled.head()
     append(filled)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from txstore.errors import KeyFormatError
 from txstore.format.keys import check_name
 
 GUARD = "zarr.json"
+#: The prefix of a URL that a store prints, and of a URL that fsspec chains.
+PRINTED, CHAINED = "txstore://", "txstore::"
 FORMAT = "format.json"
 STAGING = ".staging"
 COMMIT_LOCK = "locks/commit"
@@ -291,6 +294,12 @@ def operation_path(operation: str) -> str:
 def is_operation(operation: str) -> bool:
     """Tell whether this is the id of a recorded operation. Ids sort by the time when the operations began."""
     return _OPERATION.fullmatch(operation) is not None
+
+
+def is_repository(directory: str | os.PathLike[str]) -> bool:
+    """Tell by the names in it whether a local directory is the root of a repository."""
+    path = os.path.expanduser(directory)
+    return all(os.path.lexists(os.path.join(path, name)) for name in (FORMAT, commits_directory(MAIN)))
 
 
 def belongs(path: str) -> bool:

@@ -66,8 +66,6 @@ class Access(NamedTuple):
 
 
 _PLAIN = Access()
-#: The prefix of a URL that a store prints, and of a URL that fsspec chains.
-PRINTED, CHAINED = "txstore://", "txstore::"
 
 
 def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, str]:
@@ -77,14 +75,14 @@ def locate(url: str | os.PathLike[str], access: Access = _PLAIN) -> tuple[str, s
     """
     address = os.fspath(url)
     check_slashes(address)
-    if not address.startswith((PRINTED, CHAINED)):
+    if not address.startswith((names.PRINTED, names.CHAINED)):
         return address, ""
     _, parameters = split_parameters(address)
     if given := str(parameters):
         raise ValueError(
             f"?{given}: take this off the URL, and pass it as arguments. Only tools that take a URL take it so"
         )
-    whole = repository = address.removeprefix(PRINTED).removeprefix(CHAINED).rstrip("/")
+    whole = repository = address.removeprefix(names.PRINTED).removeprefix(names.CHAINED).rstrip("/")
     inside: list[str] = []
     while not is_repository(repository, access):
         above, _, name = repository.rpartition("/")
@@ -98,8 +96,7 @@ def is_repository(url: str, access: Access = _PLAIN) -> bool:
     """Tell by the names in it whether this is the root of a repository."""
     if split_protocol(url)[0] is not None:
         return open_storage(url, access).exists(names.FORMAT)
-    path = os.path.expanduser(url)
-    return all(os.path.lexists(os.path.join(path, name)) for name in (names.FORMAT, names.commits_directory("main")))
+    return names.is_repository(url)
 
 
 def _is_inside(given: str, repository: str, path: str) -> RepositoryNotFoundError:

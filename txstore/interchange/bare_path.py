@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from txstore.errors import BarePathError
+from txstore.format import names
 
 if TYPE_CHECKING:
     from importlib.abc import Loader  # which takes longer to import than all of this
@@ -98,7 +100,7 @@ def _change(stores: ModuleType) -> None:
 
 
 def _not_by_url(set_up: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses a `txstore:` URL: a tool that opens no URL would make a directory of it."""
+    """Return a constructor that names a repository, and refuses a `txstore:` URL, which would become a directory."""
 
     @wraps(set_up)
     def of_a_directory(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
@@ -107,9 +109,17 @@ def _not_by_url(set_up: Callable[..., None]) -> Callable[..., None]:
                 f"{root} is a TxStore URL, and the tool that was given it takes it for a directory. Pass it a store: "
                 "repo.snapshot(), or that of `with repo.transaction() as store:`"
             )
+        if isinstance(root, str | os.PathLike) and names.is_repository(root):
+            _warn_of(str(root))
         set_up(self, root, *args, **kwargs)
 
     return of_a_directory
+
+
+@cache  # zarr makes several stores of one path
+def _warn_of(root: str) -> None:
+    told = "a TxStore repository: use xr.open_dataset(path, engine='txstore'), or zarr.open(txstore.TxStore(path))"
+    warnings.warn(f"{root} is {told}", stacklevel=3)
 
 
 def _looking_first(delete: Callable[..., Any], store: str) -> Callable[..., Any]:
@@ -139,8 +149,6 @@ def _looking_first(delete: Callable[..., Any], store: str) -> Callable[..., Any]
 
 
 def _look(root: str | os.PathLike[str], prefix: str) -> None:
-    from txstore.format import names
-
     path = os.path.abspath(os.path.join(root, prefix))
     if not os.path.isdir(path):
         return
@@ -154,7 +162,7 @@ def _look(root: str | os.PathLike[str], prefix: str) -> None:
 async def _ask(store: Any, prefix: str) -> None:
     from zarr.buffer import default_buffer_prototype
 
-    from txstore.format import encoding, names, records
+    from txstore.format import encoding, records
 
     if prefix and prefix.partition("/")[0] not in names.TOP:
         return
