@@ -214,6 +214,10 @@ def test_shrinking_beside_chunks(tmp_path):
     assert [each.kind for each in merged(tmp_path, BASE, resize(4), put(0, 1)).plan.conflicts] == []
     found = merged(tmp_path, BASE, resize(4), put(5, 1))
     assert [each.kind for each in found.plan.conflicts] == ["structure"]
+    # Chunks of fill values are deleted: by a write, and where both shrank.
+    for sides in ((resize(4), put(slice(4, 8), 0)), (put(slice(4, 8), 0), resize(4))):
+        assert [each.kind for each in merged(tmp_path, BASE, *sides).plan.conflicts] == ["structure"]
+    assert [each.kind for each in merged(tmp_path, BASE, resize(4), resize(4)).plan.conflicts] == []
 
 
 @pytest.mark.parametrize("swap", [False, True])

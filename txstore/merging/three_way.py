@@ -342,7 +342,8 @@ class _ThreeWayMerge:
             return "structure"
         if self._both_resized(base, ours, theirs):
             return "append"
-        if self._drops_what_changed(base, ours, self._theirs) or self._drops_what_changed(base, theirs, self._ours):
+        dropped = (base, ours, self._theirs, theirs), (base, theirs, self._ours, ours)
+        if any(self._drops_what_changed(*each) for each in dropped):
             return "structure"
         if self._loses_what_is_shown(base, ours, *self._sides) or self._loses_what_is_shown(
             base, theirs, *reversed(self._sides)
@@ -360,15 +361,18 @@ class _ThreeWayMerge:
         if_equal = self._is_strict or (self._concatenates and not self._doubts.is_below(base.path))
         return any(len({b, o, t}) == 3 or (if_equal and b not in (o, t)) for b, o, t in axes)
 
-    def _drops_what_changed(self, base: Described, shrunk: Described, other: Side) -> bool:
-        """Tell whether a side changed chunks of which the other dropped elements by shrinking the array."""
+    def _drops_what_changed(self, base: Described, shrunk: Described, other: Side, there: Described) -> bool:
+        """Tell whether a side changed chunks of which the other dropped elements by shrinking the array.
+
+        A chunk that a side has deleted is a change to fill values, unless it lies beyond the side's own array.
+        """
         extents = zip(shrunk.node.shape, base.node.shape, strict=False)
         if shrunk.kind != "array" or all(now >= before for now, before in extents):
             return False
         return any(
-            other.changes[key].after is not None
-            and not is_document(key)
+            not is_document(key)
             and cuts_chunk(shrunk.key, base.content, shrunk.content, key)
+            and (other.changes[key].after is not None or not cuts_chunk(shrunk.key, base.content, there.content, key))
             for key in other.changes_below(shrunk.path)
         )
 
