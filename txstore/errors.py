@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,6 +17,9 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+#: Libraries between a caller and a warning.
+_BETWEEN = {*sys.stdlib_module_names, "fsspec", "txstore", "xarray", "zarr"}
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -23,6 +27,14 @@ T = TypeVar("T")
 def shown_keys(keys: Sequence[str]) -> str:
     """Return the first keys, formatted for a message."""
     return ", ".join(repr(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")
+
+
+def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn, as from the line that called TxStore: behind its own frames, those of zarr, and so on."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_full(error: BaseException) -> bool:

@@ -15,7 +15,6 @@ import io
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from glob import has_magic
@@ -31,7 +30,7 @@ from fsspec.utils import stringify_path, tokenize
 from txstore import processes
 from txstore.commit import MAIN
 from txstore.engine import Position
-from txstore.errors import RepositoryNotFoundError, UncommittedChangesWarning
+from txstore.errors import RepositoryNotFoundError, UncommittedChangesWarning, warn
 from txstore.format.consolidated import may_be_consolidated
 from txstore.format.mapping import Hierarchy
 from txstore.format.names import CHAINED, PRINTED
@@ -636,7 +635,7 @@ class WrittenFile(io.BytesIO):
             self._write(content)
             return
         why = "was not closed" if self._finalizing else f"was closed because of {type(error).__name__}"
-        warnings.warn(f"a file for writing {why}: its content is dropped", UncommittedChangesWarning, stacklevel=2)
+        warn(f"a file for writing {why}: its content is dropped", UncommittedChangesWarning)
 
 
 def _reads_of(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import warnings
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from zarr.abc.url_pipeline import AdapterResolution, URLPipelineAdapter
 
-from txstore.errors import UncommittedChangesWarning
+from txstore.errors import UncommittedChangesWarning, warn
 from txstore.format.names import CHAINED
 from txstore.history.opening import Access, locate
 from txstore.history.url_parameters import Parameters, split_parameters
@@ -59,7 +58,7 @@ class CommittedOnClose(TxStore):
             else:
                 self.rollback()
                 why = f"the store was closed because of {type(error).__name__}: its staged changes are dropped"
-                warnings.warn(why, UncommittedChangesWarning, stacklevel=2)
+                warn(why, UncommittedChangesWarning)
         super().close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Collection, Iterator
 
 from txstore.commit import MAIN, Stored
@@ -15,6 +16,7 @@ from txstore.history.chain import Chain
 from txstore.history.identity import Identity
 from txstore.steps import step
 from txstore.storage.interface import Storage, read_listed
+from txstore.storage.objects.errors import NoListsError
 
 
 class TagNames:
@@ -43,9 +45,16 @@ class TagNames:
             return Tag.decode(self._storage.read(path))
         except FileNotFoundError:
             self._identity.check_there()
-            raise CommitNotFoundError(f"tag {name!r}", advice="there is no such tag; see repo.tags") from None
+            raise self._missing(name) from None
         except encoding.MalformedError as error:
             raise CorruptionError(path, reason=error.reason) from error
+
+    def _missing(self, name: str) -> CommitNotFoundError:
+        near: list[str] = []
+        with contextlib.suppress(NoListsError):
+            near = difflib.get_close_matches(name, self.names(), cutoff=0.5)
+        told = f"there is {' and '.join(map(repr, near))}" if near else "see repo.tags"
+        return CommitNotFoundError(f"tag {name!r}", advice=f"there is no such tag; {told}")
 
     def check_free(self, name: str) -> None:
         """Raise `ValueError` if a tag has the name of a branch: `at=` takes both."""
@@ -58,7 +67,7 @@ class TagNames:
         path = names.tag_path(check_name("tag", name))
         if not self._storage.exists(path):
             self._identity.check_there()
-            raise CommitNotFoundError(f"tag {name!r}", advice="there is no such tag; see repo.tags")
+            raise self._missing(name)
         self._storage.delete(path)
         # A tag that came back after a power loss would name a commit that a vacuum may have deleted.
         self._storage.sync_directory(names.TAGS)

@@ -11,7 +11,6 @@ import logging
 import platform
 import struct
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -28,6 +27,7 @@ from txstore.errors import (
     CorruptionError,
     SnapshotExpiredError,
     TxStoreError,
+    warn,
 )
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
@@ -214,13 +214,12 @@ class Publisher:
         # Commits above the first one have future times only because of it.
         first = self.commits.files.at(head.header.branch, first_since(self.commits, head, now)) or head
         ahead, commit = timedelta(microseconds=first.header.time - now), first.commit
-        warnings.warn(
+        warn(
             f"{self.storage.url}: commit {commit} ({commit.id[:12]}) by {commit.author} is dated "
             f"{commit.time.isoformat(timespec='seconds')}, {_hours(ahead)} ahead of the clock of this machine "
             f"({platform.node()}): one of the two clocks is wrong. Until that time, each new commit is dated a "
             "microsecond after its parent, and at= finds it by that date",
             ClockWarning,
-            stacklevel=2,
         )
 
     @step("publish")
@@ -455,7 +454,7 @@ class _Lost:
             told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and an attempt took "
             told += f"{waited / self._versions:.1f} s. If that is long, the server is slow, or does not answer"
             with contextlib.suppress(CommitWaitWarning):  # if warnings are errors: the commit itself has no error
-                warnings.warn(f"{told}; commit_timeout= limits that", CommitWaitWarning, stacklevel=2)
+                warn(f"{told}; commit_timeout= limits that", CommitWaitWarning)
 
 
 def align(offset: int) -> int:

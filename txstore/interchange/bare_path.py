@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from txstore.errors import BarePathError
+from txstore.errors import BarePathError, warn
 from txstore.format import names
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _not_by_url(set_up: Callable[..., None]) -> Callable[..., None]:
 @cache  # zarr makes several stores of one path
 def _warn_of(root: str) -> None:
     told = "a TxStore repository: use xr.open_dataset(path, engine='txstore'), or zarr.open(txstore.TxStore(path))"
-    warnings.warn(f"{root} is {told}", stacklevel=3)
+    warn(f"{root} is {told}")
 
 
 def _looking_first(delete: Callable[..., Any], store: str) -> Callable[..., Any]:

@@ -22,7 +22,6 @@ import gc
 import os
 import posixpath
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +38,7 @@ from txstore.errors import (
     ErasureTimeoutError,
     NodeNotFoundError,
     SnapshotExpiredError,
+    warn,
 )
 from txstore.format import names, packfile
 from txstore.format.display import html_head, readable_size
@@ -141,6 +141,7 @@ def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) ->
 
     Raises `ErasureTimeoutError`, and the errors of `Storage.alone`.
     """
+    commits.identity.check_there()
     with commits.storage.alone(names.ERASE_LOCK) as check_turn:
         snapshots.heed_erasures()  # new values are made of what is stored, never of what was
         turn = Erasing(commits, snapshots, timeout, check_turn)
@@ -354,7 +355,7 @@ class _Erasing:
             self._has_warned = True
             told = f"{holder}, and the erasure waits for that: close the stores, snapshots and datasets opened there"
             with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: an erasure may have begun
-                warnings.warn(told, CommitWaitWarning, stacklevel=2)
+                warn(told, CommitWaitWarning)
 
     def _holders(self) -> Iterator[str]:
         """Yield, in words, each process that reads a commit with values to erase, or has a transaction open on one."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import tee
 
 from txstore._native import index as native_index
 from txstore.commit import Stored
-from txstore.errors import raise_if_full
+from txstore.errors import raise_if_full, warn
 from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.packfile import PackName
@@ -145,7 +144,7 @@ def optimize(
         raise
     if made is not None and len(chosen) < len(wanted):
         told = f"there was room to copy {len(chosen):,} of {len(wanted):,} packs: vacuum(keep=1), then optimize again"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        warn(told, RuntimeWarning)
     return made
 
 

@@ -90,8 +90,9 @@ class Report:
     def __str__(self) -> str:
         repaired = f", {len(self.repaired):,} repaired," if self.repaired else ""
         outside = f" ({self.foreign:,} to files outside)" if self.foreign else ""
+        faults = f"{len(self.faults):,} fault{'' if len(self.faults) == 1 else 's'}"
         return (
-            f"{len(self.faults):,} faults{repaired} in {self.commits:,} commits, {self.values:,} values, "
+            f"{faults}{repaired} in {self.commits:,} commits, {self.values:,} values, "
             f"{self.refs:,} refs{outside}, {self.bytes:,} bytes"
         )
 

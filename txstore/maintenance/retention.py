@@ -8,12 +8,11 @@ committed since: the cost is spread over the expired commits, for any number of 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from datetime import timedelta
 from typing import Any
 
 from txstore.commit import Stored
-from txstore.errors import TxStoreError
+from txstore.errors import TxStoreError, warn
 from txstore.history import operations
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, Snapshots
@@ -90,7 +89,7 @@ def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str,
     except (TxStoreError, OSError) as error:
         # The commit is made. The process that makes one 64 commits later tries again.
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            warnings.warn(f"old commits were not folded: {error}", RuntimeWarning, stacklevel=2)
+            warn(f"old commits were not folded: {error}", RuntimeWarning)
 
 
 def _is_worth_it(commits: Commits, made: Stored, oldest_kept: int) -> bool:

@@ -8,12 +8,11 @@ rollback has changed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txstore import processes
-from txstore.errors import StaleArrayError, TxStoreError, UnequalLengthsWarning
+from txstore.errors import StaleArrayError, TxStoreError, UnequalLengthsWarning, warn
 from txstore.format.documents import (
     DocumentChange,
     compare_documents,
@@ -332,7 +331,7 @@ class HeldDocuments:
             derived = {output for view in views.values() for output in view.outputs}
             found = [each for each in found if not {each.path, each.grown} & derived]
         if found:
-            warnings.warn(UnequalLengthsWarning(found), stacklevel=4)
+            warn(UnequalLengthsWarning(found))
 
     def staged_in(self, transaction: Transaction) -> dict[str, bool]:
         """Return the documents that a rollback will drop, each with whether there may be chunks below it."""

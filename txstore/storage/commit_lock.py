@@ -19,7 +19,6 @@ import struct
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -28,7 +27,7 @@ from typing import ClassVar
 import filelock
 
 from txstore import processes
-from txstore.errors import CommitTimeoutError, CommitWaitWarning
+from txstore.errors import CommitTimeoutError, CommitWaitWarning, warn
 
 if sys.platform == "linux":
     import fcntl
@@ -81,7 +80,7 @@ class Wait:
             "goes on; commit_timeout= limits such waits"
         )
         with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: this thread has no handler for it
-            warnings.warn(told, CommitWaitWarning, stacklevel=2)
+            warn(told, CommitWaitWarning)
 
     def over(self) -> CommitTimeoutError:
         return CommitTimeoutError(self._url, self._what, self.holder(), self._timeout or 0.0)

@@ -11,12 +11,11 @@ import contextlib
 import errno
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-from txstore.errors import CommitWaitWarning
+from txstore.errors import CommitWaitWarning, warn
 from txstore.observing import carried
 from txstore.storage.objects.interface import ObjectStore
 
@@ -99,4 +98,4 @@ def _tell(path: str, seconds: float, seen: str) -> None:
         "it may"
     )
     with contextlib.suppress(CommitWaitWarning):  # where warnings are errors: nothing is wrong with the commit
-        warnings.warn(told, CommitWaitWarning, stacklevel=4)
+        warn(told, CommitWaitWarning)

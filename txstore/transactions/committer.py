@@ -150,6 +150,9 @@ class Committer:
         except (CorruptionError, ErasedError):
             self._check_erasures(self.head)  # it has read what was erased since, and needs no repair
             raise
+        except (FileNotFoundError, NotADirectoryError):
+            self.commits.identity.check_there()
+            raise
 
     def _run(self, is_wanted: bool) -> Stored | None:
         # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without

@@ -63,6 +63,7 @@ from txstore.format.keys import (
     ancestors,
     directory_prefix,
     document_key,
+    encode_key,
     is_document,
     node_of_document,
     stored_key,
@@ -110,8 +111,17 @@ def check(mine: Writes, base: Snapshot, head: Snapshot, since: int) -> None:
     for clause in CLAUSES:
         named = list(islice(clause.keys(check), MAX_NAMED))
         if named:
-            reason = clause.reason + _told_of_structure(check, named[0])
+            reason = clause.reason + _told_of_commit(head, named[0]) + _told_of_structure(check, named[0])
             raise ConflictError(named, reason=reason, base=base.commit, head=head.commit)
+
+
+def _told_of_commit(head: Snapshot, key: str) -> str:
+    """Return what a message adds of the commit that has written a key: its name, and if it is the newest, whose."""
+    found, commit = head.runs.lookup(encode_key(key)), head.commit
+    if found is None or commit is None:
+        return ""
+    whose = f" by {commit.author}, {commit.message.partition(chr(10))[0][:60]!r}" if found.seq == head.seq else ""
+    return f" ({commit.branch}@{commit.version - (head.seq - found.seq)}{whose})"
 
 
 def _told_of_structure(check: Check, key: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
 import weakref
 from contextlib import suppress
 
 from txstore import processes
-from txstore.errors import TransactionStateError, TxStoreError, UncommittedChangesWarning
+from txstore.errors import TransactionStateError, TxStoreError, UncommittedChangesWarning, warn
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
 from txstore.transactions.staging import Staging
@@ -150,11 +149,10 @@ def _drop(staging: Staging, attached: object) -> None:
         count = staging.known_count
     try:
         if count:
-            warnings.warn(
+            warn(
                 f"{staging.storage.url}: {count} staged writes were NOT COMMITTED and are dropped: call commit(), or "
                 "use `with repo.transaction() as store:`",
                 UncommittedChangesWarning,
-                stacklevel=2,
             )
     finally:  # a user may have turned the warning into an error
         staging.storage.dispatch.clean_up_later(staging.discard)

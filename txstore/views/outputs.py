@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +15,7 @@ from txstore.deriving.attributes import handed_on
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
 from txstore.deriving.spatial import TRANSFORM, placed_coarser
 from txstore.deriving.stages import CoarsenStage, DerivingStage, ReduceStage
+from txstore.errors import warn
 from txstore.format.documents import Described, describe
 from txstore.format.keys import ancestors, document_key
 from txstore.interfaces import AnyStore
@@ -68,7 +68,7 @@ def _warn_of_two_sizes(sources: _StoredSources, view: Coarsen, source: Described
                     "xr.open_dataset will refuse this group. Give the levels groups of their own, as in "
                     "to='levels/{level}/name', or create them first with other names of dimensions"
                 )
-                warnings.warn(told, UserWarning, stacklevel=2)
+                warn(told)
                 return
 
 
