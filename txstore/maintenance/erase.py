@@ -144,8 +144,11 @@ def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) ->
     with commits.storage.alone(names.ERASE_LOCK) as check_turn:
         snapshots.heed_erasures()  # new values are made of what is stored, never of what was
         turn = Erasing(commits, snapshots, timeout, check_turn)
-        turn.finish_interrupted()
-        yield turn
+        try:
+            turn.finish_interrupted()
+            yield turn
+        finally:  # files that a vacuum has deleted are in no survey, and the cache may have pieces of them
+            commits.storage.cache.heed(None)
 
 
 class Erasing:
