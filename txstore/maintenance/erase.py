@@ -165,10 +165,11 @@ class Erasing:
 
     def finish_interrupted(self) -> None:
         for record in self._unfinished():
-            if record.table is None or record.table.run is not None:
+            if record.may_have_replaced:
                 erasing = self._of(record.paths, None, None)
                 self._finished.append((record, erasing.finish(record)))
-            elif record.table.packs:  # nothing was replaced, and what it wrote may have what is erased next
+            elif record.table is not None and record.table.packs:
+                # Nothing was replaced, and what it wrote may have what is erased next.
                 self._check_turn()
                 write_record(self._commits.storage, replace(record, table=ReplacementTable(())))
                 self._commits.storage.delete(*(PackName(pack).path for pack in record.table.packs))
@@ -176,12 +177,12 @@ class Erasing:
     def erase(self, paths: Collection[str], delete: Delete, rows: RowsToErase | None = None) -> ErasureReport:
         """Erase all versions below some paths, or some rows of arrays."""
         erasing = self._of(paths, delete, rows)
-        begun = [record for record in self._unfinished() if rows is not None and rows.covers(record)]
-        same = [
-            report
-            for record, report in self._finished
-            if (record.paths == erasing.paths if rows is None else rows.covers(record))
-        ]
+
+        def is_same(record: ErasureRecord) -> bool:
+            return record.paths == erasing.paths if rows is None else rows.covers(record)
+
+        begun = list(filter(is_same, self._unfinished()))
+        same = [report for record, report in self._finished if is_same(record)]
         report = erasing.run(is_begun=bool(begun or same))
         for record in self._unfinished():  # their rows are gone, with the rest or as these
             left = [path for path in record.paths if not is_below(path, erasing.paths)]
