@@ -20,7 +20,7 @@ from tests.maintenance.erased_rows import Contents, array_of, check, contents, l
 from tests.tools.faults import Hook, watch
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
-from txstore.maintenance.erase import Erasing
+from txstore.maintenance import erase as erasing
 
 LABELS = np.arange(10, 18)
 #: Of each array a row of values for each label: no other bytes are like these.
@@ -218,6 +218,37 @@ def test_an_array_that_was_interrupted_is_erased_before_rows_of_another(filled: 
     assert filled.erase("w").commit is None
 
 
+@pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
+@pytest.mark.parametrize("when", ["vacuum", "_scrub"])
+def test_another_array_is_copied_there_meanwhile(
+    filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch, when: str, rows: list[Any]
+) -> None:
+    """By reference: what the copy has is not erased from the other one unasked."""
+    where = erasing if when == "vacuum" else erasing._Erasing
+    other, real, left = txstore.Repository(filled.url), getattr(where, when), [1]
+
+    def beside(*args: Any, **options: Any) -> Any:
+        if left and left.pop():
+            with other.transaction("copy") as store:
+                if rows:
+                    del zarr.open_group(store)["v"]
+                store.copy("w", "v")
+            del store
+            gc.collect()
+        return real(*args, **options)
+
+    before = {place: data for place, data in contents(filled).items() if place[2] != "v"}
+    monkeypatch.setattr(where, when, beside)
+    with pytest.raises(txstore.ErasureError, match=r"same values.*: 'w'"):
+        filled.erase("v", *rows)
+    check(before, contents(txstore.Repository(filled.url)), lambda *_: None, lambda _: 0)
+    gc.collect()
+    filled.erase("v", "w", *rows)
+    assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
+    assert filled.verify().faults == []
+    assert all(each.finished is not None for each in filled.erasures())
+
+
 def test_a_vacuum_comes_when_it_has_looked_for_rows(
     filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,13 +258,13 @@ def test_a_vacuum_comes_when_it_has_looked_for_rows(
     del store
     gc.collect()
     filled.optimize()
-    real = Erasing.erase
+    real = erasing.Erasing.erase
 
     def erase(*args: Any) -> Any:
         filled.vacuum(keep=1)
         return real(*args)
 
-    monkeypatch.setattr(Erasing, "erase", erase)
+    monkeypatch.setattr(erasing.Erasing, "erase", erase)
     txstore.Repository(filled.url).erase("", {"p": 11})
     assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
 
@@ -257,7 +288,7 @@ def test_an_array_of_which_nothing_was_erased_yet_is_not_finished_by_another(
     with pytest.raises(KeyboardInterrupt):
         killed.erase("v")
     copying.close()
-    del killed, watched, copying, copy
+    del killed, watched
     gc.collect()
     filled.erase("w", {"p": 11})
     [fault] = filled.verify().faults

@@ -251,13 +251,7 @@ class _Erasing:
             self._check_met(found)
         if not (found.changes if self._rows is None else self._is_left(self._rows, is_begun=is_begun)):
             return ErasureReport(self.paths, None, 0, 0, 0)
-        if found.shared:
-            raise ErasureError(
-                self.paths,
-                "these have some of the same values, which were moved or copied without being written: "
-                f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
-                "vacuum",
-            )
+        self._check_shared(found)
         self._wait()
         self._began = None
         for branch in living_branches(self._commits):  # all of them, before the first is changed
@@ -322,6 +316,15 @@ class _Erasing:
         for path in self.paths:
             if path not in found.met:
                 raise NodeNotFoundError(path)
+
+    def _check_shared(self, found: Survey) -> None:
+        if found.shared:
+            raise ErasureError(
+                self.paths,
+                "these have some of the same values, which were moved or copied without being written: "
+                f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
+                "vacuum",
+            )
 
     def _is_left(self, rows: RowsToErase, *, is_begun: bool) -> bool:
         """Tell whether any file may have values of the rows. Raises `ErasureError`."""
@@ -558,6 +561,9 @@ class _Erasing:
                 if not found.changes:
                     self._commits.head_caches.forget()
                     return record
+                if found.shared and record.table is not None and not record.values:
+                    self._write(replace(record, table=ReplacementTable(record.table.packs)))  # nothing was replaced
+                self._check_shared(found)  # a commit since the first look may have copied them
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 self._write(record)
                 self._files += scrub(self._storage, found)
