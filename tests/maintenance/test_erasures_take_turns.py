@@ -225,16 +225,17 @@ def test_another_array_is_copied_there_meanwhile(
 ) -> None:
     """By reference: what the copy has is not erased from the other one unasked."""
     where = erasing if when == "vacuum" else erasing._Erasing
-    other, real, left = txstore.Repository(filled.url), getattr(where, when), [1]
+    with filled.transaction("gone") as store:
+        del zarr.open_group(store)["v"]
+    del store
+    gc.collect()
+    copying, other, real = contextlib.ExitStack(), txstore.Repository(filled.url), getattr(where, when)
+    copying.enter_context(other.transaction("copy")).copy("w", "v")
 
     def beside(*args: Any, **options: Any) -> Any:
-        if left and left.pop():
-            with other.transaction("copy") as store:
-                if rows:
-                    del zarr.open_group(store)["v"]
-                store.copy("w", "v")
-            del store
-            gc.collect()
+        monkeypatch.undo()
+        copying.close()
+        gc.collect()
         return real(*args, **options)
 
     before = {place: data for place, data in contents(filled).items() if place[2] != "v"}
@@ -247,6 +248,21 @@ def test_another_array_is_copied_there_meanwhile(
     assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
     assert filled.verify().faults == []
     assert all(each.finished is not None for each in filled.erasures())
+
+
+@pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
+@pytest.mark.parametrize("how", ["copy", "move"])
+def test_nothing_is_copied_to_what_is_being_erased(filled: txstore.Repository, how: str, rows: list[Any]) -> None:
+    interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w", *rows))
+    with filled.begin() as mapping:
+        mapping.delete_dir("w")
+    with pytest.raises(txstore.ErasedError, match="being erased"), filled.transaction() as store:
+        getattr(store, how)("v", "w")
+    del store, mapping
+    gc.collect()
+    filled.erase("w", *rows)
+    with filled.transaction() as store:
+        getattr(store, how)("v", "w")
 
 
 def test_a_vacuum_comes_when_it_has_looked_for_rows(
