@@ -1,9 +1,10 @@
 """Random histories of erasures of rows and of arrays: one to three at once, in threads and processes, killed anywhere.
 
-Between them the repository is written, branched, restored, rechunked, optimized, vacuumed, backed up and checked out.
-After each step every element of every commit is compared with what it was before, and at the end all files are searched
-for the bytes of what was erased. Half of the values are 0 or 1, so that a wrong element may look right to a checksum of
-values; the others are unlike any other bytes.
+Between them the repository is written, branched, merged, restored, rechunked, optimized, vacuumed, backed up and
+checked out, arrays are copied and moved by reference, and commits are picked and reverted. After each step every
+element of every commit is compared with what it was before, and at the end all files are searched for the bytes of what
+was erased. Half of the values are 0 or 1, so that a wrong element may look right to a checksum of values; the others
+are unlike any other bytes.
 
     python -m tests.erasures --histories 2000 --seed 1
 """
@@ -42,6 +43,10 @@ FEW, UNIQUE = ("few", "g/few"), ("u", "g/u")
 FILLS = {"few": 9, "g/few": 0, "u": 0, "g/u": 0, "plain": 0}
 TIMEOUT = 60
 
+REFUSED = (
+    txstore.ErasedError, txstore.MergeConflictError, txstore.NoCommonAncestorError, txstore.SnapshotExpiredError,
+    txstore.CommitNotFoundError,
+)  # fmt: skip
 Place = tuple[str, int, str]  # branch, version and path of an array
 Values = npt.NDArray[Any]
 
@@ -329,6 +334,41 @@ class History:
         except txstore.CheckoutError:
             self.counts["refused checkout"] += 1
 
+    def copy_or_move(self) -> None:
+        """By reference: two paths have the same values, until one of them is written again."""
+        with (
+            contextlib.suppress(txstore.ErasedError, txstore.NodeNotFoundError),  # or "g" was erased
+            self.repo.transaction("copy", branch=self._branch()) as store,
+        ):
+            there = [path for path in UNIQUE if zarr.open_group(store).get(path) is not None]
+            if len(there) == 2:
+                del zarr.open_group(store)[gone := self.drawn.choice(UNIQUE)]
+                there.remove(gone)
+            if there:
+                [source] = there
+                to = next(path for path in UNIQUE if path != source)
+                for label, row in enumerate(zarr.open_array(store, path=source)[:]):
+                    self.written.setdefault((to, label), set()).update(each.tobytes() for each in row[row != 0])
+                self.drawn.choice([store.copy, store.copy, store.move])(source, to)
+
+    def merge(self) -> None:
+        source, target = self._branch(), self._branch()
+        if source != target:
+            with contextlib.suppress(*REFUSED):
+                self.repo.merge(source, target, resolve={"": self.drawn.choice(["ours", "theirs"])})
+
+    def pick_or_revert(self) -> None:
+        branch, target = self._branch(), self._branch()
+        with contextlib.suppress(*REFUSED):
+            commit = self.drawn.choice(list(self.repo.log(branch)))
+            lengths = {
+                zarr.open_array(self.repo.snapshot(at=at, branch=name), path="p", mode="r").shape
+                for at, name in ((commit.version, branch), (commit.version - 1, branch), (None, target))
+            }
+            if len(lengths) == 1 and commit.version:
+                how = self.drawn.choice([self.repo.cherry_pick, self.repo.revert])
+                how(commit, target, resolve={"": self.drawn.choice(["ours", "theirs"])})
+
     # --- erasures
 
     def task(self) -> Task:
@@ -352,10 +392,14 @@ class History:
         self.check(tasks, {task: answer for task, answer in zip(tasks, answers, strict=True) if answer != "killed"})
 
     def note(self, task: Task, before: dict[tuple[str, int], set[bytes]], answer: str) -> None:
-        for (path, label), pieces in before.items():
-            if task.covers(path) and (task.rows is None or label in task.rows):
-                self.secrets |= pieces
-                self.recorded |= pieces if answer == "erased" else set()
+        stays = set[bytes]()  # copies that were written again
+        meant = {key for key in before if task.covers(key[0]) and (task.rows is None or key[1] in task.rows)}
+        for key, pieces in self.written.items():
+            stays |= pieces - before.get(key, set()) if key in meant else pieces
+        for key in meant:
+            self.secrets |= before[key] - stays
+            self.recorded |= before[key] - stays if answer == "erased" else set()
+            self.written[key] -= before[key]
         self.unfinished = [each for each in self.unfinished if each != task]
 
     def run(self, tasks: list[Task]) -> list[str]:
@@ -457,6 +501,8 @@ class History:
                 self.note(task, before, answer)
             elif answer == "no node" and len(task.paths) > 1:  # one of them was erased as a whole since
                 self.unfinished += [Task((path,), task.rows) for path in task.paths]
+            elif answer == "shared":
+                self.unfinished.append(Task(UNIQUE if task.rows is None else ("",), task.rows))
             self.check([task], {task: answer})
         if self.copied:
             self.back_up()
@@ -480,7 +526,8 @@ class History:
 WORK: list[Callable[[History], None]] = [
     History.write, History.write, History.write, History.append, History.make, History.branch, History.drop_branch,
     History.restore, History.rechunk, History.optimize, History.vacuum, History.tag, History.back_up, History.back_up,
-    History.check_out, History.check_out,
+    History.check_out, History.check_out, History.copy_or_move, History.merge, History.merge, History.pick_or_revert,
+    History.pick_or_revert,
 ]  # fmt: skip
 
 

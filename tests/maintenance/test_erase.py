@@ -563,6 +563,22 @@ def test_an_erased_value_that_is_there_again_is_erased_again(repo: txstore.Repos
 
 
 # --- object stores
+def test_a_cache_has_no_files_that_a_vacuum_deleted(tmp_path: Path) -> None:
+    """It keeps pieces of files that are gone, and no survey meets those."""
+    cache = tmp_path / "cache"
+    repo = txstore.Repository(f"memory://{tmp_path.name}/erased.tx", single_writer=True, cache_dir=cache)
+    fill(repo)
+    for version in range(3):
+        assert all(repo.mapping(at=version).values())
+    del repo.tags["v1"], repo.branches["dev"]
+    gc.collect()
+    repo.optimize()
+    repo.vacuum(keep=1)
+    assert leaks(files_of(cache))
+    repo.erase("s")
+    assert leaks(files_of(cache)) == []
+
+
 def test_objects_and_caches(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     repo = txstore.Repository(f"memory://{tmp_path.name}/erased.tx", single_writer=True, cache_dir=cache)

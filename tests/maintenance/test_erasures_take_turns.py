@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -19,6 +20,7 @@ from tests.maintenance.erased_rows import Contents, array_of, check, contents, l
 from tests.tools.faults import Hook, watch
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
+from txstore.maintenance import erase as erasing
 
 LABELS = np.arange(10, 18)
 #: Of each array a row of values for each label: no other bytes are like these.
@@ -214,6 +216,110 @@ def test_an_array_that_was_interrupted_is_erased_before_rows_of_another(filled: 
     check_erased(filled, before, v=[11])
     assert leaks(filled.url, *secrets("w", LABELS.tolist())) == []
     assert filled.erase("w").commit is None
+
+
+@pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
+@pytest.mark.parametrize("when", ["vacuum", "_scrub"])
+def test_another_array_is_copied_there_meanwhile(
+    filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch, when: str, rows: list[Any]
+) -> None:
+    """By reference: what the copy has is not erased from the other one unasked."""
+    where = erasing if when == "vacuum" else erasing._Erasing
+    with filled.transaction("gone") as store:
+        del zarr.open_group(store)["v"]
+    del store
+    gc.collect()
+    copying, other, real = contextlib.ExitStack(), txstore.Repository(filled.url), getattr(where, when)
+    copying.enter_context(other.transaction("copy")).copy("w", "v")
+
+    def beside(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        copying.close()
+        gc.collect()
+        return real(*args, **options)
+
+    before = {place: data for place, data in contents(filled).items() if place[2] != "v"}
+    monkeypatch.setattr(where, when, beside)
+    with pytest.raises(txstore.ErasureError, match=r"same values.*: 'w'"):
+        filled.erase("v", *rows)
+    check(before, contents(txstore.Repository(filled.url)), lambda *_: None, lambda _: 0)
+    gc.collect()
+    filled.erase("v", "w", *rows)
+    assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
+    assert filled.verify().faults == []
+    assert all(each.finished is not None for each in filled.erasures())
+
+
+@pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
+@pytest.mark.parametrize("how", ["copy", "move"])
+def test_nothing_is_copied_to_what_is_being_erased(filled: txstore.Repository, how: str, rows: list[Any]) -> None:
+    interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w", *rows))
+    with filled.begin() as mapping:
+        mapping.delete_dir("w")
+    with pytest.raises(txstore.ErasedError, match="being erased"), filled.transaction() as store:
+        getattr(store, how)("v", "w")
+    del store, mapping
+    gc.collect()
+    filled.erase("w", *rows)
+    with filled.transaction() as store:
+        getattr(store, how)("v", "w")
+
+
+def test_a_vacuum_comes_when_it_has_looked_for_rows(
+    filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del filled.branches["dev"]
+    with filled.transaction("last") as store:
+        zarr.open_array(store, path="v")[:] = 5
+    del store
+    gc.collect()
+    filled.optimize()
+    real = erasing.Erasing.erase
+
+    def erase(*args: Any) -> Any:
+        filled.vacuum(keep=1)
+        return real(*args)
+
+    monkeypatch.setattr(erasing.Erasing, "erase", erase)
+    txstore.Repository(filled.url).erase("", {"p": 11})
+    assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_an_array_of_which_nothing_was_erased_yet_is_not_finished_by_another(
+    filled: txstore.Repository, expires: bool
+) -> None:
+    """A transaction that the erasure was about to wait for has copied values since: only the same call finds them."""
+    copying = contextlib.ExitStack()
+
+    def copy() -> None:
+        store = copying.enter_context(txstore.Repository(filled.url).transaction("copies"))
+        store.restore("v", at=0)
+        zarr.open_array(store, path="v")[0] = 1
+
+    killed = txstore.Repository(filled.url)
+    watched = watch(killed)
+    watched.before["replace"] = at(names.ERASED, 0, copy)
+    watched.after["replace"] = at(names.ERASED, 0, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        killed.erase("v")
+    copying.close()
+    del killed, watched
+    gc.collect()
+    filled.erase("w", {"p": 11})
+    [fault] = filled.verify().faults
+    assert "the erasure of 'v' by" in fault.reason
+    if expires:
+        del filled.branches["dev"]
+        with filled.begin() as mapping:
+            mapping.delete_dir("v")
+        del mapping
+        gc.collect()
+        filled.optimize()
+        filled.vacuum(keep=1)
+    assert (filled.erase("v").commit is None) == expires
+    assert leaks(filled.url, *secrets("v", LABELS.tolist())) == []
+    assert filled.verify().faults == []
 
 
 def test_one_of_the_arrays_was_erased_as_a_whole_since(filled: txstore.Repository) -> None:

@@ -302,6 +302,13 @@ class ErasureRecord:
         """The path of its file."""
         return names.erasure_path(self.id, of_rows=self.table is not None)
 
+    @property
+    def may_have_replaced(self) -> bool:
+        """Whether files may have been replaced, so that the record says all that is needed to finish the erasure."""
+        if self.table is not None:
+            return self.table.run is not None
+        return self.finished is not None or self.values > 0
+
     def encode(self) -> bytes:
         members: dict[str, Any] = {
             "erasure": self.id, "paths": list(self.paths), "by": self.by, "time": self.time,

@@ -18,7 +18,7 @@ from txstore.format import commitfile, names, packfile
 from txstore.format.commitfile import RunName
 from txstore.format.constraints import Constraint
 from txstore.format.declarations import NOTHING_DECLARED, Declarations
-from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key
+from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key, is_related
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord
@@ -579,6 +579,12 @@ class Snapshots:
             found.append((name, self._finished.get(name)))
         told = blake2b(repr(sorted(found)).encode(), digest_size=16).digest() if found else b""
         return told, any(finished is None for _, finished in found)
+
+    def check_not_being_erased(self, path: str) -> None:
+        """Raise `ErasedError` if an erasure has not ended that is about a path, or what is above or below it."""
+        for record in read_records(self._commits.storage):
+            if record.finished is None and any(is_related(path, each) for each in record.paths):
+                raise as_erasure(record).error(path)
 
     def check_kept(self, stored: Stored) -> None:
         """Raise `SnapshotExpiredError` if a vacuum has expired a commit."""

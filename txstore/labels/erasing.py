@@ -6,6 +6,7 @@ values there, and are encoded anew by the codecs of the array, as that commit de
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,13 @@ class ErasedRows:
     # --- what an erasure asks
 
     def check(self) -> bool:
-        found, self._found = self._found or self._look(), None
+        found, self._found = self._found, None
+        if found is not None:
+            with contextlib.suppress(CorruptionError, FileNotFoundError):  # a vacuum may have come since
+                return self._check(found)
+        return self._check(self._look())
+
+    def _check(self, found: RowsInHistory) -> bool:
         found.check()
         # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
         return sum(after.value is not None for after in self._values(found)) > 0

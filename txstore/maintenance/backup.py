@@ -269,8 +269,7 @@ class _BackUp:
         values. So this raises `BackupErasureError` if a record would erase values and the caller did not ask for it.
         """
         known = {record.id: record for record in read_records(self.target)}
-        # As long as an erasure of rows has no table, nothing was replaced.
-        begun = [each for each in read_records(self.source) if each.table is None or each.table.run is not None]
+        begun = [each for each in read_records(self.source) if each.may_have_replaced]
         new = [record for record in begun if known.get(record.id) != record]
         found = [(record, self._survey(copies, record)) for record in new]
         refused = [as_erasure(record) for record, survey in found if survey.changes]

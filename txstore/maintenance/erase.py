@@ -145,8 +145,11 @@ def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) ->
     with commits.storage.alone(names.ERASE_LOCK) as check_turn:
         snapshots.heed_erasures()  # new values are made of what is stored, never of what was
         turn = Erasing(commits, snapshots, timeout, check_turn)
-        turn.finish_interrupted()
-        yield turn
+        try:
+            turn.finish_interrupted()
+            yield turn
+        finally:  # files that a vacuum has deleted are in no survey, and the cache may have pieces of them
+            commits.storage.cache.heed(None)
 
 
 class Erasing:
@@ -163,10 +166,11 @@ class Erasing:
 
     def finish_interrupted(self) -> None:
         for record in self._unfinished():
-            if record.table is None or record.table.run is not None:
+            if record.may_have_replaced:
                 erasing = self._of(record.paths, None, None)
                 self._finished.append((record, erasing.finish(record)))
-            elif record.table.packs:  # nothing was replaced, and what it wrote may have what is erased next
+            elif record.table is not None and record.table.packs:
+                # Nothing was replaced, and what it wrote may have what is erased next.
                 self._check_turn()
                 write_record(self._commits.storage, replace(record, table=ReplacementTable(())))
                 self._commits.storage.delete(*(PackName(pack).path for pack in record.table.packs))
@@ -174,12 +178,12 @@ class Erasing:
     def erase(self, paths: Collection[str], delete: Delete, rows: RowsToErase | None = None) -> ErasureReport:
         """Erase all versions below some paths, or some rows of arrays."""
         erasing = self._of(paths, delete, rows)
-        begun = [record for record in self._unfinished() if rows is not None and rows.covers(record)]
-        same = [
-            report
-            for record, report in self._finished
-            if (record.paths == erasing.paths if rows is None else rows.covers(record))
-        ]
+
+        def is_same(record: ErasureRecord) -> bool:
+            return record.paths == erasing.paths if rows is None else rows.covers(record)
+
+        begun = list(filter(is_same, self._unfinished()))
+        same = [report for record, report in self._finished if is_same(record)]
         report = erasing.run(is_begun=bool(begun or same))
         for record in self._unfinished():  # their rows are gone, with the rest or as these
             left = [path for path in record.paths if not is_below(path, erasing.paths)]
@@ -248,13 +252,7 @@ class _Erasing:
             self._check_met(found)
         if not (found.changes if self._rows is None else self._is_left(self._rows, is_begun=is_begun)):
             return ErasureReport(self.paths, None, 0, 0, 0)
-        if found.shared:
-            raise ErasureError(
-                self.paths,
-                "these have some of the same values, which were moved or copied without being written: "
-                f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
-                "vacuum",
-            )
+        self._check_shared(found)
         self._wait()
         self._began = None
         for branch in living_branches(self._commits):  # all of them, before the first is changed
@@ -319,6 +317,15 @@ class _Erasing:
         for path in self.paths:
             if path not in found.met:
                 raise NodeNotFoundError(path)
+
+    def _check_shared(self, found: Survey) -> None:
+        if found.shared:
+            raise ErasureError(
+                self.paths,
+                "these have some of the same values, which were moved or copied without being written: "
+                f"{_shown(found.shared)}. Give them, too, or take them out of the history first: delete them, then "
+                "vacuum",
+            )
 
     def _is_left(self, rows: RowsToErase, *, is_begun: bool) -> bool:
         """Tell whether any file may have values of the rows. Raises `ErasureError`."""
@@ -555,6 +562,9 @@ class _Erasing:
                 if not found.changes:
                     self._commits.head_caches.forget()
                     return record
+                if found.shared and record.table is not None and not record.values:
+                    self._write(replace(record, table=ReplacementTable(record.table.packs)))  # nothing was replaced
+                self._check_shared(found)  # a commit since the first look may have copied them
                 record = replace(record, values=record.values + found.values, length=record.length + found.bytes)
                 self._write(record)
                 self._files += scrub(self._storage, found)

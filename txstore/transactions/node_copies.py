@@ -158,6 +158,7 @@ class NodeCopies:
         kind = kind_of_node(self._view, above)
         if kind != "group" and (above or kind == "array"):
             raise NodeNotFoundError(above, "group", kind)
+        self._snapshots.check_not_being_erased(to[:-1])  # the erasure would come upon the values of the source there
         return start, to
 
     @staticmethod
