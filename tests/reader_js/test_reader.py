@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -29,8 +30,11 @@ from starlette.staticfiles import StaticFiles
 
 import txstore
 from tests.reader_js.node import ROOT, WITHOUT_LISTS, Listing, Node, Refused, content, listed, running, served
+from tests.tools.forged_headers import forge_header
 from tests.tools.waiting import wait_until
 from txstore.format import commitfile, encoding
+from txstore.format.carried import carry
+from txstore.history.opening import open_commits, open_storage
 
 READER = ROOT / "txstore/reader_js"
 
@@ -71,6 +75,28 @@ def test_commits(repo: txstore.Repository, where: str, node: Node) -> None:
     assert first["properties"] == {"run": 7}
     assert first["time"] == repo.log()[2].time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert len(node.ask("log", f"{where}/data.tx", branch="main", limit=2)) == 2
+
+
+def test_a_carried_header_of_another_version(tmp_path: Path, where: str, node: Node) -> None:
+    """Its hash is what the commit says of its parent. Commits of such versions could be one another's ancestors."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for value in (b"0", b"1", b"2"):
+        with repo.begin() as transaction:
+            transaction["a"] = value
+    assert len(node.ask("log", f"{where}/data.tx", branch="main")) == 3
+    files = open_commits(open_storage(tmp_path / "data.tx")).files
+    parent, head = (files.read("main", version) for version in (1, 2))
+    encoded = replace(parent.header, version=9, seq=10).encode()
+    footer = replace(parent.footer, header_length=len(encoded), header_checksum=encoding.crc32c(encoded),
+                     file_length=parent.footer.header_offset + len(encoded) + 64)  # fmt: skip
+    more = carry(encoded, footer.encode(), b"")
+    section = commitfile.Section(commitfile.SECTION_CARRIED, head.footer.header_offset, len(more))
+    sections = [each for each in head.header.sections if each.kind != commitfile.SECTION_CARRIED]
+    forge_header(
+        tmp_path / "data.tx", 2, more=more, sections=(*sections, section), parent_hash=commitfile.header_hash(encoded)
+    )
+    with pytest.raises(Refused, match="CorruptionError"):
+        node.ask("log", f"{where}/data.tx", branch="main", limit=2)
 
 
 def test_names(repo: txstore.Repository, where: str, node: Node) -> None:

@@ -17,6 +17,7 @@ import pytest
 import txstore
 from tests.serving.browser import sample
 from tests.serving.browser.conftest import SERVED
+from tests.tools.forged_headers import forge_header
 from txstore.cli.serve import redirecting_to
 from txstore.serving.server import Server
 
@@ -174,6 +175,23 @@ def test_documents_and_values_that_a_page_could_work_on_for_ever(look: Callable[
         page = looking.go(f"#/tree/main/{path}")
         expect(page.locator(seen).first).to_be_visible()
         assert page.title().startswith("hostile.tx"), "it answers"
+
+
+def test_commits_that_name_one_another_as_parents(look: Callable[..., Any], tmp_path: Path) -> None:
+    """The page looks for the commit that has written a chunk: it would go round for ever."""
+    repo = repo_of(tmp_path, a=document())
+    for branch in ("main", "Dev"):
+        if branch == "Dev":
+            repo.branches[branch] = 0
+        with repo.begin(branch=branch) as mapping:
+            mapping["a/c/0"] = bytes(4)
+    main, other = repo.head(), repo.head("Dev")
+    record = repo.engine.commits.branches.all()["Dev"]
+    forge_header(tmp_path / "hostile.tx", 1, parent_id=bytes.fromhex(other.id), seq=100)
+    forge_header(tmp_path / "hostile.tx", 1, record.id, parent_id=bytes.fromhex(main.id), seq=100)
+    page = look(repo, "#/tree/main/a?view=chunks").page
+    expect(page.locator(":is(.failure, .legend li)").first).to_be_visible()
+    assert page.title().startswith("hostile.tx"), "it answers"
 
 
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}]
