@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -534,6 +535,35 @@ def test_answers_without_end(repo: txstore.Repository, tmp_path: Path, node: Nod
 
     with listed(tmp_path, Endless) as base, pytest.raises(Refused, match=told):
         node.ask("get", f"{base}/data.tx", at="v1" if path == "tags/v1" else "main", key="a/c/0")
+
+
+@pytest.mark.parametrize(
+    ("length", "told"), [(1 << 40, "at most 1073741824 are read"), (1 << 30, "CorruptionError.*it ends before byte")]
+)
+def test_a_run_that_is_longer_than_its_file(
+    repo: txstore.Repository, tmp_path: Path, node: Node, length: int, told: str
+) -> None:
+    """What a header declares is looked at before anything is read: a server of a stranger may send it for ever."""
+
+    class Lying(Listing):
+        def do_GET(self) -> None:
+            first, last = (self.headers.get("Range") or "bytes=-0").removeprefix("bytes=").split("-")
+            if not first or int(last) - int(first) < 8 << 20:
+                super().do_GET()
+                return
+            size = 1 << 50 if length > 1 << 30 else int(first) + (1 << 20)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{min(int(last), size - 1)}/{size}")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 10))
+                    time.sleep(0.01)
+
+    header = open_commits(open_storage(tmp_path / "data.tx")).files.read("main", 2).header
+    forge_header(tmp_path / "data.tx", 2, runs=(header.runs[0]._replace(offset=64, length=length),))
+    with listed(tmp_path, Lying) as base, pytest.raises(Refused, match=told):
+        node.ask("get", f"{base}/data.tx", at="main", key="a/c/0")
 
 
 @pytest.mark.parametrize("faults", [1, 99])
