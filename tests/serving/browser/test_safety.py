@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -76,6 +77,15 @@ def test_lines_of_python_stay_lines_of_python(look: Callable[..., Any], hostile:
 
     text = page.locator(".line:visible code").last.text_content()
     assert eval(text, {"txstore": txstore, "zarr": zarr}).tolist() == [3.0, 4.0, 5.0]
+
+
+@SERVED
+def test_a_line_of_a_shell_runs_nothing_else(look: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "it's; touch stolen"
+    folder.mkdir()
+    repo = repo_of(folder, a=document())
+    line = look(repo, "#/tree/main/a?view=details").page.locator(".line code", has_text="--allow-origin").first
+    assert shlex.split(line.text_content())[:3] == ["txstore", "serve", repo.url]
 
 
 def test_the_token_is_exchanged_for_a_cookie(browser: Any, hostile: txstore.Repository) -> None:

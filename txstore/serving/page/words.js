@@ -65,6 +65,9 @@ export function quoted(text) {
   return `"${printable}"`;
 }
 
+/** Text as a word of a shell: a directory may have any name. */
+export const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 export const EVERYTHING = ":";
 
 /** A part of a selection: an index, or [start, stop]. */
