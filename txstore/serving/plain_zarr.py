@@ -303,7 +303,7 @@ class Positions:
     def _heed_erasures(self) -> None:
         """Keep no snapshot from before an erasure: its runs, and what was read of them, are as they were then."""
         begun = time.monotonic()
-        with contextlib.suppress(NoListsError):  # then no record of an erasure is found at all
+        with contextlib.suppress(NoListsError, PermissionError):  # then no record of an erasure is found at all
             self._engine.snapshots.heed_erasures()
         self._looked = begun
 
