@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -29,8 +31,11 @@ from starlette.staticfiles import StaticFiles
 
 import txstore
 from tests.reader_js.node import ROOT, WITHOUT_LISTS, Listing, Node, Refused, content, listed, running, served
+from tests.tools.forged_headers import forge_header
 from tests.tools.waiting import wait_until
 from txstore.format import commitfile, encoding
+from txstore.format.carried import carry
+from txstore.history.opening import open_commits, open_storage
 
 READER = ROOT / "txstore/reader_js"
 
@@ -71,6 +76,28 @@ def test_commits(repo: txstore.Repository, where: str, node: Node) -> None:
     assert first["properties"] == {"run": 7}
     assert first["time"] == repo.log()[2].time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert len(node.ask("log", f"{where}/data.tx", branch="main", limit=2)) == 2
+
+
+def test_a_carried_header_of_another_version(tmp_path: Path, where: str, node: Node) -> None:
+    """Its hash is what the commit says of its parent. Commits of such versions could be one another's ancestors."""
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for value in (b"0", b"1", b"2"):
+        with repo.begin() as transaction:
+            transaction["a"] = value
+    assert len(node.ask("log", f"{where}/data.tx", branch="main")) == 3
+    files = open_commits(open_storage(tmp_path / "data.tx")).files
+    parent, head = (files.read("main", version) for version in (1, 2))
+    encoded = replace(parent.header, version=9, seq=10).encode()
+    footer = replace(parent.footer, header_length=len(encoded), header_checksum=encoding.crc32c(encoded),
+                     file_length=parent.footer.header_offset + len(encoded) + 64)  # fmt: skip
+    more = carry(encoded, footer.encode(), b"")
+    section = commitfile.Section(commitfile.SECTION_CARRIED, head.footer.header_offset, len(more))
+    sections = [each for each in head.header.sections if each.kind != commitfile.SECTION_CARRIED]
+    forge_header(
+        tmp_path / "data.tx", 2, more=more, sections=(*sections, section), parent_hash=commitfile.header_hash(encoded)
+    )
+    with pytest.raises(Refused, match="CorruptionError"):
+        node.ask("log", f"{where}/data.tx", branch="main", limit=2)
 
 
 def test_names(repo: txstore.Repository, where: str, node: Node) -> None:
@@ -508,6 +535,35 @@ def test_answers_without_end(repo: txstore.Repository, tmp_path: Path, node: Nod
 
     with listed(tmp_path, Endless) as base, pytest.raises(Refused, match=told):
         node.ask("get", f"{base}/data.tx", at="v1" if path == "tags/v1" else "main", key="a/c/0")
+
+
+@pytest.mark.parametrize(
+    ("length", "told"), [(1 << 40, "at most 1073741824 are read"), (1 << 30, "CorruptionError.*it ends before byte")]
+)
+def test_a_run_that_is_longer_than_its_file(
+    repo: txstore.Repository, tmp_path: Path, node: Node, length: int, told: str
+) -> None:
+    """What a header declares is looked at before anything is read: a server of a stranger may send it for ever."""
+
+    class Lying(Listing):
+        def do_GET(self) -> None:
+            first, last = (self.headers.get("Range") or "bytes=-0").removeprefix("bytes=").split("-")
+            if not first or int(last) - int(first) < 8 << 20:
+                super().do_GET()
+                return
+            size = 1 << 50 if length > 1 << 30 else int(first) + (1 << 20)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{min(int(last), size - 1)}/{size}")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 10))
+                    time.sleep(0.01)
+
+    header = open_commits(open_storage(tmp_path / "data.tx")).files.read("main", 2).header
+    forge_header(tmp_path / "data.tx", 2, runs=(header.runs[0]._replace(offset=64, length=length),))
+    with listed(tmp_path, Lying) as base, pytest.raises(Refused, match=told):
+        node.ask("get", f"{base}/data.tx", at="main", key="a/c/0")
 
 
 @pytest.mark.parametrize("faults", [1, 99])

@@ -10,10 +10,12 @@ from txstore.format.encoding import crc32c
 from txstore.history.opening import open_commits, open_storage
 
 
-def forge_header(repository: Path, version: int, **changes: Any) -> None:
-    path = repository / names.commit_path("main", version)
-    stored = open_commits(open_storage(repository)).files.read("main", version)
-    before, encoded = path.read_bytes()[: stored.footer.header_offset], replace(stored.header, **changes).encode()
+def forge_header(repository: Path, version: int, branch: str = "main", more: bytes = b"", **changes: Any) -> None:
+    """`more` is put behind the sections."""
+    path = repository / names.commit_path(branch, version)
+    stored = open_commits(open_storage(repository)).files.read(branch, version)
+    before = path.read_bytes()[: stored.footer.header_offset] + more
+    encoded = replace(stored.header, **changes).encode()
     length = len(before) + len(encoded) + FOOTER_SIZE
     footer = Footer(len(encoded), len(before), length, stored.header.id, crc32c(encoded))
     path.unlink()

@@ -4,6 +4,7 @@ import { checked } from "./bytes.js";
 import { Cache } from "./cache.js";
 import { CorruptionError, RequestError } from "./errors.js";
 import { FOOTER, SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
+import { checkRange } from "./source.js";
 
 /** @typedef {import("./header.js").Stored} Stored */
 /** @typedef {import("./source.js").Reading} Reading */
@@ -276,6 +277,7 @@ export class Commits {
 
   /** @param {{ path: string, id: string }} file @param {number} begin @param {number} end @param {Reading} [reading] */
   async bytes({ path, id }, begin, end, reading) {
+    checkRange(path, begin, end);
     const known = await this.ends.kept.get(`${path} ${id}`)?.value;
     if (known && begin >= known.begin && end <= known.begin + known.bytes.length) return known.bytes.subarray(begin - known.begin, end - known.begin);
     const bytes = await this.source.range(path, begin, end, reading);

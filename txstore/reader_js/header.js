@@ -219,7 +219,7 @@ export function carriedBy(bytes, stored) {
     const footer = decodeFooter(reader.take(FOOTER), reader.path);
     const path = commitPath(last.header.branch, last.header.version - 1);
     const { header, hash } = decodeHeader(encoded, footer, path);
-    if (hash !== last.header.parentHash || header.id !== last.header.parent || last.header.fork) break;
+    if (hash !== last.header.parentHash || header.id !== last.header.parent || last.header.fork || commitPath(header.branch, header.version) !== path) break;
     last = { header, hash, path, base: 0, id: header.id };
     found.push(last);
   }

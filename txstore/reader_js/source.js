@@ -36,6 +36,8 @@ import { CorruptionError, RequestError } from "./errors.js";
 const GAP = 16 << 10;
 /** No request for several ranges is longer. */
 const JOINED = 8 << 20;
+/** No more is read of a file at once, whatever a header or an entry declares. */
+const MAX_RANGE = 1 << 30;
 /** No small file is longer. */
 export const MAX_SMALL = 4 << 20;
 /** No more is read of a file that a server sends whole, as it knows no ranges. */
@@ -53,7 +55,10 @@ const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** @typedef {{ begin: number, end: number, resolve: (bytes: Uint8Array | undefined) => void, reject: (error: unknown) => void }} Wanted */
 /** Lists a directory. undefined: there is none, or this is no list. @typedef {(path: string, options: Reading, retries?: number) => Promise<string[] | undefined>} Way */
-/** A part of a file: from one offset to another, or at most so many of the last bytes. @typedef {{ begin: number, end: number } | { tail: number }} Part */
+/**
+ * A part of a file: from one offset to another, or at most so many of the last bytes. If it has to be there as a whole, nothing is read of one that is not.
+ * @typedef {{ begin: number, end: number, isWhole?: boolean } | { tail: number }} Part
+ */
 
 /** @implements {Source} */
 export class HttpSource {
@@ -120,7 +125,8 @@ export class HttpSource {
   async sendGroup(path, group, end) {
     const begin = group[0].begin;
     try {
-      const answer = await this.file(path, { begin, end }, {});
+      const isWhole = end - begin > JOINED; // a part of what others want, too, is not refused to them
+      const answer = await this.file(path, { begin, end, isWhole }, {});
       for (const each of group) {
         const bytes = answer?.bytes.subarray(each.begin - begin, each.end - begin);
         if (bytes && bytes.length !== each.end - each.begin) {
@@ -273,6 +279,11 @@ export class HttpSource {
   }
 }
 
+/** Refuse to read more of a file than anybody can hold. @param {string} path @param {number} begin @param {number} end */
+export function checkRange(path, begin, end) {
+  if (end - begin > MAX_RANGE) throw new RequestError(`${path}: ${end - begin} bytes are declared there, and at most ${MAX_RANGE} are read at once. Run \`txstore verify\``);
+}
+
 /** Say that this is no list, unless the server was too busy to send one. @param {unknown} error @returns {undefined} */
 function unlessBusy(error) {
   const isAnswer = error instanceof RequestError && error.status !== undefined && !PASSING.has(error.status);
@@ -307,6 +318,10 @@ async function answered(response, target, part) {
     const said = /^bytes (\d+)-(\d+)\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "");
     if (!said) throw new RequestError(`${target}: the server does not say which bytes it sends; in a browser, it has to expose Content-Range by CORS`);
     const [first, last, size] = said.slice(1).map(Number);
+    if ("isWhole" in part && part.isWhole && size < part.end) {
+      await response.body?.cancel();
+      throw new CorruptionError(`${target}: it ends before byte ${part.end}`);
+    }
     if (first !== (begin ?? Math.max(0, size - most)) || last - first >= most) throw new RequestError(`${target}: the server sends other bytes than it was asked for`);
     const bytes = await bodyOf(response, target, most);
     if (bytes.length !== last - first + 1) throw new CutError(bytes.length, last - first + 1);

@@ -4,7 +4,7 @@ import { Reader, compare, encode, utf8 } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { CorruptionError, ForeignError, erased } from "./errors.js";
 import { ERASED, FOREIGN, MAX_KEY, Run, TOMBSTONE, isKey } from "./run.js";
-import { HttpSource, withSignal } from "./source.js";
+import { HttpSource, checkRange, withSignal } from "./source.js";
 
 /** @typedef {import("./run.js").Entry} Entry */
 /** @typedef {{ signal?: AbortSignal }} Reading */
@@ -224,6 +224,7 @@ export class Store {
     if (!this.repository.options.allowForeign?.(url)) {
       throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
     }
+    checkRange(url, offset, offset + length);
     if (!length) return new Uint8Array(0);
     /** @type {string | null} */
     let etag = null;

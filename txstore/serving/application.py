@@ -71,7 +71,7 @@ class Application:
     def __init__(self, repository: OpenedRepository, guard: Guard) -> None:
         self.repository = repository
         self._guard = guard
-        self._plain_zarr = PlainZarr(repository.engine, has_token=guard.has_token)
+        self._plain_zarr = PlainZarr(repository.engine)
         self.positions = self._plain_zarr.positions
         self._files = RepositoryFiles(repository.engine)
         self._events = Events(repository.engine)

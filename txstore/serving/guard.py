@@ -47,7 +47,6 @@ class Guard:
         if token == "":
             raise ValueError("the token is empty, so any client would know it")
         self._token = token
-        self.has_token = token is not None
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
         self.origins = {origin.lower().rstrip("/") for origin in origins}
         self._known: dict[tuple[bytes, str], str] = {}

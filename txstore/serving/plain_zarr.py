@@ -6,7 +6,9 @@ A thread reads large values, and values from storage that needs requests.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import re
 import time
 import weakref
@@ -41,6 +43,7 @@ from txstore.serving.answers import (
     answer_part,
     select,
 )
+from txstore.storage.objects.errors import NoListsError
 from txstore.storage.request_threads import in_thread
 
 #: Bytes of consolidated metadata in the cache.
@@ -50,19 +53,20 @@ _DOCUMENTS = 32 << 20
 _SNAPSHOTS, _IDLE = 64, 30.0
 #: Most commits whose position is cached: finding a commit by its id takes a walk through the history.
 _PLACES = 1 << 14
-#: The content behind a commit's id never changes. That behind a name may: a client asks each time, and compares tags.
-_IMMUTABLE = b"max-age=31536000, immutable"
+#: Where no pin makes an erasure wait: seconds after which erasures are looked for again.
+_LOOK = 5.0
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class PlainZarr:
-    """Answers requests for keys."""
+    """Answers requests for keys.
 
-    def __init__(self, engine: Engine, *, has_token: bool) -> None:
+    An erasure takes values out of all commits. So a client asks each time, and compares tags, even below a commit's id.
+    """
+
+    def __init__(self, engine: Engine) -> None:
         self.positions = Positions(engine)
-        # A proxy must not give one client an answer that another client got with the token.
-        self._immutable = (b"private, " if has_token else b"public, ") + _IMMUTABLE
         self._is_ranged = engine.snapshots.is_ranged
         self._consolidated = _Consolidated()
 
@@ -74,19 +78,18 @@ class PlainZarr:
             snapshot = await in_thread(self.positions.snapshot, ref)
         elif snapshot is None:
             snapshot = self.positions.snapshot(ref)
-        cache = self._immutable if _is_id(ref) and _is_at(snapshot, ref) else REVALIDATED
         group, _, name = key.rpartition("/")
         if name in ("zarr.json", ZMETADATA):  # it may have the documents of all nodes below
             document = await in_thread(self._consolidated.get, snapshot, group, name)
             if document is not None:
                 content, tag = document
-                selected = select(scope, tag, len(content), cache)
+                selected = select(scope, tag, len(content), REVALIDATED)
                 await answer_part(scope, send, selected, JSON, content[selected.span.start : selected.span.stop])
                 return
         found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
         is_foreign = found.kind == packfile.REF_FOREIGN
         length = _there_is(await in_thread(snapshot.size_of, key), key) if is_foreign else found.length
-        selected = select(scope, _tag(snapshot, found), length, cache)
+        selected = select(scope, _tag(snapshot, found), length, REVALIDATED)
         span, kind = selected.span, _kind_of(key)
         if self._is_ranged or is_foreign:
             pieces = _fetched(snapshot, key, found, span, length)
@@ -141,11 +144,6 @@ def _there_is(length: int | None, key: str) -> int:
     if length is None:
         raise CorruptionError(key, key=key, reason="the value is gone")
     return length
-
-
-def _is_at(snapshot: Snapshot, commit_id: str) -> bool:
-    """Tell whether this is the commit's id, not a tag that looks like one."""
-    return snapshot.stored is not None and snapshot.stored.header.id.hex() == commit_id
 
 
 def _parsed(path: bytes) -> tuple[str, str]:
@@ -229,25 +227,34 @@ def _size(document: tuple[bytes, bytes] | None) -> int:
     return 256 + (0 if document is None else len(document[0]))
 
 
+class _Kept(NamedTuple):
+    snapshot: Snapshot
+    used: float  # when it was read last
+    erasures: object  # stands for the erasures that were known when it was opened
+
+
 class Positions:
     """Finds the commits that URLs name, and keeps the snapshots that clients are reading. Safe in threads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = processes.new_lock()
-        self._snapshots: OrderedDict[str, tuple[Snapshot, float]] = OrderedDict()
+        self._snapshots: OrderedDict[str, _Kept] = OrderedDict()
         self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._looked = -math.inf  # when erasures were looked for
 
     def kept(self, ref: str) -> Snapshot | None:
-        """Return the cached snapshot for a commit's id, if any."""
+        """Return the cached snapshot for a commit's id, if any. None also if erasures have to be looked for first."""
         found = self._snapshots.get(ref)
-        if found is None:
+        if found is None or self._is_due() or found.erasures is not self._engine.snapshots.replaced:
             return None
-        self._keep(ref, found[0])
-        return found[0]
+        self._keep(ref, found.snapshot, found.erasures)
+        return found.snapshot
 
     def snapshot(self, ref: str) -> Snapshot:
         """Return the snapshot for a commit's id (or its first digits), a tag or a branch. Raises as `stored` does."""
+        if self._is_due():
+            self._heed_erasures()
         kept = self.kept(ref)
         if kept is not None:
             return kept
@@ -255,8 +262,9 @@ class Positions:
         commit_id = stored.header.id.hex()
         found = self.kept(commit_id)
         if found is None:
+            erasures = self._engine.snapshots.replaced  # another one as soon as something was erased
             found = self._engine.snapshots.of(stored)
-            self._keep(commit_id, found)
+            self._keep(commit_id, found, erasures)
         return found
 
     def stored(self, ref: str) -> Stored:
@@ -285,13 +293,23 @@ class Positions:
         """Release the snapshots that no client has read for `idle` seconds. Return whether others are left."""
         before = time.monotonic() - idle
         with self._lock:
-            while self._snapshots and next(iter(self._snapshots.values()))[1] <= before:
+            while self._snapshots and next(iter(self._snapshots.values())).used <= before:
                 self._snapshots.popitem(last=False)
             return bool(self._snapshots)
 
-    def _keep(self, commit_id: str, snapshot: Snapshot) -> None:
+    def _is_due(self) -> bool:
+        return self._engine.snapshots.is_ranged and time.monotonic() - self._looked >= _LOOK
+
+    def _heed_erasures(self) -> None:
+        """Keep no snapshot from before an erasure: its runs, and what was read of them, are as they were then."""
+        begun = time.monotonic()
+        with contextlib.suppress(NoListsError, PermissionError):  # then no record of an erasure is found at all
+            self._engine.snapshots.heed_erasures()
+        self._looked = begun
+
+    def _keep(self, commit_id: str, snapshot: Snapshot, erasures: object) -> None:
         with self._lock:
-            self._snapshots[commit_id] = snapshot, time.monotonic()
+            self._snapshots[commit_id] = _Kept(snapshot, time.monotonic(), erasures)
             self._snapshots.move_to_end(commit_id)
             while len(self._snapshots) > _SNAPSHOTS:
                 self._snapshots.popitem(last=False)

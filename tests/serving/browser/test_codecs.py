@@ -106,6 +106,17 @@ def test_decoders_stop_where_more_comes_than_is_expected(look: Callable[..., Any
     assert small == [sha256(bytes(3 << 17)).hexdigest()]
 
 
+def test_what_is_shorter_than_it_says(look: Callable[..., Any], weather: txstore.Repository) -> None:
+    page = look(weather, "#/work").page
+    short = {
+        "lz4": said(LZ4().encode(bytes(1000)), 0, 4, 2000),
+        "blosc": said(Blosc("lz4").encode(bytes(1000)), 3, 1, 0),
+    }
+    for name, each in short.items():
+        [told] = page.evaluate(DECODE, [name, [base64.b64encode(each).decode()], 1 << 20])
+        assert "damaged" in told, name
+
+
 def said(encoded: bytes, at: int, width: int, length: int) -> bytes:
     """Return something encoded that says that it has another length."""
     return encoded[:at] + length.to_bytes(width, "little") + encoded[at + width :]

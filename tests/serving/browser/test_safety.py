@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +17,10 @@ import pytest
 
 import txstore
 from tests.serving.browser import sample
-from tests.serving.browser.conftest import SERVED
+from tests.serving.browser.conftest import FILES, SERVED
+from tests.tools.forged_headers import forge_header
 from txstore.cli.serve import redirecting_to
+from txstore.format import encoding
 from txstore.serving.server import Server
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -74,6 +77,15 @@ def test_lines_of_python_stay_lines_of_python(look: Callable[..., Any], hostile:
 
     text = page.locator(".line:visible code").last.text_content()
     assert eval(text, {"txstore": txstore, "zarr": zarr}).tolist() == [3.0, 4.0, 5.0]
+
+
+@SERVED
+def test_a_line_of_a_shell_runs_nothing_else(look: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "it's; touch stolen"
+    folder.mkdir()
+    repo = repo_of(folder, a=document())
+    line = look(repo, "#/tree/main/a?view=details").page.locator(".line code", has_text="--allow-origin").first
+    assert shlex.split(line.text_content())[:3] == ["txstore", "serve", repo.url]
 
 
 def test_the_token_is_exchanged_for_a_cookie(browser: Any, hostile: txstore.Repository) -> None:
@@ -164,19 +176,35 @@ def test_documents_and_values_that_a_page_could_work_on_for_ever(look: Callable[
         close=document(shape=[2], data_type="float64", chunk_grid=grid([2]), codecs=CODECS),
     )
     with repo.begin() as mapping:
+        mapping["quotes/zarr.json"] = b'"' + b'\\"' * 100_000  # a text that does not end: each quote may begin one
         mapping["close/c/0"] = np.array([0.3, np.nextafter(0.3, 1)], "<f8").tobytes()
     looking = look(repo)
     for path, seen in {
         "a": ".status[data-shows=all]",
         "digits": ".failure",
         "close": ".status[data-shows=all]",
+        "quotes": ".notice",
     }.items():
         page = looking.go(f"#/tree/main/{path}")
         expect(page.locator(seen).first).to_be_visible()
         assert page.title().startswith("hostile.tx"), "it answers"
 
 
-CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}]
+def test_commits_that_name_one_another_as_parents(look: Callable[..., Any], tmp_path: Path) -> None:
+    """The page looks for the commit that has written a chunk: it would go round for ever."""
+    repo = repo_of(tmp_path, a=document())
+    for branch in ("main", "Dev"):
+        if branch == "Dev":
+            repo.branches[branch] = 0
+        with repo.begin(branch=branch) as mapping:
+            mapping["a/c/0"] = bytes(4)
+    main, other = repo.head(), repo.head("Dev")
+    record = repo.engine.commits.branches.all()["Dev"]
+    forge_header(tmp_path / "hostile.tx", 1, parent_id=bytes.fromhex(other.id), seq=100)
+    forge_header(tmp_path / "hostile.tx", 1, record.id, parent_id=bytes.fromhex(main.id), seq=100)
+    page = look(repo, "#/tree/main/a?view=chunks").page
+    expect(page.locator(":is(.failure, .legend li)").first).to_be_visible()
+    assert page.title().startswith("hostile.tx"), "it answers"
 
 
 def grid(lengths: list[Any]) -> dict[str, Any]:
@@ -189,6 +217,89 @@ def document(**members: Any) -> dict[str, Any]:
         "chunk_grid": grid([4]), "attributes": {}, "chunk_key_encoding": {"name": "default"},
         "codecs": [{"name": "bytes"}],
     } | members  # fmt: skip
+
+
+SCALAR: dict[str, Any] = {"shape": [], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}}
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+FORMAT_2 = {"zarr_format": 2, "dtype": "<f8", "shape": [4], "chunks": [1 << 26], "compressor": None, "filters": None,
+            "order": "C", "fill_value": 0}  # fmt: skip
+
+
+@FILES
+@pytest.mark.parametrize(
+    ("told", "seen"),
+    [
+        (SCALAR | {"data_type": "float32", "fill_value": "0x7fc00000", "codecs": [LITTLE]}, "NaN"),
+        (SCALAR | {"data_type": "float64", "fill_value": "0x3ff8000000000000", "codecs": [LITTLE]}, "1.5"),
+        (SCALAR | {"data_type": "uint64", "fill_value": 2**64 - 1, "codecs": [LITTLE]}, "1.8447e+19"),
+        (SCALAR | {"data_type": "int64", "fill_value": 2**63 - 1, "codecs": [LITTLE]}, "9.2234e+18"),
+    ],
+)
+def test_fill_values_that_javascript_reads_otherwise(
+    look: Callable[..., Any], tmp_path: Path, told: dict[str, Any], seen: str
+) -> None:
+    page = look(repo_of(tmp_path, a=document(**told)), "#/tree/main/a").page
+    expect(page.locator(".scalar")).to_have_text(seen)
+
+
+def sharded(**told: Any) -> dict[str, Any]:
+    index = [LITTLE, {"name": "crc32c"}]
+    shards = {"chunk_shape": [2, 2], "codecs": [{"name": "bytes"}], "index_codecs": index, "index_location": "end"}
+    codecs = [{"name": "sharding_indexed", "configuration": shards | told}]
+    return document(shape=[2, 4], chunk_grid=grid([2, 4]), codecs=codecs)
+
+
+def shard(*, at_start: bool = False, order: tuple[int, int] = (0, 1), checksum: int | None = None) -> bytes:
+    begin = 36 if at_start else 0
+    index = np.array([[begin + 4 * each, 4] for each in order], "<u8").tobytes()
+    index += (encoding.crc32c(index) if checksum is None else checksum).to_bytes(4, "little")
+    chunks = bytes([7] * 4 + [9] * 4)
+    return index + chunks if at_start else chunks + index
+
+
+@FILES
+@pytest.mark.parametrize(
+    ("told", "value", "seen"),
+    [
+        (document(), b"\7\7", "a chunk has 2 values instead of 4"),
+        (document(), b"\7" * 5, "a chunk has 5 values instead of 4"),
+        (document(data_type="v2:U10"), None, "this is no data type"),
+        (FORMAT_2 | {"data_type": {"configuration": {"length_bytes": 1}}}, None, "too large for a picture"),
+        (sharded(), shard(order=(1, 0), checksum=1), "its checksum differs"),
+        (sharded(index_location="start"), shard(at_start=True), None),
+        (sharded(), shard(), None),
+        (sharded() | {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, *sharded()["codecs"]]},
+         shard(), "its shards have codecs of their own"),
+    ],
+    ids=["short", "long", "type", "length", "index", "start", "end", "outer codec"],
+)  # fmt: skip
+def test_what_would_be_shown_as_something_else(
+    look: Callable[..., Any], tmp_path: Path, told: dict[str, Any], value: bytes | None, seen: str | None
+) -> None:
+    is_old = told["zarr_format"] == 2
+    repo = repo_of(tmp_path, a=told)
+    with repo.begin() as mapping:
+        if is_old:
+            del mapping["a/zarr.json"]
+            mapping["a/.zarray"] = json.dumps(told).encode()
+        if value is not None:
+            mapping["a/c/0/0" if len(told["shape"]) > 1 else "a/c/0"] = value
+    page = look(repo, "#/tree/main/a").page
+    if seen is None:
+        expect(page.locator(".figures")).to_contain_text("Minimum7Maximum9Mean8")
+        expect(page.locator(".figures")).to_contain_text("Missing chunksnone")
+    else:
+        expect(page.locator(".stage .failure")).to_contain_text(seen)
+
+
+@FILES
+@pytest.mark.parametrize("name", ["toString", "constructor", "__proto__"])
+def test_a_view_that_every_object_has(look: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    page = look(repo_of(tmp_path), f"#/{name}").page
+    expect(page.locator(".row").first).to_be_visible()
+
+
+CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
 def repo_of(folder: Path, **arrays: dict[str, Any]) -> txstore.Repository:

@@ -3,6 +3,7 @@
 // Formats: c-blosc's README_CHUNK_FORMAT.rst; lz4_Block_format.md; RFC 8878; BloscLZ is a descendant of FastLZ.
 
 import { joined } from "./reader/bytes.js";
+import { crc32c } from "./reader/checksums.js";
 import { registry, unzlib, unzstd } from "./vendor/zarrita.js";
 
 const MAX_SPLITS = 16;
@@ -195,7 +196,7 @@ export function decodeBlosc(input, most) {
   if (flags & 2) return input.slice(16, 16 + total);
   const decode = BLOSC_CODECS[flags >> 5];
   if (!decode) throw new Error("Blosc with a codec that is not known here");
-  if (blocksize === 0 && total > 0) throw new Error("damaged: blocks of no length");
+  if ((blocksize === 0 && total > 0) || typesize === 0) throw new Error("damaged: blocks or elements of no length");
   const out = new Uint8Array(total);
   for (let block = 0, start = 0; start < total; block++, start += blocksize) {
     const length = Math.min(blocksize, total - start);
@@ -227,17 +228,24 @@ export function decodeLz4(input, most) {
   const length = new DataView(input.buffer, input.byteOffset).getUint32(0, true);
   check(length, most);
   const out = new Uint8Array(length);
-  decodeLz4Block(input.subarray(4), out);
+  if (decodeLz4Block(input.subarray(4), out) !== length) throw new Error("damaged: it is shorter than it says");
   return out;
 }
 
-function register(name, decode) {
+/** Compare the checksum at the end, which zarrita only takes off: of a part of a value, such as the index of a shard, no other one is compared. */
+export function withoutChecksum(input) {
+  const content = input.subarray(0, -4);
+  if (input.length < 4 || new DataView(input.buffer, input.byteOffset + content.length).getUint32(0, true) !== crc32c(content)) throw new Error("damaged: its checksum differs");
+  return content;
+}
+
+function register(name, decode, more = {}) {
   const encode = () => {
     throw new Error("read only");
   };
   const fromConfig = (_, meta) => {
     const most = limitOf(meta);
-    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), encode };
+    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), encode, ...more };
   };
   const codec = { kind: "bytes_to_bytes", fromConfig };
   for (const each of [name, `numcodecs.${name}`]) registry.set(each, () => Promise.resolve(codec));
@@ -249,3 +257,4 @@ register("lz4", decodeLz4);
 register("zstd", (input, most) => decodeZstd(input, most).slice());
 register("gzip", (input, most) => inflate(input, "gzip", most));
 register("zlib", (input, most) => inflate(input, "deflate", most));
+register("crc32c", withoutChecksum, { computeEncodedSize: (length) => length + 4 });

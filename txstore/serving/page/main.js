@@ -31,7 +31,7 @@ function parse() {
       return each; // a stray per cent sign, typed by hand
     }
   });
-  return { name: parts[0] in VIEWS ? parts[0] : "history", parts: parts.slice(1).filter((each) => each !== ""), query: new URLSearchParams(query) };
+  return { name: Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "history", parts: parts.slice(1).filter((each) => each !== ""), query: new URLSearchParams(query) };
 }
 
 async function route() {

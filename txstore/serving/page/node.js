@@ -6,7 +6,7 @@ import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
 import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
 import { drawPreview } from "./preview.js";
-import { count, json, lengths, nameOf, plural, quoted, size } from "./words.js";
+import { count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
 
 const MEMBERS = 200;
 
@@ -147,7 +147,7 @@ function elsewhere(address, node) {
   return [
     h("p", { class: "actions" }, links.map(([name, href]) =>
       h("a", { class: "button", href, target: "_blank", rel: "noopener noreferrer" }, name, icon("out")))),
-    refused.length ? line(`txstore serve ${repository.url} ${refused.map((each) => `--allow-origin ${each}`).join(" ")}`, "So that they may read") : null,
+    refused.length ? line(`txstore serve ${shellWord(repository.url)} ${refused.map((each) => `--allow-origin ${each}`).join(" ")}`, "So that they may read") : null,
   ];
 }
 

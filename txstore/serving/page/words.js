@@ -65,12 +65,16 @@ export function quoted(text) {
   return `"${printable}"`;
 }
 
+/** Text as a word of a shell: a directory may have any name. */
+export const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 export const EVERYTHING = ":";
 
 /** A part of a selection: an index, or [start, stop]. */
 export const part = (each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : String(each));
 
-const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity|\d[\d.eE+-]*)/g;
+// A text that does not end is a token, too: else each quote in it would be tried as a beginning.
+const TOKENS = /"[^"\\]*(?:\\[^][^"\\]*)*"?|-?(?:NaN|Infinity|\d[\d.eE+-]*)/g;
 
 /** Read JSON as Zarr has it: numbers that are not finite, as Python writes them, become texts. */
 export const parse = (text) => JSON.parse(text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each)));

@@ -37,20 +37,49 @@ onmessage = async ({ data }) => {
   }
 };
 
+const listOf = (codecs) => (Array.isArray(codecs) ? codecs : []);
+const shardingOf = ({ codecs }) => listOf(codecs).find((each) => each?.name === "sharding_indexed")?.configuration;
+
 /** zarrita passes the options of a call on unchanged: `found` in them tells afterwards whether the chunk had a value. (The index of a shard does not count as one.) */
 const storeOf = (document) => {
+  const isAtStart = shardingOf(document)?.index_location === "start";
   const get = async (key, options, range) => {
     if (key === `/${document.zarr_format === 2 ? ".zarray" : "zarr.json"}`) return new TextEncoder().encode(JSON.stringify(document));
-    const bytes = await fetchKey(key, range);
-    if (bytes && options && range?.suffixLength === undefined) options.found = true;
+    const index = range?.suffixLength;
+    const bytes = await fetchKey(key, isAtStart && index !== undefined ? { offset: 0, length: index } : range);
+    if (bytes && options && index === undefined) options.found = true;
     return bytes;
   };
   return { get, getRange: (key, range, options) => get(key, options, range) };
 };
 
+/** Refuse what zarrita would read as something else. */
+function check(document, name) {
+  const [sharding, outer] = [shardingOf(document), listOf(document.codecs)];
+  if (sharding && outer.length > 1) throw new Error("its shards have codecs of their own");
+  const isBig = [...outer, ...listOf(sharding?.codecs)].some((each) => each?.configuration?.endian === "big");
+  if (name === "complex128" && isBig) throw new Error("its byte order is big-endian");
+  if (String(name).includes("v2:")) throw new Error("this is no data type"); // but a name of zarrita's own
+}
+
+/** The fill value as zarrita takes it: it knows no bits in hexadecimal digits, and the largest integers are beyond their types when JSON was read. */
+function fillOf(name, value) {
+  const [bits] = /(?<=^float)(16|32|64)$/.exec(name) ?? [];
+  if (bits && typeof value === "string" && /^0x[0-9a-f]{1,16}$/i.test(value)) {
+    const view = new DataView(new ArrayBuffer(8));
+    view.setBigUint64(0, BigInt(value) << BigInt(64 - bits));
+    const number = view[`getFloat${bits}`](0);
+    return Number.isFinite(number) ? number : String(number);
+  }
+  if (/^int64$|^[<>|]i8$/.test(name) && value >= 2 ** 63) return String(2n ** 63n - 1n);
+  if (/^uint64$|^[<>|]u8$/.test(name) && value >= 2 ** 64) return String(2n ** 64n - 1n);
+  return value;
+}
+
 /** Data types that zarrita does not know, as others of the same bytes; and what makes a number of an element, or null: it is a text, say. */
 function typed(document) {
   const name = document.zarr_format === 2 ? document.dtype : (document.data_type?.name ?? document.data_type);
+  check(document, name);
   const bytes = document.data_type?.configuration?.length_bytes;
   const as = (v3, v2) => ({ ...document, attributes: {}, ...(document.zarr_format === 2 ? { dtype: v2 } : { data_type: v3 }) });
   const complex = /^complex(64|128)$|^[<|]c(8|16)$/.exec(name);
@@ -65,7 +94,7 @@ function typed(document) {
   }
   if (name === "null_terminated_bytes" && bytes > 0) return { document: { ...as(`v2:S${bytes}`), fill_value: "" } };
   if (name === "fixed_length_utf32" && bytes > 0) return { document: as(`v2:U${bytes / 4}`) };
-  return { document: as(document.data_type, document.dtype) };
+  return { document: { ...as(document.data_type, document.dtype), fill_value: fillOf(name, document.fill_value) } };
 }
 
 /** The places that a selection takes along an axis, by chunk: [chunk, first place in it, how many, first in the output]. */
@@ -120,7 +149,8 @@ async function read({ document: given, chunkShape, selection, most }) {
     done += 1;
   }
 
-  const chunkBytes = chunkShape.reduce((a, b) => a * b, 8);
+  const length = chunkShape.reduce((a, b) => a * b, 1);
+  const chunkBytes = 8 * length;
   const batch = Math.max(1, Math.min(BATCH, Math.floor(BATCH_BYTES / chunkBytes)));
   let next = 0;
   const lane = async () => {
@@ -129,6 +159,7 @@ async function read({ document: given, chunkShape, selection, most }) {
       await Promise.all(own.map(async (places) => {
         const options = { found: false };
         const chunk = await array.getChunk(places.map(([chunk]) => chunk), options);
+        if (chunk.data.length !== length) throw new Error(`a chunk has ${chunk.data.length} values instead of ${length}`);
         copy(chunk, places, options.found);
       }));
       postMessage({ progress: [done, wanted.length] });

@@ -1,5 +1,6 @@
 // The history of all branches, from the files of commits.
 
+import { follows } from "../reader/commits.js";
 import { NotFoundError } from "../reader/errors.js";
 import { differing } from "./compare.js";
 import { hasKeys } from "./nodes.js";
@@ -47,8 +48,15 @@ export class History {
   async parent(stored) {
     const { parent, fork, branch, version } = stored.header;
     if (parent === NONE) return null;
-    const found = this.known.get(parent) ?? (await this.repository.commits.made(fork ?? branch, version - 1));
-    return found?.header.id === parent ? this.note(found) : undefined;
+    const found = this.seenParent(stored) ?? (await this.repository.commits.made(fork ?? branch, version - 1));
+    return found && follows(stored, found) ? this.note(found) : undefined;
+  }
+
+  /** The first parent, if it was seen before. It lies in the version below: a stranger's header may name any commit, even one that names it in turn. */
+  seenParent(stored) {
+    const { parent, fork, branch, version } = stored.header;
+    const found = this.known.get(parent);
+    return found && found.header.version === version - 1 && found.header.branch === (fork ?? branch) && follows(stored, found) ? found : undefined;
   }
 
   /** Look for the newest commit of each branch, and for tags. Where the host lists no names, `main` is what is known. */
@@ -120,7 +128,7 @@ export class History {
   /** A commit and its ancestors by the first parent, the newest first. Those that were seen before are not read again. */
   async *line(stored) {
     let last = stored;
-    for (let next = last; next; next = this.known.get(last.header.parent)) yield (last = next);
+    for (let next = last; next; next = this.seenParent(last)) yield (last = next);
     if (last.header.parent === NONE) return;
     const kept = this.heads.flatMap(([, { header }]) => (header.branch === last.header.branch ? [header.oldestKept] : []));
     const rest = this.repository.below(last, Infinity, kept.length ? Math.max(...kept) : undefined);

@@ -202,14 +202,15 @@ function layoutOf(document) {
   return { shape, chunks: sharding ? lengths(sharding.chunk_shape) : chunks, shards: sharding ? chunks : null, dtype, codecs: list(document.codecs) };
 }
 
-/** The bytes of an element; null: not known. */
+/** The bytes of an element; null: not known. What a document gives counts only where the type does not say it. */
 function sizeOf(dtype, given) {
-  if (Number.isSafeInteger(given)) return given;
   if (dtype === "bool") return 1;
   const [, bits] = /^(?:u?int|float|complex|r)(\d+)$/.exec(dtype) ?? [];
   if (bits) return Number(bits) / 8;
   const [, kind, bytes] = /^[<>|]([a-zA-Z])(\d+)/.exec(dtype) ?? [];
-  return bytes ? Number(bytes) * (kind === "U" ? 4 : 1) : /^numpy\.(datetime|timedelta)64$/.test(dtype) ? 8 : null;
+  if (bytes) return Number(bytes) * (kind === "U" ? 4 : 1);
+  if (/^numpy\.(datetime|timedelta)64$/.test(dtype)) return 8;
+  return Number.isSafeInteger(given) && given >= 0 ? given : null;
 }
 
 /** The grid of an array's stored chunks: how many there are along each axis, and the place that a key names. null: no array has such a grid. */
