@@ -88,13 +88,14 @@ def test_plain_zarr(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> N
 
 def test_a_source_that_is_joined_and_changes_meanwhile(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
     """A page says neither the size of a file nor its version."""
-    chunk = tmp_path / "b.zarr" / "x" / "c" / "0"
+    chunk, new = tmp_path / "b.zarr" / "x" / "c" / "0", tmp_path / "new"
 
     class Changing(Handler):
         def do_GET(self) -> None:
             if self.path.endswith("b.zarr/x/c/3"):
-                chunk.write_bytes(np.full(10, 7, "<i4").tobytes())
-                os.utime(chunk, (1e9, 1e9))
+                new.write_bytes(np.full(10, 7, "<i4").tobytes())
+                os.utime(new, (1e9, 1e9))
+                new.replace(chunk)
             super().do_GET()
 
     for name, start in (("a", 0), ("b", 40)):
