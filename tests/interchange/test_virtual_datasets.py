@@ -366,7 +366,8 @@ def test_no_codec_that_may_not_run_decodes_what_is_appended_to(
     with repo.transaction() as store:
         txstore.write_virtual(first, store)
         document = json.loads(store["at/zarr.json"])
-        document["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.crc32", "configuration": {}}]
+        own = {"name": "bytes", "configuration": {"endian": "little"}}
+        document["codecs"] = [own, {"name": "numcodecs.crc32", "configuration": {}}]
         store["at/zarr.json"] = json.dumps(document).encode()
         zarr.open_array(store, path="at", mode="r+")[:] = np.arange(4)
     monkeypatch.setattr("txstore.codecs.allowed_codecs._COMPUTING", frozenset({"bytes"}))

@@ -122,7 +122,7 @@ def _write(dataset: Any, store: TxStore, path: str, mode: Mode | None, append_di
     nodes = list(_nodes(dataset, path, inherits))
     if append_dim is not None and not any(append_dim in each.dims for _, each in nodes):
         raise ValueError(f"append_dim={append_dim!r} is no dimension of the data set")
-    opened = {}
+    opened: dict[str, Any] = {}
     for where, _ in nodes:
         opened[where] = None if mode == "w" else _existing(store, where)
         if opened[where] is not None and mode != "a" and append_dim is None:
@@ -130,9 +130,10 @@ def _write(dataset: Any, store: TxStore, path: str, mode: Mode | None, append_di
         if opened[where] is None and append_dim is not None:
             raise ValueError(f"append_dim: there is no group at {where or '/'!r} to append to")
     for where, each in nodes:
-        for name in () if opened[where] is None else each.variables.keys() & set(opened[where].array_keys()):
+        there = dict(opened[where].arrays()) if opened[where] is not None else {}
+        for name in there.keys() & each.variables.keys():
             if not _is_virtual(each.variables[name]):
-                check_array(opened[where][name])  # xarray decodes elements of it to encode the new ones in its units
+                check_array(there[name])  # xarray decodes elements of it to encode the new ones in its units
     above = {} if append_dim is not None else dict(groups_above(store, path, 3))
     found = [
         _virtual(where, str(name), variable, opened[where], append_dim)
