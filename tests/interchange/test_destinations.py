@@ -20,6 +20,7 @@ from tests.tools.command_line import run
 from txstore.interchange.destinations import LocalDestination, ObjectDestination, open_destination
 from txstore.interchange.export import MARKER
 from txstore.interchange.published_state import STATE
+from txstore.serving.page_files import put_page
 from txstore.storage.objects.interface import open_objects
 
 DEAR = b"dear"
@@ -323,4 +324,24 @@ def test_a_file_server(
     (root.parent / "x.parquet").symlink_to(outside)
     with pytest.raises(txstore.ExportError, match=r"exists already|link"):
         filled.references(f"{above}/x.parquet", tag="v1", storage_options=options)
+    assert_untouched(outside)
+
+
+def test_the_page_on_a_file_server(
+    outside: Path,
+    server_of: Callable[[str], Any],  # noqa: F811
+) -> None:
+    """It is put into the repository, where another user may have put links."""
+    server = server_of("sftp")
+    url, options = server.url(), server.storage_options
+    root = Path("/" + url.partition("://")[2].partition("/")[2])
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "index.html").symlink_to(outside / "file")
+    put_page(url, options=options)
+    assert not (root / "index.html").is_symlink()
+    assert b"txstore" in (root / "index.html").read_bytes()
+    shutil.rmtree(root / "page")
+    (root / "page").symlink_to(outside)
+    with pytest.raises(txstore.PublishError, match="'page' is a link"):
+        put_page(url, options=options)
     assert_untouched(outside)

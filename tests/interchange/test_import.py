@@ -404,3 +404,21 @@ def test_the_command(repo: txstore.Repository, plain: Path, tmp_path: Path) -> N
     assert_refused(run("import", tmp_path / "none", repo.url), "nothing here")
     assert run("import", plain, repo.url, "--chunks", "time").exit_code == 2
     assert json.loads(run("tx", "list", repo.url, "--json").stdout) == []
+
+
+@pytest.mark.parametrize("how", ["copied", "joined", "by reference"])
+def test_a_document_that_is_a_large_file(open_repo: Any, tmp_path: Path, how: str) -> None:
+    """It would be read whole, and a file that takes no room on a disk may have any length."""
+    paths = [tmp_path / name for name in ("a.zarr", "b.zarr")]
+    for path in paths:
+        zarr.create_array(path, name="x", data=np.arange(4), dimension_names=["t"])
+        os.truncate(path / "x" / "zarr.json", 1 << 40)
+    repo = open_repo(sources=[tmp_path])
+    refs = {"zarr.json": '{"zarr_format": 3, "node_type": "group"}', "x/zarr.json": [str(paths[0] / "x" / "zarr.json")]}
+    calls: dict[str, Any] = {
+        "copied": lambda: repo.import_from(paths[0]),
+        "joined": lambda: repo.import_from(paths, concat="t"),
+        "by reference": lambda: repo.import_references(refs),
+    }
+    with pytest.raises(txstore.SourceError, match=r"'x/zarr.json' has 1,099,511,627,776 bytes"):
+        calls[how]()

@@ -352,3 +352,31 @@ def test_references_that_do_not_fit(repo: txstore.Repository, nc: Path) -> None:
                 store.set_references(*arguments)
         store.set_references([], [], [], [])
         assert store.staged_count == 0
+
+
+def test_no_codec_that_may_not_run_decodes_what_is_appended_to(
+    open_repo: OpenRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """xarray decodes the first and the last time of an array to encode others in its units."""
+    file = tmp_path / "bytes"
+    file.write_bytes(bytes(8))
+    times = np.datetime64("2020-01-01", "ns") + np.arange(8) * np.timedelta64(1, "D")
+    first = of_bytes(file).assign_coords(at=times[:4])
+    repo = open_repo(sources=[tmp_path])
+    with repo.transaction() as store:
+        txstore.write_virtual(first, store)
+        document = json.loads(store["at/zarr.json"])
+        own = {"name": "bytes", "configuration": {"endian": "little"}}
+        document["codecs"] = [own, {"name": "numcodecs.crc32", "configuration": {}}]
+        store["at/zarr.json"] = json.dumps(document).encode()
+        zarr.open_array(store, path="at", mode="r+")[:] = np.arange(4)
+    monkeypatch.setattr("txstore.codecs.allowed_codecs._COMPUTING", frozenset({"bytes"}))
+    with repo.transaction() as store:
+        for options in ({"append_dim": "at"}, {"mode": "a"}):
+            with pytest.raises(txstore.CodecRefusedError, match=r"crc32"):
+                txstore.write_virtual(of_bytes(file, 1).assign_coords(at=times[4:]), store, **options)
+        assert not store.staged_count
+        store.rollback()
+    monkeypatch.setenv("TXSTORE_CODECS", "crc32")
+    txstore.write_virtual(of_bytes(file, 1).assign_coords(at=times[4:]), repo, append_dim="at")
+    assert (opened(repo)["at"].values == times).all()

@@ -11,7 +11,14 @@ from txstore.errors import SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, is_document
 from txstore.interchange.concealing import concealing
-from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
+from txstore.interchange.import_targets import (
+    PROPERTY,
+    check_documents,
+    check_free,
+    check_same_import,
+    checked_path,
+    documents_at,
+)
 from txstore.interchange.manifests import FileRange, Manifest, open_manifest
 from txstore.interchange.places import ForeignFile, stamp
 from txstore.progress import Progress
@@ -47,6 +54,7 @@ def import_references(
         for key, entry in entries.items()
         if isinstance(entry, FileRange)
     }
+    check_documents(opened.url, lengths)
     told = {PROPERTY: _description(opened, path, files, lengths)}
     done, total = 0, sum(lengths.values())
     message = message or f"references of {opened.url}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txstore.errors import SourceError, TransactionStateError
 from txstore.format.documents import Node
-from txstore.format.keys import ancestors, document_key, encode_key
+from txstore.format.keys import ancestors, document_key, encode_key, is_document
 from txstore.interchange.format2 import NoEquivalentError
 from txstore.interchange.format3 import documents_in_format_3
 from txstore.store import TxStore
@@ -21,6 +21,17 @@ _GROUP_2 = json.dumps({"zarr_format": 2}, indent=4).encode()
 
 #: Key of the import's description in the properties of the commit.
 PROPERTY = "import"
+
+#: How many bytes a document has at most: each is read whole, and understood.
+_MOST_OF_DOCUMENT = 256 << 20
+
+
+def check_documents(url: str, sizes: Mapping[str, int]) -> None:
+    """Raise `SourceError` if a document is too long to be read whole. `sizes` in bytes, by key."""
+    for key, size in sizes.items():
+        if is_document(key) and size > _MOST_OF_DOCUMENT:
+            reason = f"{key!r} has {size:,} bytes: no document of Zarr has more than {_MOST_OF_DOCUMENT:,}"
+            raise SourceError(url, reason)
 
 
 def checked_path(path: str) -> str:

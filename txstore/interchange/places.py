@@ -7,9 +7,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
@@ -18,6 +19,7 @@ from txstore._native import local
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
+from txstore.storage.request_threads import in_parallel
 from txstore.storage.tree import real_path
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
@@ -30,6 +32,7 @@ _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
+_WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -110,7 +113,7 @@ class Place:
         if "://" not in address and "::" not in address:
             address = os.path.abspath(os.path.expanduser(address))
         try:
-            self.fs, path = url_to_fs(address, **dict(options or {}))
+            self.fs, path = url_to_fs(address, **_with_client(address, options or {}))
         except ImportError as error:
             raise missing_package(address, error) from None
         self.url = public(address) if "://" in address or "::" in address else address
@@ -126,7 +129,19 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        return "file" in ((self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol)
+        return self._has_protocol({"file"})
+
+    def _has_protocol(self, names: Set[str]) -> bool:
+        protocol = self.fs.protocol
+        return not names.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+
+    @property
+    def _is_web(self) -> bool:
+        return self._has_protocol(_WEB)
+
+    @property
+    def _is_archive(self) -> bool:
+        return self._has_protocol(_ARCHIVES)
 
     @property
     def _above(self) -> str:
@@ -139,9 +154,10 @@ class Place:
     def file(self) -> ForeignFile:
         """Return the file at this place. Raises `FileNotFoundError`, and `SourceError` for what is no file."""
         self.fs.invalidate_cache()
-        info = self.fs.info(self.root)
+        info = self._info(self.root)
         if info["type"] != "file":
             raise SourceError(self.url, "this is no file")
+        self._check_unpacked("", info)
         found = ForeignFile.of(info)
         if self.is_local:  # no program can set this time: a file that was away in the meantime has another one
             found = replace(found, version=f"{found.version} {os.stat(self.root).st_ctime_ns}")
@@ -158,7 +174,41 @@ class Place:
             found = {path[begin:]: info for path, info in _found_below(self.fs, self.root)}
         except OSError as error:
             raise SourceError(self.url, f"not every directory could be listed: {error}") from error
+        if self._is_web:
+            found = self._of_web(found)
+        for name, info in found.items():
+            self._check_unpacked(name, info)
         return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+
+    def _of_web(self, links: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Return what a server says of the files that its pages lead to: a page says neither size nor version."""
+        names = [name for name in links if name and not set("?#") & set(name)]  # a page may lead to itself, sorted
+        for name in names:
+            if unquote(name) != name:
+                raise SourceError(self.url, f"{name!r} has escapes in its name: copy the files to this machine first")
+        found = dict(zip(names, in_parallel(self._info, map(self.path, names)), strict=True))
+        for name, info in found.items():
+            if info.get("size") is None:
+                raise SourceError(self.path(name), "its server does not tell its size")
+        return found
+
+    def _info(self, path: str) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = self.fs.info(path)
+        except FileNotFoundError as error:
+            if isinstance(error.__cause__, SourceError):  # of the web, fsspec says so whatever has failed
+                raise error.__cause__ from None
+            raise
+        return found
+
+    def _check_unpacked(self, name: str, info: Mapping[str, Any]) -> None:
+        """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory."""
+        from txstore.codecs.bounded_codecs import MOST_IN_MEMORY  # late: it imports zarr
+
+        size = int(info.get("size") or 0)
+        if self._is_archive and size > MOST_IN_MEMORY and info.get("compress_size") != size:
+            told = f"{name!r} is unpacked to {size:,} bytes, more than {MOST_IN_MEMORY:,}: unpack the archive yourself"
+            raise SourceError(self.url, told)
 
     def check_inside(self, names: Iterable[str]) -> None:
         """Raise `SourceError` if a local name leads by a link to a file outside this place, or is that of no file.
@@ -179,6 +229,8 @@ class Place:
                 raise SourceError(self.url, f"{name!r} is no file: leave it out with exclude")
 
     def read(self, key: str) -> bytes:
+        if self._is_archive:
+            self._check_unpacked(key, self.fs.info(self.path(key)))
         return bytes(self.fs.cat_file(self.path(key)))
 
     def has(self, key: str) -> bool:
@@ -220,6 +272,16 @@ class Place:
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 
+def _with_client(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for fsspec in which each file system of the web has our client, unless the caller gives one."""
+    given = dict(options)
+    for scheme in _WEB & {each.partition("://")[0] for each in address.split("::")}:
+        from txstore.interchange.web_sources import client  # late: it needs aiohttp
+
+        given[scheme] = {"get_client": client, **given.get(scheme, {})}
+    return given
+
+
 def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any] | None) -> list[Place]:
     """Return the places of the sources; a pattern is replaced by its matches, `part-9` before `part-10`.
 
@@ -235,12 +297,26 @@ def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]
         if not matches:
             raise SourceError(place.url, "nothing matches this pattern")
         for match in matches:
+            if place.is_local:
+                _check_links(match, os.path.dirname(place.root.partition("*")[0].partition("?")[0].partition("[")[0]))
             one = Place.__new__(Place)
             one.fs, one.root = place.fs, match
             one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
             one._guard()
             found.append(one)
     return found
+
+
+def _check_links(path: str, directory: str) -> None:
+    """Raise `SourceError` if a link of somebody else leads to a match of a pattern below a directory.
+
+    Nobody has named the match, and others may write there. A link that only leads to files of its owner does no harm.
+    """
+    while len(path) > len(directory):
+        owner = os.lstat(path).st_uid
+        if os.path.islink(path) and owner not in (0, os.geteuid(), os.stat(path).st_uid):
+            raise SourceError(path, "this is another user's link to a file of somebody else: name that file itself")
+        path = os.path.dirname(path)
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

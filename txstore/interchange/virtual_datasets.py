@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.errors import SourceError
 from txstore.format.keys import document_key
@@ -80,6 +81,8 @@ def write_virtual(
         The data set does not fit what is in the group.
     FileExistsError
         The group exists.
+    CodecRefusedError
+        An array that exists, and gets values in memory, has codecs that may not run.
     """
     if isinstance(target, TxStore):
         if message is not None or branch != MAIN:
@@ -119,13 +122,18 @@ def _write(dataset: Any, store: TxStore, path: str, mode: Mode | None, append_di
     nodes = list(_nodes(dataset, path, inherits))
     if append_dim is not None and not any(append_dim in each.dims for _, each in nodes):
         raise ValueError(f"append_dim={append_dim!r} is no dimension of the data set")
-    opened = {}
+    opened: dict[str, Any] = {}
     for where, _ in nodes:
         opened[where] = None if mode == "w" else _existing(store, where)
         if opened[where] is not None and mode != "a" and append_dim is None:
             raise FileExistsError(f"{store.url}: there is a group at {where or '/'!r}: mode='w' replaces it")
         if opened[where] is None and append_dim is not None:
             raise ValueError(f"append_dim: there is no group at {where or '/'!r} to append to")
+    for where, each in nodes:
+        there = dict(opened[where].arrays()) if opened[where] is not None else {}
+        for name in there.keys() & each.variables.keys():
+            if not _is_virtual(each.variables[name]):
+                check_array(there[name])  # xarray decodes elements of it to encode the new ones in its units
     above = {} if append_dim is not None else dict(groups_above(store, path, 3))
     found = [
         _virtual(where, str(name), variable, opened[where], append_dim)

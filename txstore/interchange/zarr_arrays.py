@@ -11,6 +11,7 @@ from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, encode_key, is_document
 from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.import_targets import check_documents
 from txstore.interchange.places import ROOT_DOCUMENTS, ForeignFile, Place
 from txstore.store import TxStore
 
@@ -39,6 +40,7 @@ def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, Fore
         if not is_consolidated(key) and not DEBRIS.fullmatch(key) and not is_excluded(key, exclude) and encode_key(key)
     }
     place.check_inside(found)
+    check_documents(place.url, {key: file.size for key, file in found.items()})
     return found
 
 

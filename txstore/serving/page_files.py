@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from txstore.interchange.concealing import concealed
-from txstore.interchange.destinations import LocalDestination
+from txstore.interchange.destinations import LocalDestination, open_destination
 from txstore.interchange.places import Place
 from txstore.serving.answers import REVALIDATED, Failure, Headers, Scope, Send, answer, answer_compressed, is_current
 
@@ -88,14 +88,13 @@ def _put_page(url: str | os.PathLike[str], options: dict[str, Any], files: dict[
     place = Place(url, {name: value for name, value in options.items() if not name.startswith("txstore_")})
     if place.is_local:
         _put_on_disk(place.root, files)
-    else:
-        kind_of = _told_kinds(place)
-        if kind_of is None:
-            for directory in {posixpath.dirname(name) for name in files}:
-                place.fs.makedirs(place.path(directory), exist_ok=True)
+    elif (kind_of := _told_kinds(place)) is None:
+        target = open_destination(url, options, durable=False, at_most=0o777)  # which follows no link on a file server
         for name, content in files.items():
-            told = {} if kind_of is None else kind_of(_KINDS[posixpath.splitext(name)[1]])
-            place.fs.pipe_file(place.path(name), content, **told)
+            target.write(name, content)
+    else:
+        for name, content in files.items():
+            place.fs.pipe_file(place.path(name), content, **kind_of(_KINDS[posixpath.splitext(name)[1]]))
     return f"{place.url.rstrip('/')}/index.html"
 
 

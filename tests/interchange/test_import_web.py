@@ -1,0 +1,225 @@
+"""Import from web servers and archives: what they say of their files, where they lead to, and how much they send."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yarl
+import zarr
+
+import txstore
+from txstore.codecs import bounded_codecs
+from txstore.interchange import web_sources
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Lists directories as many servers do: with links that sort the list, and one to the directory above."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("/"):
+            super().do_GET()
+            return
+        names = [each.name + "/" * each.is_dir() for each in Path(self.translate_path(self.path)).iterdir()]
+        above = os.path.dirname(self.path.rstrip("/"))
+        links = [f'<a href="{each}">' for each in ("?C=N;O=D", f"{above.rstrip('/')}/", *names)]
+        self.answer("text/html", "".join(links).encode())
+
+    def answer(self, kind: str, content: bytes, **headers: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that starts a server of this test's files and returns its URL."""
+    with ExitStack() as servers:
+        yield lambda handler=Handler: servers.enter_context(_serving(handler, tmp_path))
+
+
+@contextmanager
+def _serving(handler: Any, directory: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(directory))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def _write(path: Path, name: str = "x", start: int = 0) -> None:
+    group = zarr.open_group(path, mode="a")
+    group.create_array(name, shape=40, chunks=10, dtype="i4", compressors=None, dimension_names=["n"])
+    group[name][:] = np.arange(start, start + 40)
+
+
+def test_plain_zarr(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    _write(tmp_path / "a.zarr")
+    commit = repo.import_from(f"{serve()}/a.zarr")
+    assert commit.properties["import"]["files"] == 6
+    assert commit.properties["import"]["bytes"] > 160
+    np.testing.assert_array_equal(zarr.open_group(repo.snapshot(), mode="r")["x"][:], np.arange(40))
+    assert sorted(repo.mapping()) == ["x/c/0", "x/c/1", "x/c/2", "x/c/3", "x/zarr.json", "zarr.json"]
+
+
+def test_a_source_that_is_joined_and_changes_meanwhile(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    """A page says neither the size of a file nor its version."""
+    chunk, new = tmp_path / "b.zarr" / "x" / "c" / "0", tmp_path / "new"
+
+    class Changing(Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("b.zarr/x/c/3"):
+                new.write_bytes(np.full(10, 7, "<i4").tobytes())
+                os.utime(new, (1e9, 1e9))
+                new.replace(chunk)
+            super().do_GET()
+
+    for name, start in (("a", 0), ("b", 40)):
+        _write(tmp_path / f"{name}.zarr", start=start)
+    url = serve(Changing)
+    with pytest.raises(txstore.SourceError, match="has changed while it was imported"):
+        repo.import_from([f"{url}/a.zarr", f"{url}/b.zarr"], concat="n")
+    repo.import_from([f"{url}/a.zarr", f"{url}/b.zarr"], concat="n")
+    assert zarr.open_group(repo.snapshot(), mode="r")["x"][39:42].tolist() == [39, 7, 7]
+
+
+def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    class Escaping(Handler):
+        def answer(self, kind: str, content: bytes, **headers: str) -> None:
+            super().answer(kind, content.replace(b"x y", b"x%20y"), **headers)
+
+    _write(tmp_path / "a.zarr", "x y")
+    with pytest.raises(txstore.SourceError, match=r"x%20y.* has escapes"):
+        repo.import_from(f"{serve(Escaping)}/a.zarr")
+
+
+def test_an_answer_that_is_longer_than_memory(
+    repo: txstore.Repository, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compressing(Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("/c/0"):
+                self.answer("application/octet-stream", gzip.compress(bytes(1 << 20)), Content_Encoding="gzip")
+            else:
+                super().do_GET()
+
+    monkeypatch.setattr(web_sources.AnswerInMemory, "whole", 100_000)
+    _write(tmp_path / "a.zarr")
+    with pytest.raises(OSError, match="sends more than the 100,000 bytes"):
+        repo.import_from(f"{serve(Compressing)}/a.zarr")
+    assert repo.head() is None
+
+
+def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    leads_to = [""]
+
+    class Leading(Handler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            if not self.path.endswith("/c/0"):
+                super().do_GET() if self.command == "GET" else super().do_HEAD()
+                return
+            self.send_response(302)
+            self.send_header("Location", f"{leads_to[0]}/secret")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    _write(tmp_path / "a.zarr")
+    (tmp_path / "secret").write_bytes(bytes(40))
+    leads_to[0] = serve()
+    url = serve(Leading)
+    with pytest.raises(txstore.SourceError, match="no public host"):
+        repo.import_from(f"{url}/a.zarr")
+    assert repo.head() is None
+    leads_to[0] = url
+    repo.import_from(f"{url}/a.zarr")
+    assert zarr.open_group(repo.snapshot(), mode="r")["x"][:12].tolist() == [0] * 10 + [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("there", "is_followed"),
+    [
+        ("/other", True),
+        ("https://data.example/x", True),
+        ("https://8.8.8.8/x", True),
+        ("http://169.254.169.254/latest/meta-data", False),
+        ("http://[::1]:9200/x", False),
+        ("http://10.0.0.1/x", False),
+    ],
+)
+async def test_where_a_server_may_lead(there: str, is_followed: bool) -> None:
+    response = SimpleNamespace(status=302, headers={"Location": there})
+    request = SimpleNamespace(url=yarl.URL("http://data.example/y"), response=response)
+    if is_followed:
+        await web_sources._check_redirect(None, None, request)
+        return
+    with pytest.raises(txstore.SourceError, match="no public host"):
+        await web_sources._check_redirect(None, None, request)
+
+
+@pytest.mark.parametrize("kind", ["document", "chunk", "file"])
+def test_a_file_of_an_archive_that_is_longer_than_memory(
+    repo: txstore.Repository, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path / "a.zarr")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
+            name = str(file.relative_to(tmp_path / "a.zarr"))
+            is_long = name == {"document": "x/zarr.json", "chunk": "x/c/0"}.get(kind)
+            packed.writestr(name, file.read_bytes() + b" " * (100_000 if is_long else 0))
+        packed.writestr("long.json", b"{" + b" " * 100_000 + b"}")
+    monkeypatch.setattr(bounded_codecs, "MOST_IN_MEMORY", 50_000)
+    with pytest.raises(txstore.SourceError, match=r"is unpacked to 100,\d\d\d bytes"):
+        if kind == "file":
+            repo.import_references(f"zip://long.json::{tmp_path}/a.zip")
+        else:
+            repo.import_from(f"zip::{tmp_path}/a.zip", exclude=["long.json"])
+
+
+def test_a_link_of_another_user_among_the_matches(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "inbox").mkdir()
+    for name in ("inbox/a.h5", "secret.h5"):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["x"] = np.arange(3)
+    (tmp_path / "inbox" / "b.h5").symlink_to(tmp_path / "secret.h5")
+    lstat = os.lstat
+
+    def of_another_user(path: Any, **options: Any) -> Any:
+        found = lstat(path, **options)
+        return SimpleNamespace(st_uid=found.st_uid + 7, st_mode=found.st_mode) if str(path).endswith("b.h5") else found
+
+    pattern = f"{tmp_path}/inbox/*.h5"
+    with monkeypatch.context() as patch:
+        patch.setattr("txstore.interchange.places.os.lstat", of_another_user)
+        with pytest.raises(txstore.SourceError, match="another user's link"):
+            repo.import_from(pattern, concat=0)
+    repo.import_from(pattern, concat=0)  # one's own
