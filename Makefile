@@ -76,7 +76,7 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-peers bench-peers-published torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
 .DEFAULT_GOAL := help
 
 help:
@@ -103,10 +103,8 @@ help:
 	@echo 'make walks       how much code there is, and how many files a write, a commit and a merge go through: each beside its bound'
 	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
 	@echo 'make simulate-keys  a hundred million keys, simulated beside real repositories: bytes, compaction, time to open'
-	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
-	@echo 'make bench-field TxStore beside the same stores, several processes on one array, some killed: lost, torn, refused'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
@@ -342,14 +340,6 @@ simulate-commits: $(BENCH)/stamp
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks.serving.plain_zarr $(SERVE_ARGS)
-
-# Several processes on one array, some of them killed: what is lost, torn and refused. FIELD_ARGS='--stores HDF5' chooses.
-FIELD_ARGS ?=
-bench-field: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.field $(FIELD_ARGS)
-
-bench-loaders: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only loaders
 
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
 PEERS_ARGS ?=

@@ -261,7 +261,7 @@ def test_what_a_peer_appends_it_reads(peer: Store) -> None:
     assert np.array_equal(found_in(peer), SMALL.data())
 
 
-@peers_but("ZipStore", "MemoryStore")
+@peers_but("ZipStore", "MemoryStore", "HDF5")
 def test_parts_that_a_peer_writes_are_all_there(peer: Store) -> None:
     peer.prepare()
     peer.create(SMALL)
