@@ -96,7 +96,7 @@ help:
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
-	@echo 'make bench-keys  what ten million keys take of memory, and the first commit after them'
+	@echo 'make bench-keys  what ten million keys take of memory'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
@@ -313,7 +313,7 @@ demo: $(DEMO)/stamp
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
 
-# Ten million keys on a local disk: memory, and the first commit after.
+# Ten million keys on a local disk: memory.
 bench-keys: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only keys
 

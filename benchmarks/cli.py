@@ -36,9 +36,9 @@ _ERRORS = Console(stderr=True, highlight=False)
 
 def main() -> int:
     """Run the benchmarks, print a table, write `benchmark-results.json`; exit status 1 if a promise is not kept."""
-    from benchmarks.cases import arrays, commits, distance, following, keys, large, loaders, locks, remote, writers
+    from benchmarks.cases import arrays, commits, distance, following, keys, large, locks, remote
 
-    modules: list[Any] = [arrays, commits, distance, large, keys, following, loaders, locks, remote, writers]
+    modules: list[Any] = [arrays, commits, distance, large, keys, following, locks, remote]
     cases = {name: case for module in modules for name, case in module.CASES.items()}
     parser = _parser("python -m benchmarks", main.__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(cases)}")

@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, percentile, settle, slower, timed
 from benchmarks.own_process import Parent, Values, together
-from txstore.history.versions import UnderLock
+from txstore.history.versions import CommitStrategy
 from txstore.storage import local
 from txstore.storage.local import LocalStorage
 
@@ -179,7 +179,7 @@ def _commit(repo: txstore.Repository, process: int, number: int) -> None:
 
 
 def _commit_many(path: Path, process: int, commits: int, queues: bool, flush: float, parent: Parent) -> Values:
-    UnderLock.queues = queues
+    CommitStrategy.queues = queues
     repo = txstore.Repository(path)
     _commit(repo, process, 0)
     took = []
