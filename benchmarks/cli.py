@@ -12,16 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.markdown import Markdown
 
 from benchmarks.harness import Row, Setting, spread_out
 from benchmarks.machine import describe_machine, file_system_of, versions
-from benchmarks.pages import amount, bound, publish, publish_peers
-from benchmarks.peers.report import measured
-from benchmarks.peers.results import OURS, Results, load
+from benchmarks.pages import publish, publish_peers
+from benchmarks.peers.report import amount, page, promises
+from benchmarks.peers.results import Results, load
 from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import judge
 from benchmarks.pictures import PANELS, draw_far_away
@@ -30,15 +28,14 @@ RESULTS = Path("benchmark-results.json")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 RESULTS_OF_PEERS = Path("benchmark-peers.json")
 ROUNDS, ROUNDS_QUICK = 3, 1
-MISS = "[bold red]MISS[/]"
 _ERRORS = Console(stderr=True, highlight=False)
 
 
 def main() -> int:
     """Run the benchmarks, print a table, write `benchmark-results.json`; exit status 1 if a promise is not kept."""
-    from benchmarks.cases import arrays, commits, distance, following, keys, large, locks, remote
+    from benchmarks.cases import arrays, commits, far, following, keys, large, locks
 
-    modules: list[Any] = [arrays, commits, distance, large, keys, following, locks, remote]
+    modules: list[Any] = [arrays, commits, far, large, keys, following, locks]
     cases = {name: case for module in modules for name, case in module.CASES.items()}
     parser = _parser("python -m benchmarks", main.__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(cases)}")
@@ -54,24 +51,22 @@ def main() -> int:
         found = cases[name](setting)
         rows += found
         for row in found:
-            verdict = "[green]pass[/]" if row.ok else MISS
-            _ERRORS.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
+            _ERRORS.print(
+                f"{'pass' if row.ok else 'MISS'} {amount(row.measured, row.unit):>10}  {row.what}", markup=False
+            )
         _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
-    show(rows, quick=arguments.quick)
+    show(promises([row.as_dict() for row in rows]))
     if any(row.name in PANELS for row in rows):
         _ERRORS.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
     return 0 if all(row.ok for row in rows) else 1
 
 
-def show(rows: Iterable[Row], *, quick: bool) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
-    for column in ("what", "measured", "must reach", ""):
-        table.add_column(column, justify="right" if column.startswith("m") else "left")
-    for row in rows:
-        must_reach = bound(row.target, row.unit, at_least=row.at_least)
-        table.add_row(escape(row.what), amount(row.measured, row.unit), must_reach, "pass" if row.ok else MISS)
-    Console(highlight=False).print(table)
+def show(text: str) -> None:
+    """Show what a page would."""
+    console = Console(highlight=False)
+    console.width = max(console.width, 150)
+    console.print(Markdown(text))
 
 
 def peers() -> int:
@@ -87,7 +82,7 @@ def peers() -> int:
     results = load(arguments.output) if arguments.show or arguments.publish else _measure(arguments)
     if arguments.publish:
         publish_peers(results)
-    _show(results)
+    show(page(results, {}))
     return 0 if all(verdict.ok for verdict in judge(results)) else 1
 
 
@@ -107,27 +102,6 @@ def _measure(arguments: argparse.Namespace) -> Results:
             results.save(arguments.output)
             _ERRORS.print(f"{name}: {time.monotonic() - began:.0f} s")
     return results
-
-
-def _show(results: Results) -> None:
-    console = Console(highlight=False)
-    console.width = max(console.width, 150)
-    for row in dict.fromkeys(row for row, _ in results.tasks()):
-        tasks = [task for name, task in results.tasks() if name == row]
-        shown = Table("", title=row, title_justify="left", box=box.SIMPLE_HEAD)
-        for task in tasks:
-            shown.add_column(task, justify="right")
-        for peer in dict.fromkeys(cell.peer for cell in results.of(row, tasks[0])):
-            cells = (results.find(row, task, peer) for task in tasks)
-            style = "bold" if peer == OURS else None
-            shown.add_row(peer, *("–" if cell is None else measured(cell) for cell in cells), style=style)
-        console.print(shown)
-    for skipped in results.skipped:
-        console.print(f"{skipped.row}: {skipped.peer} is left out: {skipped.why}", markup=False)
-    shown = Table("row", "", "must reach", "measured", "", title="What it has to show", box=box.SIMPLE_HEAD)
-    for verdict in judge(results):
-        shown.add_row(verdict.row, verdict.task, verdict.wanted, verdict.measured, "ok" if verdict.ok else MISS)
-    console.print(shown)
 
 
 def _parser(program: str, description: str | None) -> argparse.ArgumentParser:
@@ -160,7 +134,7 @@ def _chosen(parts: Iterable[str] | None, offered: Mapping[str, object], what: st
 
 def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> None:
     results = {
-        "time": datetime.now(UTC).isoformat(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": quick,
         "ok": all(row.ok for row in rows),
         "machine": machine | {"load_after": os.getloadavg()},

@@ -195,6 +195,7 @@ class Stub:
         etag = self._etag()
         if key not in self.objects:
             insort(self.names, key)
+            self.counts["objects"] += 1
         self.objects[key] = Stored(body, etag, time.time())
         return etag
 
@@ -346,7 +347,7 @@ def move_away(port: int, seconds: float, *, jitter: float = 0.0) -> None:
 
 
 def take_counts(port: int) -> Counter[str]:
-    """Return how many requests of each kind there were since the last time, and how many bytes."""
+    """Return how many requests of each kind there were since the last time, and how many bytes and new objects."""
     return Counter(_post(port, "/-/count"))
 
 
@@ -371,7 +372,7 @@ def under_way(seen: Iterable[Seen], samples: int) -> list[float]:
 
 
 def requests_in(counts: Counter[str]) -> int:
-    return counts.total() - counts["received"] - counts["sent"]
+    return counts.total() - counts["received"] - counts["sent"] - counts["objects"]
 
 
 def _post(port: int, path: str) -> Any:
