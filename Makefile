@@ -332,20 +332,20 @@ walks: $(TEST)/stamp
 
 # A hundred million keys: bytes, runs, write amplification; beside real repositories of up to a million.
 simulate-keys: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.simulated.scale $(SCALE_ARGS)
+	$(BENCH)/bin/python -m benchmarks --only simulate-keys
 
 simulate-commits: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.simulated.commits
+	$(BENCH)/bin/python -m benchmarks --only simulate-commits
 
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.serving.plain_zarr $(SERVE_ARGS)
+	$(BENCH)/bin/python -m benchmarks --only serve
 
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
 PEERS_ARGS ?=
 # In the environment of the tests: it has what drives Chromium, and the server.
 bench-page: $(TEST)/stamp
-	$(TEST)/bin/python -m benchmarks.serving.page
+	$(TEST)/bin/python -m benchmarks --only page
 
 page-pictures: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.serving.browser.pictures

@@ -15,10 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.harness import Row, Setting, spread_out
+from benchmarks.harness import Row, Setting
 from benchmarks.machine import describe_machine, file_system_of, versions
+from benchmarks.own_process import NotOffered
 from benchmarks.pages import publish, publish_peers
-from benchmarks.peers.report import amount, page, promises
+from benchmarks.peers import report
 from benchmarks.peers.results import Results, load
 from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import judge
@@ -33,10 +34,15 @@ _ERRORS = Console(stderr=True, highlight=False)
 
 def main() -> int:
     """Run the benchmarks, print a table, write `benchmark-results.json`; exit status 1 if a promise is not kept."""
-    from benchmarks.cases import arrays, commits, far, following, keys, large, locks
+    from benchmarks.cases import commits, far, following, keys, labels, large, locks
+    from benchmarks.serving import page, plain_zarr
+    from benchmarks.simulated import commits as simulated_commits
+    from benchmarks.simulated import scale
 
-    modules: list[Any] = [arrays, commits, far, large, keys, following, locks]
-    cases = {name: case for module in modules for name, case in module.CASES.items()}
+    modules: list[Any] = [labels, commits, far, large, keys, following, locks]
+    by_name = [page, plain_zarr, simulated_commits, scale]  # what takes other programs, or is no measurement
+    usual = [name for module in modules for name in module.CASES]
+    cases = {name: case for module in modules + by_name for name, case in module.CASES.items()}
     parser = _parser("python -m benchmarks", main.__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(cases)}")
     arguments = parser.parse_args()
@@ -46,17 +52,21 @@ def main() -> int:
     directory, machine = _where(arguments.directory)
     setting = Setting(directory, quick=arguments.quick)
     rows: list[Row] = []
-    for name in _chosen(arguments.only, cases, "benchmark"):
+    for name in _chosen(arguments.only or usual, cases, "benchmark"):
         began = time.monotonic()
-        found = cases[name](setting)
+        try:
+            found = cases[name](setting)
+        except NotOffered as why:
+            _ERRORS.print(f"{name}: {why}", markup=False)
+            return 2
         rows += found
         for row in found:
             _ERRORS.print(
-                f"{'pass' if row.ok else 'MISS'} {amount(row.measured, row.unit):>10}  {row.what}", markup=False
+                f"{'pass' if row.ok else 'MISS'} {report.amount(row.measured, row.unit):>10}  {row.what}", markup=False
             )
         _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
-    show(promises([row.as_dict() for row in rows]))
+    show("\n\n".join([*map(report.figures, rows), report.promises([row.as_dict() for row in rows])]))
     if any(row.name in PANELS for row in rows):
         _ERRORS.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
     return 0 if all(row.ok for row in rows) else 1
@@ -76,13 +86,12 @@ def peers() -> int:
     parser.add_argument("--peers", action="append", metavar="PART", help="those whose names contain it; several times")
     parser.add_argument("--rounds", type=int, help=f"by default {ROUNDS}")
     parser.add_argument("--keys", type=int, default=10**5, metavar="N", help="up to so many; by default 100,000")
-    parser.add_argument("--output", type=Path, default=RESULTS_OF_PEERS, help="the results; by default %(default)s")
     parser.add_argument("--show", action="store_true", help="measure nothing: show what the results say")
     arguments = parser.parse_args()
-    results = load(arguments.output) if arguments.show or arguments.publish else _measure(arguments)
+    results = load(RESULTS_OF_PEERS) if arguments.show or arguments.publish else _measure(arguments)
     if arguments.publish:
         publish_peers(results)
-    show(page(results, {}))
+    show(report.page(results, {}))
     return 0 if all(verdict.ok for verdict in judge(results)) else 1
 
 
@@ -95,11 +104,10 @@ def _measure(arguments: argparse.Namespace) -> Results:
     about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "quick": arguments.quick, "rounds": rounds}
     results = Results(about | {"machine": machine, "versions": versions()})
     with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
-        spread_out(Path(scratch))
         for name in chosen:
             began = time.monotonic()
             take_rounds(results, offered[name], Path(scratch), rounds=rounds, only=arguments.peers or ())
-            results.save(arguments.output)
+            results.save(RESULTS_OF_PEERS)
             _ERRORS.print(f"{name}: {time.monotonic() - began:.0f} s")
     return results
 

@@ -11,8 +11,6 @@ import gc
 import math
 import os
 import statistics
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +24,6 @@ Samples = dict[str, list[float]]
 Take = Callable[[], float]  # one sample, in seconds: only the part that counts
 
 OURS = "TxStore"
-
-# linux/fs.h, for 64-bit machines; elsewhere the call is refused.
-_GET_FLAGS, _SET_FLAGS, _TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
 
 
 @dataclass(frozen=True)
@@ -98,23 +93,6 @@ def settle(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def spread_out(directory: Path) -> None:
-    """Ask ext4 to lay the directories in this one far apart, each where there are few others."""
-    if sys.platform != "linux":
-        return
-    import fcntl
-
-    flags = bytearray(8)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-        fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("@q", struct.unpack("@q", flags)[0] | _TOP_OF_HIERARCHY))
-    except OSError:
-        pass  # another file system: it has no such flag, and another allocator
     finally:
         os.close(descriptor)
 

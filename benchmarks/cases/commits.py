@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, percentile, settle, slower, timed
+from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, settle, slower, timed
 from benchmarks.own_process import Parent, Values, together
 from txstore.history.versions import CommitStrategy
 from txstore.storage import local
@@ -124,53 +122,26 @@ PROCESSES = 8
 BEFORE = "one sync after another"
 #: Seconds that a flush takes: of a disk in the network, or of one for consumers.
 FLUSH = 0.005
-_STATE = struct.Struct("dq")  # when the flush that is under way is done, and whether another is asked for
 
 
-class Disk:
-    """A disk that does one flush at a time: a process that asks for one while it does gets the next, with all that do.
+@contextmanager
+def _slow_disk(seconds: float) -> Iterator[None]:
+    """Let each sync of this process take so much longer."""
+    sync, sync_names = local._sync, LocalStorage._sync_names
 
-    So does a journal of a file system. All processes know of it by a file.
-    """
+    def slow(descriptor: int) -> None:
+        sync(descriptor)
+        time.sleep(seconds)
 
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._path = path
-        self._seconds = seconds
+    def slow_names(storage: LocalStorage, path: str) -> None:
+        sync_names(storage, path)
+        time.sleep(seconds)
 
-    def flush(self) -> None:
-        with open(self._path, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            now = time.monotonic()
-            done, is_asked = _STATE.unpack(file.read(_STATE.size))
-            if is_asked and now >= done:
-                done, is_asked = done + self._seconds, 0
-            is_idle = now >= done
-            mine = (now if is_idle else done) + self._seconds
-            file.seek(0)
-            file.write(_STATE.pack(mine if is_idle else done, 0 if is_idle else 1))
-        time.sleep(max(0.0, mine - time.monotonic()))
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Let what is synced in this process be flushed here, too."""
-        if not self._seconds:
-            yield
-            return
-        sync, sync_names = local._sync, LocalStorage._sync_names
-
-        def slow(descriptor: int) -> None:
-            sync(descriptor)
-            self.flush()
-
-        def slow_names(storage: LocalStorage, path: str) -> None:
-            sync_names(storage, path)
-            self.flush()
-
-        local._sync, LocalStorage._sync_names = slow, slow_names  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            local._sync, LocalStorage._sync_names = sync, sync_names  # type: ignore[method-assign]
+    local._sync, LocalStorage._sync_names = slow, slow_names  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        local._sync, LocalStorage._sync_names = sync, sync_names  # type: ignore[method-assign]
 
 
 def _commit(repo: txstore.Repository, process: int, number: int) -> None:
@@ -182,30 +153,24 @@ def _commit_many(path: Path, process: int, commits: int, queues: bool, flush: fl
     CommitStrategy.queues = queues
     repo = txstore.Repository(path)
     _commit(repo, process, 0)
-    took = []
-    with Disk(path.with_suffix(".disk"), flush).used():
+    with _slow_disk(flush) if flush else nullcontext():
         parent.meet()
         began = time.monotonic()
         for each in range(1, commits + 1):
-            with timed() as seconds:
-                _commit(repo, process, each)
-            took.append(seconds())
-    return {"began": began, "ended": time.monotonic(), "took": took}
+            _commit(repo, process, each)
+    return {"began": began, "ended": time.monotonic()}
 
 
 def group(setting: Setting) -> list[Row]:
     commits, numbers, rows = setting.rounds(40, 15), itertools.count(), list[Row]()
     with setting.scratch() as scratch:
-        latencies: dict[bool, list[float]] = {}
 
         def take(flush: float, queues: bool) -> float:
             path = scratch / f"{next(numbers)}.tx"
             repo = txstore.Repository(path)
             _commit(repo, PROCESSES, 0)
-            path.with_suffix(".disk").write_bytes(bytes(_STATE.size))
             order = {"path": path, "commits": commits, "queues": queues, "flush": flush}
             told = together(_commit_many, [order | {"process": number} for number in range(PROCESSES)])
-            latencies.setdefault(queues, []).extend(seconds for each in told for seconds in each["took"])
             if (made := len(list(repo.log()))) != 1 + PROCESSES * (commits + 1):
                 raise RuntimeError(f"{path}: {made} commits are there")
             return float(max(each["ended"] for each in told) - min(each["began"] for each in told))
@@ -214,22 +179,11 @@ def group(setting: Setting) -> list[Row]:
             ("commit-group", f"a disk that flushes in {FLUSH * 1e3:.0f} ms", FLUSH, 2.0),
             ("commit-group-here", "this disk", 0.0, 1.0),
         ):
-            latencies.clear()
             takes = {OURS: partial(take, flush, True), BEFORE: partial(take, flush, False)}
             samples = interleaved(takes, setting.rounds(7, 1), before_each=partial(settle, scratch))
-            figures = [
-                {
-                    "who": who,
-                    "commits a second": PROCESSES * commits / medians(samples)[who],
-                    "median of one": percentile(latencies[queues], 50),
-                    "99th percentile": percentile(latencies[queues], 99),
-                    "load": os.getloadavg()[0],
-                }
-                for who, queues in ((OURS, True), (BEFORE, False))
-            ]
-            a_second = " and ".join(f"{each['commits a second']:.0f}" for each in figures)
-            what = f"{PROCESSES} processes of small commits on {where}: commits a second, of {BEFORE} ({a_second})"
-            rows.append(faster(name, what, samples, OURS, BEFORE, target, figures=figures))
+            rates = " and ".join(f"{PROCESSES * commits / median:.0f}" for median in medians(samples).values())
+            what = f"{PROCESSES} processes of small commits on {where}: commits a second, of {BEFORE} ({rates})"
+            rows.append(faster(name, what, samples, OURS, BEFORE, target))
     return rows
 
 

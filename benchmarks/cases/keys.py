@@ -6,7 +6,6 @@ memory runs short.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def write(path: Path, keys: int) -> Values:
         seconds.extend((staging(), all_of_it() - staging()))
 
     peak = peak_of(work, _LOOK)
-    return {"bytes a key": peak / keys, "staging": seconds[0], "commit": seconds[1]}
+    return {"bytes a key": peak / keys, "staging, s": seconds[0], "commit, s": seconds[1]}
 
 
 def fill(path: Path, keys: int) -> None:
@@ -58,32 +57,27 @@ def fill(path: Path, keys: int) -> None:
             _fill(transaction, keys * number // TRANSACTIONS, keys * (number + 1) // TRANSACTIONS)
 
 
-def optimize(path: Path, keys: int) -> Values:
+def optimize(path: Path) -> Values:
     _warm(path)
     with timed() as seconds:
         peak = peak_of(lambda: txstore.Repository(path).optimize(), _LOOK)
-    return {"megabytes": peak / 1e6, "bytes a key": peak / keys, "seconds": seconds()}
+    return {"optimize, MB": peak / 1e6, "optimize, s": seconds()}
 
 
 def keys(setting: Setting) -> list[Row]:
     figures: list[dict[str, Any]] = []
     for count in SIZES[: setting.rounds(len(SIZES), 1)]:
         with setting.scratch() as scratch:
-            found = {"write": ask(write, path=scratch / "one.tx", keys=count)}
+            written = ask(write, path=scratch / "one.tx", keys=count)
             ask(fill, path=scratch / "many.tx", keys=count)
-            found["optimize"] = ask(optimize, path=scratch / "many.tx", keys=count)
-        figures.append({"keys": count, **found})
-        told = ", ".join(f"{what} {name} {value:.4g}" for what, each in found.items() for name, value in each.items())
-        print(f"{count:>10,} keys: {told}", file=sys.stderr, flush=True)
+            figures.append({"keys": count, **written, **ask(optimize, path=scratch / "many.tx")})
     last, where = figures[-1], f"{figures[-1]['keys']:,} keys"
     memory = f"optimize of {where} in {TRANSACTIONS} packs: memory"
+    what = f"one transaction of {where}: memory"
     return [
-        Row(
-            "keys-write", f"one transaction of {where}: memory", last["write"]["bytes a key"], WRITER, "B a key",
-            figures=figures,
-        ),
-        Row("keys-optimize", memory, last["optimize"]["megabytes"], OPTIMIZE, "MB"),
-    ]  # fmt: skip
+        Row("keys-write", what, last["bytes a key"], WRITER, "B a key", figures=figures),
+        Row("keys-optimize", memory, last["optimize, MB"], OPTIMIZE, "MB"),
+    ]
 
 
 CASES = {"keys": keys}

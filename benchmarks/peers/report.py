@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness import Row
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
@@ -57,6 +58,14 @@ def promises(rows: Sequence[Mapping[str, Any]]) -> str:
     if missed := sum(not row["ok"] for row in rows):
         parts.append(f"In bold: the {missed} of {len(rows)} that were missed in this run.")
     return "\n\n".join(parts)
+
+
+def figures(row: Row) -> str:
+    """Return what else was counted, as far as it is one figure each."""
+    lines = [{name: each for name, each in one.items() if isinstance(each, str | int | float)} for one in row.figures]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    shown = [[amount(each, "") if not isinstance(each, str) else each for each in line.values()] for line in lines]
+    return table(columns, shown) if columns else ""
 
 
 def row_of(results: Results, row: str) -> str:
