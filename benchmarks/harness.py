@@ -87,6 +87,14 @@ def finish_requests() -> None:
     wait_for_cleanup(60)
 
 
+def fill_keys(repo: Any, keys: int, in_a_commit: int) -> None:
+    """Commit so many keys of one array, a number of them at a time."""
+    for first in range(0, keys, in_a_commit):
+        with repo.begin("fill") as transaction:
+            for number in range(first, min(first + in_a_commit, keys)):
+                transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
+
+
 def settle(directory: Path) -> None:
     """Leave nothing behind that the next sample would pay for: garbage, or what the journal still has to write."""
     gc.collect()

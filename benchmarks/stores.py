@@ -50,9 +50,6 @@ class Bucket(NamedTuple):
 
     port: int
     name: str  # the prefix of all keys
-    bucket: str = BUCKET
-    key: str = "key"
-    secret: str = "secret"
 
     def with_name(self, name: str) -> Bucket:
         return self._replace(name=name)
@@ -63,12 +60,12 @@ class Bucket(NamedTuple):
 
     @property
     def url(self) -> str:
-        return f"s3://{self.bucket}/{self.name}"
+        return f"s3://{BUCKET}/{self.name}"
 
     @property
     def options(self) -> dict[str, Any]:
         client = {"region_name": REGION}
-        return {"key": self.key, "secret": self.secret, "endpoint_url": self.endpoint, "client_kwargs": client}
+        return {"key": "key", "secret": "secret", "endpoint_url": self.endpoint, "client_kwargs": client}
 
 
 class Store:
@@ -286,11 +283,11 @@ class Object(ZarrStore):
         if not isinstance(self.place, Bucket):
             return ObjectStore(LocalStore(self.place, mkdir=True), read_only=read_only)
         bucket = S3Store(
-            self.place.bucket,
+            BUCKET,
             prefix=self.place.name,
             endpoint=self.place.endpoint,
-            access_key_id=self.place.key,
-            secret_access_key=self.place.secret,
+            access_key_id="key",
+            secret_access_key="secret",
             region=REGION,
             virtual_hosted_style_request=False,
             client_options={"allow_http": True},
@@ -325,13 +322,13 @@ class Icechunk(ZarrStore):
         if not isinstance(self.place, Bucket):
             return icechunk.local_filesystem_storage(str(self.place))
         return icechunk.s3_storage(
-            bucket=self.place.bucket,
+            bucket=BUCKET,
             prefix=self.place.name,
             region=REGION,
             endpoint_url=self.place.endpoint,
             allow_http=True,
-            access_key_id=self.place.key,
-            secret_access_key=self.place.secret,
+            access_key_id="key",
+            secret_access_key="secret",
             force_path_style=True,
         )
 
@@ -450,7 +447,7 @@ class TensorStoreFile(Store):
             return {"driver": "file", "path": f"{self.place}/"}
         return {
             "driver": "s3",
-            "bucket": self.place.bucket,
+            "bucket": BUCKET,
             "endpoint": self.place.endpoint,
             "path": f"{self.place.name}/",
             "aws_region": REGION,

@@ -8,7 +8,6 @@ work; of the fastest peer TxStore must be as fast.
 
 from __future__ import annotations
 
-import importlib
 import random
 import statistics
 import time
@@ -41,12 +40,6 @@ CHUNKS_OPENED = 100_000
 MEMORY, MEMORY_CHUNK = 2 << 30, 16 << 20
 RAW: dict[str, Any] = {"dtype": "u1", "compressors": None, "filters": None}
 KINDS: dict[str, type[ZarrStore]] = {OURS: TxStore, "Icechunk": Icechunk, "obstore": Object, "s3fs": Fsspec}
-MODULES = {
-    OURS: ["txstore.store", "txstore.repository", "obstore.store"],
-    "Icechunk": ["icechunk"],
-    "obstore": ["obstore.store"],
-    "s3fs": ["s3fs"],
-}
 
 
 def _taking_part(*, quick: bool = False) -> list[str]:
@@ -119,7 +112,8 @@ def opening(setting: Setting) -> Iterator[Row]:
     with S3Stub() as stub:
         ask(write_variables, who=OURS, port=stub.port, variables=variables, commits=variables)
         before = ask(open_variables, who=OURS, port=stub.port, variables=variables)
-        ask(optimize_variables, port=stub.port)
+        _repository(stub.port, f"open-{OURS.lower()}").optimize()
+        finish_requests()
         after = ask(open_variables, who=OURS, port=stub.port, variables=variables)
     times = f"({before['requests']} before optimize, {before['seconds']:.2f} s; {after['seconds']:.2f} s after)"
     what = f"after {variables} commits of one variable each, and optimize: requests to open them {times}"
@@ -155,19 +149,13 @@ def _add_variables(group: Any, numbers: range) -> None:
 def open_variables(who: str, port: int, variables: int) -> Values:
     import xarray
 
-    for module in MODULES[who]:  # to import them is no part of it
-        importlib.import_module(module)
+    _laid(who, Bucket(port, f"warm-{who.lower()}"))  # to import what that takes is no part of it
     kind = KINDS[who](Bucket(port, f"open-{who.lower()}"))
     with _far(port) as told:
         opened = xarray.open_zarr(kind.newest(), consolidated=who in ("obstore", "s3fs"), chunks=None)
     if len(opened) != variables:
         raise AssertionError(f"{len(opened)} variables instead of {variables}")
     return told
-
-
-def optimize_variables(port: int) -> None:
-    _repository(port, f"open-{OURS.lower()}").optimize()
-    finish_requests()
 
 
 # --- commits

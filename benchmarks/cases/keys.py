@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import txstore
-from benchmarks.harness import Row, Setting, timed
+from benchmarks.harness import Row, Setting, fill_keys, timed
 from benchmarks.memory import peak_of
 from benchmarks.own_process import Values, ask
 
@@ -22,17 +22,10 @@ _LOOK = 0.005  # seconds between two looks at the memory of a process
 WRITER, OPTIMIZE = 150.0, 200.0
 
 
-def _fill(transaction: Any, first: int, stop: int) -> None:
-    for number in range(first, stop):
-        transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
-
-
 def _warm(path: Path) -> None:
     """Load what the process needs, so that it is not counted."""
     other = txstore.Repository(path.with_name("warm.tx"))
-    for _ in range(3):
-        with other.begin("warm") as transaction:
-            _fill(transaction, 0, 100)
+    fill_keys(other, 300, 100)
     other.optimize()
 
 
@@ -43,7 +36,8 @@ def write(path: Path, keys: int) -> Values:
 
     def work() -> None:
         with timed() as all_of_it, txstore.Repository(path).begin("fill") as transaction, timed() as staging:
-            _fill(transaction, 0, keys)
+            for number in range(keys):
+                transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
         seconds.extend((staging(), all_of_it() - staging()))
 
     peak = peak_of(work, _LOOK)
@@ -51,10 +45,7 @@ def write(path: Path, keys: int) -> Values:
 
 
 def fill(path: Path, keys: int) -> None:
-    repo = txstore.Repository(path, durability="none")
-    for number in range(TRANSACTIONS):
-        with repo.begin("fill") as transaction:
-            _fill(transaction, keys * number // TRANSACTIONS, keys * (number + 1) // TRANSACTIONS)
+    fill_keys(txstore.Repository(path, durability="none"), keys, keys // TRANSACTIONS)
 
 
 def optimize(path: Path) -> Values:

@@ -10,8 +10,7 @@ from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
-#: The columns of the summary: who is meant, and how it is called there.
-_SUMMARY = {"LocalStore": "LocalStore", "TensorStore": "TensorStore", "HDF5": "HDF5", "Icechunk": "Icechunk"}
+_SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 
 
 def amount(value: float, unit: str) -> str:
@@ -128,6 +127,6 @@ def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
         others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _SUMMARY]
         ratios = ("–" if other is None else f"{ratio(other, ours):.2g}x" for other in others)
         lines.append([f"{task} {row}", measured(ours), *ratios])
-    head = ("", OURS, *(f"than {name}" for name in _SUMMARY.values()))
+    head = ("", OURS, *(f"than {name}" for name in _SUMMARY))
     quick = [_QUICK] if results.about["quick"] else []
     return "\n\n".join([machine(results.about), *quick, table(head, lines)])

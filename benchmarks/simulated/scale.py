@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import txstore
-from benchmarks.harness import Row, Setting, timed
+from benchmarks.harness import Row, Setting, fill_keys, timed
 from txstore.commit import Stored
 from txstore.format import commitfile
 from txstore.format.commitfile import RunName
 from txstore.segments import compaction
 
-#: Bytes of a run for each key, with its share of the index: of the keys of one array, as `_fill` writes them.
+#: Bytes of a run for each key, with its share of the index: of the keys of one array, as `fill_keys` writes them.
 BYTES_OF_ENTRY = 16.2
 #: Bytes of a frame in a commit file: of what a commit brings depends how much it merges.
 BYTES_OF_FRAME = 56
@@ -82,15 +82,6 @@ def _merge(grown: Grown, chosen: object, number: int) -> None:
 # --- a real one
 
 
-def filled(path: Path, keys: int, in_a_commit: int) -> txstore.Repository:
-    repo = txstore.Repository(path, durability="none")
-    for first in range(0, keys, in_a_commit):
-        with repo.begin("fill") as transaction:
-            for number in range(first, first + in_a_commit):
-                transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
-    return repo
-
-
 def measured(repo: txstore.Repository) -> Grown:
     """Add up the runs that the commits have written; a merged run is also in the first commit that lists it."""
     grown, seen = Grown(), set[tuple[object, ...]]()
@@ -134,7 +125,9 @@ def keys(setting: Setting) -> list[Row]:
         for count in (size for size in SIMULATED if size <= setting.rounds(REAL, SIMULATED[0])):
             for pattern in PATTERNS if count <= SIMULATED[0] else PATTERNS[1:]:
                 path = scratch / f"{count}-{pattern}.tx"
-                real = measured(filled(path, count, pattern or count))
+                repo = txstore.Repository(path, durability="none")
+                fill_keys(repo, count, pattern or count)
+                real = measured(repo)
                 opened.append(1e3 * seconds_to_open(path, count))
                 off.append(abs(real.index_bytes / simulated(count, pattern or count).index_bytes - 1))
                 figures.append({**_figures("real", count, pattern, real), "ms to open": opened[-1]})
