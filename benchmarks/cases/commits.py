@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -122,20 +124,39 @@ PROCESSES = 8
 BEFORE = "one sync after another"
 #: Seconds that a flush takes: of a disk in the network, or of one for consumers.
 FLUSH = 0.005
+_STATE = struct.Struct("dq")  # when the flush that is under way is done, and whether another is asked for
+
+
+def _flush(path: Path) -> None:
+    """Wait for a disk that does one flush at a time: who asks while it does gets the next, with all that do.
+
+    So does a journal of a file system. All processes know of it by a file.
+    """
+    with open(path, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        now = time.monotonic()
+        done, is_asked = _STATE.unpack(file.read(_STATE.size))
+        if is_asked and now >= done:
+            done, is_asked = done + FLUSH, 0
+        is_idle = now >= done
+        mine = (now if is_idle else done) + FLUSH
+        file.seek(0)
+        file.write(_STATE.pack(mine if is_idle else done, 0 if is_idle else 1))
+    time.sleep(max(0.0, mine - time.monotonic()))
 
 
 @contextmanager
-def _slow_disk(seconds: float) -> Iterator[None]:
-    """Let each sync of this process take so much longer."""
+def _slow_disk(path: Path) -> Iterator[None]:
+    """Let what is synced in this process be flushed there, too."""
     sync, sync_names = local._sync, LocalStorage._sync_names
 
     def slow(descriptor: int) -> None:
         sync(descriptor)
-        time.sleep(seconds)
+        _flush(path)
 
-    def slow_names(storage: LocalStorage, path: str) -> None:
-        sync_names(storage, path)
-        time.sleep(seconds)
+    def slow_names(storage: LocalStorage, names: str) -> None:
+        sync_names(storage, names)
+        _flush(path)
 
     local._sync, LocalStorage._sync_names = slow, slow_names  # type: ignore[method-assign]
     try:
@@ -149,11 +170,11 @@ def _commit(repo: txstore.Repository, process: int, number: int) -> None:
         transaction[f"{process}/c/{number}"] = _CHUNK
 
 
-def _commit_many(path: Path, process: int, commits: int, queues: bool, flush: float, parent: Parent) -> Values:
+def _commit_many(path: Path, process: int, commits: int, queues: bool, is_slow: bool, parent: Parent) -> Values:
     CommitStrategy.queues = queues
     repo = txstore.Repository(path)
     _commit(repo, process, 0)
-    with _slow_disk(flush) if flush else nullcontext():
+    with _slow_disk(path.with_suffix(".disk")) if is_slow else nullcontext():
         parent.meet()
         began = time.monotonic()
         for each in range(1, commits + 1):
@@ -165,21 +186,22 @@ def group(setting: Setting) -> list[Row]:
     commits, numbers, rows = setting.rounds(40, 15), itertools.count(), list[Row]()
     with setting.scratch() as scratch:
 
-        def take(flush: float, queues: bool) -> float:
+        def take(is_slow: bool, queues: bool) -> float:
             path = scratch / f"{next(numbers)}.tx"
             repo = txstore.Repository(path)
             _commit(repo, PROCESSES, 0)
-            order = {"path": path, "commits": commits, "queues": queues, "flush": flush}
+            path.with_suffix(".disk").write_bytes(bytes(_STATE.size))
+            order = {"path": path, "commits": commits, "queues": queues, "is_slow": is_slow}
             told = together(_commit_many, [order | {"process": number} for number in range(PROCESSES)])
             if (made := len(list(repo.log()))) != 1 + PROCESSES * (commits + 1):
                 raise RuntimeError(f"{path}: {made} commits are there")
             return float(max(each["ended"] for each in told) - min(each["began"] for each in told))
 
-        for name, where, flush, target in (
-            ("commit-group", f"a disk that flushes in {FLUSH * 1e3:.0f} ms", FLUSH, 2.0),
-            ("commit-group-here", "this disk", 0.0, 1.0),
+        for name, where, is_slow, target in (
+            ("commit-group", f"a disk that flushes in {FLUSH * 1e3:.0f} ms", True, 2.0),
+            ("commit-group-here", "this disk", False, 1.0),
         ):
-            takes = {OURS: partial(take, flush, True), BEFORE: partial(take, flush, False)}
+            takes = {OURS: partial(take, is_slow, True), BEFORE: partial(take, is_slow, False)}
             samples = interleaved(takes, setting.rounds(7, 1), before_each=partial(settle, scratch))
             rates = " and ".join(f"{PROCESSES * commits / median:.0f}" for median in medians(samples).values())
             what = f"{PROCESSES} processes of small commits on {where}: commits a second, of {BEFORE} ({rates})"
