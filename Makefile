@@ -76,7 +76,7 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-loaders bench-peers bench-peers-published bench-field torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-peers bench-peers-published torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
 .DEFAULT_GOAL := help
 
 help:
@@ -96,17 +96,15 @@ help:
 	@echo 'make demo        txstore demo'
 	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
 	@echo 'make bench       the benchmarks: a table, and JSON'
-	@echo 'make bench-keys  what ten million keys take of memory, and the first commit after them'
+	@echo 'make bench-keys  what ten million keys take of memory'
 	@echo 'make bench-processes  those of several processes alone'
 	@echo 'make bench-serve   txstore serve beside http.server and nginx'
 	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
 	@echo 'make walks       how much code there is, and how many files a write, a commit and a merge go through: each beside its bound'
 	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
 	@echo 'make simulate-keys  a hundred million keys, simulated beside real repositories: bytes, compaction, time to open'
-	@echo 'make bench-loaders  samples for training alone, against LocalStore and Icechunk'
 	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
 	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
-	@echo 'make bench-field TxStore beside the same stores, several processes on one array, some killed: lost, torn, refused'
 	@echo 'make torture     writers killed at any point, ten thousand times'
 	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
 	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
@@ -315,7 +313,7 @@ demo: $(DEMO)/stamp
 bench: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks
 
-# Ten million keys on a local disk: memory, and the first commit after.
+# Ten million keys on a local disk: memory.
 bench-keys: $(BENCH)/stamp
 	$(BENCH)/bin/python -m benchmarks --only keys
 
@@ -334,28 +332,20 @@ walks: $(TEST)/stamp
 
 # A hundred million keys: bytes, runs, write amplification; beside real repositories of up to a million.
 simulate-keys: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.simulated.scale $(SCALE_ARGS)
+	$(BENCH)/bin/python -m benchmarks --only simulate-keys
 
 simulate-commits: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.simulated.commits
+	$(BENCH)/bin/python -m benchmarks --only simulate-commits
 
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
 bench-serve: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.serving.plain_zarr $(SERVE_ARGS)
-
-# Several processes on one array, some of them killed: what is lost, torn and refused. FIELD_ARGS='--stores HDF5' chooses.
-FIELD_ARGS ?=
-bench-field: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.field $(FIELD_ARGS)
-
-bench-loaders: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only loaders
+	$(BENCH)/bin/python -m benchmarks --only serve
 
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
 PEERS_ARGS ?=
 # In the environment of the tests: it has what drives Chromium, and the server.
 bench-page: $(TEST)/stamp
-	$(TEST)/bin/python -m benchmarks.serving.page
+	$(TEST)/bin/python -m benchmarks --only page
 
 page-pictures: $(TEST)/stamp
 	$(TEST)/bin/python -m tests.serving.browser.pictures

@@ -12,16 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.markdown import Markdown
 
-from benchmarks.harness import Row, Setting, spread_out
+from benchmarks.harness import Row, Setting
 from benchmarks.machine import describe_machine, file_system_of, versions
-from benchmarks.pages import amount, bound, publish, publish_peers
-from benchmarks.peers.report import measured
-from benchmarks.peers.results import OURS, Results, load
+from benchmarks.own_process import NotOffered
+from benchmarks.pages import publish, publish_peers
+from benchmarks.peers import report
+from benchmarks.peers.results import Results, load
 from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import judge
 from benchmarks.pictures import PANELS, draw_far_away
@@ -30,16 +29,20 @@ RESULTS = Path("benchmark-results.json")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 RESULTS_OF_PEERS = Path("benchmark-peers.json")
 ROUNDS, ROUNDS_QUICK = 3, 1
-MISS = "[bold red]MISS[/]"
 _ERRORS = Console(stderr=True, highlight=False)
 
 
 def main() -> int:
     """Run the benchmarks, print a table, write `benchmark-results.json`; exit status 1 if a promise is not kept."""
-    from benchmarks.cases import arrays, commits, distance, following, keys, large, loaders, locks, remote, writers
+    from benchmarks.cases import commits, far, following, keys, labels, large, locks
+    from benchmarks.serving import page, plain_zarr
+    from benchmarks.simulated import commits as simulated_commits
+    from benchmarks.simulated import scale
 
-    modules: list[Any] = [arrays, commits, distance, large, keys, following, loaders, locks, remote, writers]
-    cases = {name: case for module in modules for name, case in module.CASES.items()}
+    modules: list[Any] = [labels, commits, far, large, keys, following, locks]
+    by_name = [page, plain_zarr, simulated_commits, scale]  # what takes other programs, or is no measurement
+    usual = [name for module in modules for name in module.CASES]
+    cases = {name: case for module in modules + by_name for name, case in module.CASES.items()}
     parser = _parser("python -m benchmarks", main.__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help=f"one or part of {', '.join(cases)}")
     arguments = parser.parse_args()
@@ -49,29 +52,31 @@ def main() -> int:
     directory, machine = _where(arguments.directory)
     setting = Setting(directory, quick=arguments.quick)
     rows: list[Row] = []
-    for name in _chosen(arguments.only, cases, "benchmark"):
+    for name in _chosen(arguments.only or usual, cases, "benchmark"):
         began = time.monotonic()
-        found = cases[name](setting)
+        try:
+            found = cases[name](setting)
+        except NotOffered as why:
+            _ERRORS.print(f"{name}: {why}", markup=False)
+            return 2
         rows += found
         for row in found:
-            verdict = "[green]pass[/]" if row.ok else MISS
-            _ERRORS.print(f"{verdict} {amount(row.measured, row.unit):>10}  {escape(row.what)}")
+            _ERRORS.print(
+                f"{'pass' if row.ok else 'MISS'} {report.amount(row.measured, row.unit):>10}  {row.what}", markup=False
+            )
         _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
         _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
-    show(rows, quick=arguments.quick)
+    show("\n\n".join([*map(report.figures, rows), report.promises([row.as_dict() for row in rows])]))
     if any(row.name in PANELS for row in rows):
         _ERRORS.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
     return 0 if all(row.ok for row in rows) else 1
 
 
-def show(rows: Iterable[Row], *, quick: bool) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title="quick: too few samples to judge by" if quick else None)
-    for column in ("what", "measured", "must reach", ""):
-        table.add_column(column, justify="right" if column.startswith("m") else "left")
-    for row in rows:
-        must_reach = bound(row.target, row.unit, at_least=row.at_least)
-        table.add_row(escape(row.what), amount(row.measured, row.unit), must_reach, "pass" if row.ok else MISS)
-    Console(highlight=False).print(table)
+def show(text: str) -> None:
+    """Show what a page would."""
+    console = Console(highlight=False)
+    console.width = max(console.width, 150)
+    console.print(Markdown(text))
 
 
 def peers() -> int:
@@ -81,13 +86,12 @@ def peers() -> int:
     parser.add_argument("--peers", action="append", metavar="PART", help="those whose names contain it; several times")
     parser.add_argument("--rounds", type=int, help=f"by default {ROUNDS}")
     parser.add_argument("--keys", type=int, default=10**5, metavar="N", help="up to so many; by default 100,000")
-    parser.add_argument("--output", type=Path, default=RESULTS_OF_PEERS, help="the results; by default %(default)s")
     parser.add_argument("--show", action="store_true", help="measure nothing: show what the results say")
     arguments = parser.parse_args()
-    results = load(arguments.output) if arguments.show or arguments.publish else _measure(arguments)
+    results = load(RESULTS_OF_PEERS) if arguments.show or arguments.publish else _measure(arguments)
     if arguments.publish:
         publish_peers(results)
-    _show(results)
+    show(report.page(results, {}))
     return 0 if all(verdict.ok for verdict in judge(results)) else 1
 
 
@@ -100,34 +104,12 @@ def _measure(arguments: argparse.Namespace) -> Results:
     about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "quick": arguments.quick, "rounds": rounds}
     results = Results(about | {"machine": machine, "versions": versions()})
     with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
-        spread_out(Path(scratch))
         for name in chosen:
             began = time.monotonic()
             take_rounds(results, offered[name], Path(scratch), rounds=rounds, only=arguments.peers or ())
-            results.save(arguments.output)
+            results.save(RESULTS_OF_PEERS)
             _ERRORS.print(f"{name}: {time.monotonic() - began:.0f} s")
     return results
-
-
-def _show(results: Results) -> None:
-    console = Console(highlight=False)
-    console.width = max(console.width, 150)
-    for row in dict.fromkeys(row for row, _ in results.tasks()):
-        tasks = [task for name, task in results.tasks() if name == row]
-        shown = Table("", title=row, title_justify="left", box=box.SIMPLE_HEAD)
-        for task in tasks:
-            shown.add_column(task, justify="right")
-        for peer in dict.fromkeys(cell.peer for cell in results.of(row, tasks[0])):
-            cells = (results.find(row, task, peer) for task in tasks)
-            style = "bold" if peer == OURS else None
-            shown.add_row(peer, *("–" if cell is None else measured(cell) for cell in cells), style=style)
-        console.print(shown)
-    for skipped in results.skipped:
-        console.print(f"{skipped.row}: {skipped.peer} is left out: {skipped.why}", markup=False)
-    shown = Table("row", "", "must reach", "measured", "", title="What it has to show", box=box.SIMPLE_HEAD)
-    for verdict in judge(results):
-        shown.add_row(verdict.row, verdict.task, verdict.wanted, verdict.measured, "ok" if verdict.ok else MISS)
-    console.print(shown)
 
 
 def _parser(program: str, description: str | None) -> argparse.ArgumentParser:
@@ -160,7 +142,7 @@ def _chosen(parts: Iterable[str] | None, offered: Mapping[str, object], what: st
 
 def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> None:
     results = {
-        "time": datetime.now(UTC).isoformat(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": quick,
         "ok": all(row.ok for row in rows),
         "machine": machine | {"load_after": os.getloadavg()},

@@ -11,8 +11,6 @@ import gc
 import math
 import os
 import statistics
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +24,6 @@ Samples = dict[str, list[float]]
 Take = Callable[[], float]  # one sample, in seconds: only the part that counts
 
 OURS = "TxStore"
-
-# linux/fs.h, for 64-bit machines; elsewhere the call is refused.
-_GET_FLAGS, _SET_FLAGS, _TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
 
 
 @dataclass(frozen=True)
@@ -92,29 +87,20 @@ def finish_requests() -> None:
     wait_for_cleanup(60)
 
 
+def fill_keys(repo: Any, keys: int, in_a_commit: int) -> None:
+    """Commit so many keys of one array, a number of them at a time."""
+    for first in range(0, keys, in_a_commit):
+        with repo.begin("fill") as transaction:
+            for number in range(first, min(first + in_a_commit, keys)):
+                transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
+
+
 def settle(directory: Path) -> None:
     """Leave nothing behind that the next sample would pay for: garbage, or what the journal still has to write."""
     gc.collect()
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def spread_out(directory: Path) -> None:
-    """Ask ext4 to lay the directories in this one far apart, each where there are few others."""
-    if sys.platform != "linux":
-        return
-    import fcntl
-
-    flags = bytearray(8)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, _GET_FLAGS, flags)
-        fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("@q", struct.unpack("@q", flags)[0] | _TOP_OF_HIERARCHY))
-    except OSError:
-        pass  # another file system: it has no such flag, and another allocator
     finally:
         os.close(descriptor)
 

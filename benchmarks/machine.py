@@ -12,19 +12,9 @@ import txstore
 from txstore._native import index, local
 
 PACKAGES = (
-    "zarr",
-    "numcodecs",
-    "numpy",
-    "fasteners",
-    "filelock",
-    "icechunk",
-    "tensorstore",
-    "h5py",
-    "zarrs",
-    "obstore",
-    "s3fs",
-    "moto",
-)
+    "zarr", "numcodecs", "numpy", "fasteners", "filelock", "icechunk", "tensorstore", "h5py", "zarrs", "obstore",
+    "s3fs", "moto",
+)  # fmt: skip
 
 
 def versions() -> dict[str, str]:

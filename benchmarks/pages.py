@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.report import page, summary
+from benchmarks.peers.report import machine, page, promises, summary
 from benchmarks.peers.results import Results
 from benchmarks.pictures import FIGURES, draw, draw_far_away
 
@@ -39,41 +39,6 @@ def filled(text: str, between: str, command: str) -> str:
     return f"{head}{begin}\n\n{between}\n\n{END}{tail}"
 
 
-def amount(value: float, unit: str) -> str:
-    digits = 0 if isinstance(value, int) else 3 if value < 10 else 1
-    return f"{value:,.{digits}f} {unit}"
-
-
-def bound(value: float, unit: str, *, at_least: bool) -> str:
-    return f"{'≥' if at_least else '≤'} {value:,g} {unit}"
-
-
-def table(results: dict[str, Any], command: str = BENCH) -> str:
-    """Return the results of a run as a part of a page."""
-    machine, versions = results["machine"], results["versions"]
-    lines = [
-        f"`{command}` on {results['time'][:10]}: {machine['processors']} × {machine['processor']}, "
-        f"{machine['file_system']}, {machine['system']}, load average {machine['load_before'][0]:.1f} before it; "
-        f"Python {versions['python']}, zarr {versions['zarr']}, "
-        f"numpy {versions['numpy']}, fasteners {versions['fasteners']}, filelock {versions['filelock']}, "
-        f"Icechunk {versions['icechunk']}, TensorStore {versions['tensorstore']}. Where the unit is ×, it is a ratio "
-        "to what the row names, measured in turns with it.",
-        "",
-        "| what | measured | must reach |",
-        "|---|---:|---:|",
-    ]
-    for row in results["rows"]:
-        ((kind, target),) = row["must_reach"].items()
-        measured = amount(row["measured"], row["unit"])
-        lines.append(
-            f"| {row['what'].replace('|', '/')} | {measured if row['ok'] else f'**{measured}**'} | "
-            f"{bound(target, row['unit'], at_least=kind == 'at_least')} |"
-        )
-    if missed := sum(not row["ok"] for row in results["rows"]):
-        lines += ["", f"In bold: the {missed} of {len(results['rows'])} that were missed in this run."]
-    return "\n".join(lines)
-
-
 def publish(results: dict[str, Any]) -> None:
     """Put a run into the page: one of what is far away has a table, and a picture, of its own."""
     kept = "bench.json"
@@ -89,9 +54,13 @@ def publish(results: dict[str, Any]) -> None:
 def with_results(text: str, results: dict[str, Any]) -> str:
     """Return the page with what a run has found in place of what an earlier one has."""
     if not _is_far_away(results):
-        return filled(text, table(results), BENCH)
+        return filled(text, _run(results), BENCH)
     picture = "![How many requests each store has under way, in the course of time](benchmarks/far-away.svg)"
-    return filled(text, f"{table(results, FAR_AWAY)}\n\n{picture}", FAR_AWAY)
+    return filled(text, f"{_run(results)}\n\n{picture}", FAR_AWAY)
+
+
+def _run(results: dict[str, Any]) -> str:
+    return f"{machine(results)}\n\n{promises(results['rows'])}"
 
 
 def _is_far_away(results: dict[str, Any]) -> bool:

@@ -35,10 +35,6 @@ PIPELINES = {
 Append = Callable[[np.ndarray], object]
 
 
-class Refused(Exception):
-    """The store refused the work, and said so. Nothing was written."""
-
-
 class Layout(NamedTuple):
     """An array of two dimensions, or of one."""
 
@@ -54,9 +50,6 @@ class Bucket(NamedTuple):
 
     port: int
     name: str  # the prefix of all keys
-    bucket: str = BUCKET
-    key: str = "key"
-    secret: str = "secret"
 
     def with_name(self, name: str) -> Bucket:
         return self._replace(name=name)
@@ -67,12 +60,12 @@ class Bucket(NamedTuple):
 
     @property
     def url(self) -> str:
-        return f"s3://{self.bucket}/{self.name}"
+        return f"s3://{BUCKET}/{self.name}"
 
     @property
     def options(self) -> dict[str, Any]:
         client = {"region_name": REGION}
-        return {"key": self.key, "secret": self.secret, "endpoint_url": self.endpoint, "client_kwargs": client}
+        return {"key": "key", "secret": "secret", "endpoint_url": self.endpoint, "client_kwargs": client}
 
 
 class Store:
@@ -111,16 +104,12 @@ class Store:
         """Replace some of the rows, beside other processes that write others, and make them seen."""
         raise NotOffered("one process at a time")
 
-    def append(self, values: np.ndarray) -> None:
-        """Add rows at the end, beside other processes that do, too, and make them seen."""
-        raise NotOffered("one process at a time")
-
     def appending(self, layout: Layout) -> AbstractContextManager[Append]:
         """Create the array, with no rows yet, to append to; nobody else does."""
         raise NotOffered("it can't append")
 
-    def open(self, *, anew: bool = True) -> Any:
-        """Open the array as it is now, to read it: with all that it takes, or with what this process has open."""
+    def open(self) -> Any:
+        """Open the array as it is now, to read it, with all that it takes."""
         raise NotImplementedError
 
     def read(self, array: Any, selection: Any) -> np.ndarray:
@@ -183,8 +172,8 @@ class ZarrStore(Store):
         """Return a store of zarr's to write to, and what makes others see it."""
         return self.store(), lambda: None
 
-    def newest(self, *, anew: bool = True) -> Any:
-        """Return a store of zarr's to read from."""
+    def newest(self) -> Any:
+        """Return a store of zarr's to read from, opened anew."""
         return self.store(read_only=True)
 
     def prepare(self) -> None:
@@ -196,8 +185,6 @@ class ZarrStore(Store):
         commit()
 
     def create(self, layout: Layout) -> None:
-        if self.processes == "no":
-            raise NotOffered("one process at a time")
         store, commit = self.begin()
         create_array(store, layout)
         commit()
@@ -210,17 +197,10 @@ class ZarrStore(Store):
         array[:] = data
         commit()
 
-    def change(self, work: Callable[[Any], object]) -> None:
-        """Do something to the array as it is now."""
-        store, commit = self.begin()
-        work(self.open_in(store, mode="r+"))
-        commit()
-
     def write_part(self, part: slice, values: np.ndarray) -> None:
-        self.change(lambda array: array.__setitem__(part, values))
-
-    def append(self, values: np.ndarray) -> None:
-        self.change(lambda array: array.append(values))
+        store, commit = self.begin()
+        self.open_in(store, mode="r+")[part] = values
+        commit()
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
@@ -228,8 +208,8 @@ class ZarrStore(Store):
         self.check(array)
         yield array.append
 
-    def open(self, *, anew: bool = True) -> Any:
-        return self.open_in(self.newest(anew=anew))
+    def open(self) -> Any:
+        return self.open_in(self.newest())
 
     def open_in(self, store: Any, *, mode: Any = "r") -> Any:
         import zarr
@@ -303,11 +283,11 @@ class Object(ZarrStore):
         if not isinstance(self.place, Bucket):
             return ObjectStore(LocalStore(self.place, mkdir=True), read_only=read_only)
         bucket = S3Store(
-            self.place.bucket,
+            BUCKET,
             prefix=self.place.name,
             endpoint=self.place.endpoint,
-            access_key_id=self.place.key,
-            secret_access_key=self.place.secret,
+            access_key_id="key",
+            secret_access_key="secret",
             region=REGION,
             virtual_hosted_style_request=False,
             client_options={"allow_http": True},
@@ -328,25 +308,7 @@ class Fsspec(ZarrStore):
         return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
-class VersionedStore(ZarrStore):
-    """A store with a repository behind it, which a process opens once to write, and to read whenever it is asked to."""
-
-    def repository(self) -> Any:
-        raise NotImplementedError
-
-    def snapshot(self, repository: Any) -> Any:
-        """Return a store of zarr's, of what is committed now."""
-        raise NotImplementedError
-
-    @cached_property
-    def kept(self) -> Any:
-        return self.repository()
-
-    def newest(self, *, anew: bool = True) -> Any:
-        return self.snapshot(self.repository() if anew else self.kept)
-
-
-class Icechunk(VersionedStore):
+class Icechunk(ZarrStore):
     """A session for each write, rebased on what others have committed meanwhile."""
 
     name = "Icechunk"
@@ -360,13 +322,13 @@ class Icechunk(VersionedStore):
         if not isinstance(self.place, Bucket):
             return icechunk.local_filesystem_storage(str(self.place))
         return icechunk.s3_storage(
-            bucket=self.place.bucket,
+            bucket=BUCKET,
             prefix=self.place.name,
             region=REGION,
             endpoint_url=self.place.endpoint,
             allow_http=True,
-            access_key_id=self.place.key,
-            secret_access_key=self.place.secret,
+            access_key_id="key",
+            secret_access_key="secret",
             force_path_style=True,
         )
 
@@ -374,6 +336,11 @@ class Icechunk(VersionedStore):
         import icechunk
 
         return icechunk.Repository.open(self.storage())
+
+    @cached_property
+    def kept(self) -> Any:
+        """What this process writes to."""
+        return self.repository()
 
     def lay(self) -> None:
         import icechunk
@@ -384,27 +351,26 @@ class Icechunk(VersionedStore):
         import icechunk
 
         session = self.kept.writable_session("main")
+        return session.store, lambda: session.commit("change", rebase_with=icechunk.ConflictDetector())
 
-        def commit() -> None:
-            try:
-                session.commit("change", rebase_with=icechunk.ConflictDetector())
-            except (icechunk.ConflictError, icechunk.RebaseFailedError) as error:
-                raise Refused(str(error)) from error
-
-        return session.store, commit
-
-    def snapshot(self, repository: Any) -> Any:
-        return repository.readonly_session("main").store
+    def newest(self) -> Any:
+        return self.repository().readonly_session("main").store
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
         store, commit = self.begin()
         create_array(store, layout, rows=0)
         commit()
-        yield self.append
+
+        def append(block: np.ndarray) -> None:
+            store, commit = self.begin()
+            self.open_in(store, mode="r+").append(block)
+            commit()
+
+        yield append
 
 
-class TxStore(VersionedStore):
+class TxStore(ZarrStore):
     """As `zarr.open` has it by itself, whatever the pipeline is called."""
 
     name = "TxStore"
@@ -419,15 +385,20 @@ class TxStore(VersionedStore):
             return txstore.Repository(self.place.url, storage_options=self.place.options, **self.options)
         return txstore.Repository(self.place, **self.options)
 
+    @cached_property
+    def kept(self) -> Any:
+        """What this process writes to."""
+        return self.repository()
+
     def begin(self) -> tuple[Any, Callable[[], object]]:
         store = self.kept.transaction("change")
         return store, store.commit
 
-    def snapshot(self, repository: Any) -> Any:
-        return repository.snapshot()
+    def newest(self) -> Any:
+        return self.repository().snapshot()
 
-    def change(self, work: Callable[[Any], object]) -> None:
-        self.kept.run(lambda store: work(self.open_in(store, mode="r+")))
+    def write_part(self, part: slice, values: np.ndarray) -> None:
+        self.kept.run(lambda store: self.open_in(store, mode="r+").__setitem__(part, values))
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
@@ -442,21 +413,6 @@ class TxStore(VersionedStore):
             session.commit("append")
 
         yield append
-
-
-class CachingTxStore(TxStore):
-    """With a cache of decoded chunks."""
-
-    name = "TxStore, chunk cache"
-    options: ClassVar[dict[str, Any]] = {"chunk_cache": CACHED}
-
-
-class ScratchTxStore(TxStore):
-    """Without a sync, as the stores that do not sync."""
-
-    name = "TxStore, durability none"
-    durable = False
-    options: ClassVar[dict[str, Any]] = {"durability": "none"}
 
 
 class PlainTxStore(TxStore):
@@ -491,7 +447,7 @@ class TensorStoreFile(Store):
             return {"driver": "file", "path": f"{self.place}/"}
         return {
             "driver": "s3",
-            "bucket": self.place.bucket,
+            "bucket": BUCKET,
             "endpoint": self.place.endpoint,
             "path": f"{self.place.name}/",
             "aws_region": REGION,
@@ -522,7 +478,7 @@ class TensorStoreFile(Store):
     def write_part(self, part: slice, values: np.ndarray) -> None:
         self.open_array(open=True)[part].write(values).result()
 
-    def open(self, *, anew: bool = True) -> Any:
+    def open(self) -> Any:
         return self.open_array(open=True, read=True)
 
     def read(self, array: Any, selection: Any) -> np.ndarray:
@@ -551,7 +507,7 @@ class TensorStoreCache(TensorStoreFile):
 
     name = "TensorStore file, cache_pool"
 
-    def open(self, *, anew: bool = True) -> Any:
+    def open(self) -> Any:
         import tensorstore
 
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHED}})
@@ -575,27 +531,11 @@ class TensorStoreTransaction(TensorStoreOcdbt):
     only_writes = True
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
-        self._in_one(self.create_array(layout), slice(None), data)
-
-    def write_part(self, part: slice, values: np.ndarray) -> None:
-        self._in_one(self.open_array(open=True), part, values)
-
-    def _in_one(self, array: Any, part: slice, values: np.ndarray) -> None:
         import tensorstore
 
+        array = self.create_array(layout)
         with tensorstore.Transaction(atomic=True) as transaction:
-            array.with_transaction(transaction)[part].write(values).result()
-
-    def append(self, values: np.ndarray) -> None:
-        """Read the length, resize and write: it fails if the length has changed."""
-        import tensorstore
-
-        try:
-            with tensorstore.Transaction(atomic=True, repeatable_read=True) as transaction:
-                array = self.open_array(open=True, transaction=transaction)
-                super().append_at(array, array.shape[0], values)
-        except ValueError as error:
-            raise Refused(str(error)) from error
+            array.with_transaction(transaction).write(data).result()
 
     def append_at(self, array: Any, rows: int, block: np.ndarray) -> Any:
         import tensorstore
@@ -606,68 +546,46 @@ class TensorStoreTransaction(TensorStoreOcdbt):
 
 
 class Hdf5(Store):
-    """One file, locked while a process has it open. It has gzip where others have zstd.
-
-    A file of the newest format can't be opened any more after a process was killed that was writing: so it is for one
-    process alone.
-    """
+    """One file, locked while a process has it open. It has gzip where others have zstd."""
 
     name = "HDF5"
     packages = ("h5py",)
     durable, processes = False, "no"
 
-    def _file(self, mode: str, **options: Any) -> Any:
+    def _made(self, layout: Layout, **options: Any) -> Any:
+        """Return an array in a new file, which is open."""
         import h5py
 
-        try:
-            return h5py.File(self.place, mode, **options)
-        except OSError as error:
-            raise Refused(str(error)) from error
-
-    def _make(self, file: Any, layout: Layout, **options: Any) -> Any:
         if layout.shard is not None:
             raise NotOffered("HDF5 has no shards")
         if layout.codec == "blosc":
             raise NotOffered("h5py has no blosc without a plugin")
-        shape = options.pop("shape", layout.shape)
-        compression = None if layout.codec == "raw" else "gzip"
-        return file.create_dataset(NAME, shape, layout.dtype, chunks=layout.chunk, compression=compression, **options)
-
-    def create(self, layout: Layout) -> None:
-        with self._file("w") as file:
-            self._make(file, layout, maxshape=(None, *layout.shape[1:]))
+        options |= {"chunks": layout.chunk, "compression": None if layout.codec == "raw" else "gzip"}
+        return h5py.File(self.place, "w", libver="latest").create_dataset(NAME, dtype=layout.dtype, **options)
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
-        with self._file("w", libver="latest") as file:
-            self._make(file, layout)[...] = data
-
-    def write_part(self, part: slice, values: np.ndarray) -> None:
-        with self._file("r+") as file:
-            file[NAME][part] = values
-
-    def append(self, values: np.ndarray) -> None:
-        with self._file("r+") as file:
-            self._extend(file[NAME], values)
-
-    def _extend(self, array: Any, values: np.ndarray) -> None:
-        rows = len(array)
-        array.resize(rows + len(values), axis=0)
-        array[rows:] = values
+        array = self._made(layout, shape=layout.shape)
+        array[...] = data
+        self.close(array)
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
-        with self._file("w", libver="latest") as file:
-            rest = layout.shape[1:]
-            array = self._make(file, layout, shape=(0, *rest), maxshape=(None, *rest))
+        rest = layout.shape[1:]
+        array = self._made(layout, shape=(0, *rest), maxshape=(None, *rest))
 
-            def append(block: np.ndarray) -> None:
-                self._extend(array, block)
-                file.flush()
+        def append(block: np.ndarray) -> None:
+            rows = len(array)
+            array.resize(rows + len(block), axis=0)
+            array[rows:] = block
+            array.file.flush()
 
-            yield append
+        yield append
+        self.close(array)
 
-    def open(self, *, anew: bool = True) -> Any:
-        return self._file("r")[NAME]
+    def open(self) -> Any:
+        import h5py
+
+        return h5py.File(self.place, "r")[NAME]
 
     def close(self, array: Any) -> None:
         array.file.close()
@@ -692,8 +610,8 @@ def _remote(kind: type[ZarrStore], name: str, pipeline: str, at_once: int | None
 
 _ALL: list[type[Store]] = [
     TxStore,
-    CachingTxStore,
-    ScratchTxStore,
+    variant(TxStore, "TxStore, chunk cache", options={"chunk_cache": CACHED}),
+    variant(TxStore, "TxStore, durability none", options={"durability": "none"}, durable=False),
     *_variants(PlainTxStore, "TxStore", "batched", "fused"),
     *_variants(Local, "LocalStore", "batched", "fused", "zarrs"),
     *_variants(Memory, "MemoryStore", "batched", "fused"),

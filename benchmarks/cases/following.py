@@ -1,28 +1,22 @@
-"""Commits that another process waits for, and feeds.
+"""Commits that another process waits for.
 
 How long after a commit its followers know of it: from right before the rename that publishes it. Both processes read
 the one monotonic clock of the machine. The writer pauses between its commits, so that the follower sleeps when the next
-one is made. And of a feed that is a hundred thousand commits behind: all that is pending as one change.
+one is made.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import statistics
 import time
 from pathlib import Path
 
-import zarr
-
 import txstore
-from benchmarks.harness import Row, Setting, middle, percentile, settle, timed
-from benchmarks.memory import read_status
-from benchmarks.own_process import Parent, Process, ask
+from benchmarks.harness import Row, Setting, middle, percentile, settle
+from benchmarks.own_process import Parent, Process
 
 _PAUSE = 0.003, 0.012  # seconds, at random
 _WARM = 10
-_CHUNKS = 1000
 
 
 class Publications:
@@ -73,52 +67,4 @@ def follow(setting: Setting) -> list[Row]:
     return [middle("follow", what, found, 1.0, "ms")]
 
 
-# --- feeds
-
-
-def fill(path: Path, commits: int) -> None:
-    """Make a repository with two feeds: one a hundredth of the commits behind the other one."""
-    repo = txstore.Repository(path, durability="none")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(_CHUNKS * 8,), chunks=(8,), dtype="u1", compressors=None)
-    repo.feeds.create("far", paths="x")
-    for number in range(commits):
-        if number == commits - commits // 100:
-            repo.feeds.create("near", paths="x")
-        with repo.begin() as transaction:
-            transaction[f"x/c/{number * 7 % _CHUNKS}"] = (number + 1).to_bytes(8, "little")
-
-
-def take(path: Path, feed: str) -> tuple[float, float]:
-    """Return how long it took to have all that is pending, with the newest values, and the most memory ever used."""
-    repo = txstore.Repository(path)
-    with timed() as seconds:
-        (change,) = repo.feeds[feed].changes(combine=True)
-        (node,) = change.nodes
-        array = zarr.open_array(change.snapshot(), path="x", mode="r")
-        values = sum(array[region].size for region in node.regions)
-    assert 0 < values <= _CHUNKS * 8
-    return seconds(), read_status(os.getpid())["VmHWM"]
-
-
-def behind(setting: Setting) -> list[Row]:
-    """Take all that is pending in a new process each time."""
-    commits = setting.rounds(100_000, 2_000)
-    with setting.scratch() as scratch:
-        fill(scratch / "data.tx", commits)
-        settle(scratch)
-        rounds = setting.rounds(5, 1)
-        found = {
-            feed: [ask(take, path=scratch / "data.tx", feed=feed) for _ in range(rounds)] for feed in ("far", "near")
-        }
-    memory = {feed: [size for _, size in each] for feed, each in found.items()}
-    most = {feed: statistics.median(each) for feed, each in memory.items()}
-    what = f"all changes of {commits:,} commits of {_CHUNKS:,} chunks as one, with their values"
-    more = f"the same, its memory: beside {commits // 100:,} commits"
-    return [
-        middle("feeds behind", what, [seconds for seconds, _ in found["far"]], 2, "s"),
-        Row("feeds behind", more, most["far"] / most["near"], 1.2, medians=most, samples=memory),
-    ]
-
-
-CASES = {"follow": follow, "feeds behind": behind}
+CASES = {"follow": follow}

@@ -21,7 +21,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, middle, settle, timed
+from benchmarks.harness import OURS, Row, Setting, faster, fill_keys, interleaved, medians, middle, settle, timed
+from benchmarks.memory import read_status
 from benchmarks.own_process import Values
 
 KEYS, TRANSACTIONS, LATER = 1_000_000, 10, 1_000
@@ -37,11 +38,7 @@ def build(path: Path, keys: int, later: int) -> txstore.Repository:
         raw: dict[str, Any] = {"dtype": "f8", "compressors": None}
         zarr.create_array(store, name="position", shape=(keys,), chunks=(1,), **raw)
         zarr.create_array(store, name="wide", shape=(WIDE * 128,), chunks=(128,), **raw)
-    step = keys // TRANSACTIONS
-    for first in range(0, keys, step):
-        with repo.begin("fill") as transaction:
-            for number in range(first, first + step):
-                transaction[f"position/c/{number}"] = number.to_bytes(8, "little")
+    fill_keys(repo, keys, keys // TRANSACTIONS)
     with repo.begin("wide") as transaction:
         for number in range(WIDE):
             transaction[f"wide/c/{number}"] = bytes(range(256)) * 4
@@ -53,12 +50,6 @@ def build(path: Path, keys: int, later: int) -> txstore.Repository:
 
 
 # --- in a process of its own
-
-
-def _resident() -> int:
-    """Return the bytes of memory that this process occupies, mapped files included."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:  # other files are only near the truth
-        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Rss:"))
 
 
 def _open_and_read(path: Path) -> Any:
@@ -82,9 +73,9 @@ def measure_here(path: Path) -> Values:
     array[640]
     for name in ("txstore.repository", "txstore.store"):  # which `import txstore` leaves for their first use
         import_module(name)
-    before, kept = _resident(), list[Any]()
+    before, kept = read_status(os.getpid())["VmRSS"], list[Any]()
     first = _milliseconds(lambda: kept.append(_open_and_read(path)))
-    memory = _resident() - before
+    memory = read_status(os.getpid())["VmRSS"] - before
     kept.clear()
     return {
         "first": [first],

@@ -12,20 +12,18 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import fasteners
-import filelock
 
 from benchmarks.harness import OURS, Row, Samples, Setting, Take, faster, interleaved, middle, timed
 from benchmarks.own_process import Parent, Process, together
 from txstore.locks.chunk_locks import ChunkLocks, Owner
 
 FASTENERS, FILELOCK, FALLBACK = "fasteners", "filelock", "TxStore without shared memory"
-PEERS: dict[str, Callable[[str], Any]] = {FASTENERS: fasteners.InterProcessLock, FILELOCK: filelock.FileLock}
+PEERS = {FASTENERS: "InterProcessLock", FILELOCK: "FileLock"}
 _PATIENCE = 60  # seconds
 _MANY = [f"position/c/{row}/{column}" for row in range(100) for column in range(100)]
 
@@ -45,7 +43,7 @@ class Peer:
 
     def __init__(self, who: str, path: Path, keys: Sequence[str] = ()) -> None:
         path.mkdir(exist_ok=True)
-        self._path, self._make = path, PEERS[who]
+        self._path, self._make = path, getattr(import_module(who), PEERS[who])
         self._made = {key: self._lock(key) for key in keys}  # of these the locks are made once
         self._held: list[Any] = []
 
@@ -81,12 +79,16 @@ def _take(who: str, path: Path, wanted: Sequence[str | list[str]]) -> Take:
 
 def _rows(name: str, what: str, samples: Samples, least: dict[str, float]) -> list[Row]:
     """Return a row for each peer, and one for TxStore without shared memory."""
-    peers = {FASTENERS: (name, OURS, what), FILELOCK: (f"{name}-filelock", OURS, what)}
-    rows = [(*peers[peer], peer, times) for peer, times in least.items() if peer != FALLBACK]
-    if FALLBACK in least:
-        rows.append((f"{name}-fallback", FALLBACK, "the same without shared memory", FASTENERS, least[FALLBACK]))
+    fallback = "the same without shared memory"
+    rows = {
+        FASTENERS: (name, what, OURS, FASTENERS),
+        FILELOCK: (f"{name}-filelock", what, OURS, FILELOCK),
+        FALLBACK: (f"{name}-fallback", fallback, FALLBACK, FASTENERS),
+    }
     return [
-        faster(name, f"{what}: time of {peer}", samples, ours, peer, times) for name, ours, what, peer, times in rows
+        faster(called, f"{told}: time of {peer}", samples, ours, peer, least[who])
+        for who, (called, told, ours, peer) in rows.items()
+        if who in least
     ]
 
 

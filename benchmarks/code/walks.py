@@ -22,7 +22,8 @@ import numpy as np
 import zarr
 
 import txstore
-from benchmarks.simulated.s3_stub import BUCKET, S3Stub
+from benchmarks.simulated.s3_stub import S3Stub
+from benchmarks.stores import Bucket
 
 _OURS = os.path.dirname(txstore.__file__) + os.sep
 _SHOWN = 15
@@ -113,13 +114,8 @@ def all_walks() -> dict[str, Walk]:
     with tempfile.TemporaryDirectory(prefix="txstore-walks-") as directory:
         local = walks(str(Path(directory) / "data.tx"), {})
     with S3Stub() as stub:
-        options = {
-            "endpoint_url": f"http://127.0.0.1:{stub.port}",
-            "key": "key",
-            "secret": "secret",
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
-        remote = walks(f"s3://{BUCKET}/walks.tx", options)
+        bucket = Bucket(stub.port, "walks.tx")
+        remote = walks(bucket.url, bucket.options)
     for what in ("write", "read", "commit"):
         found[f"local {what}"], found[f"remote {what}"] = local[what], remote[what]
     found["merge"] = local["merge"]

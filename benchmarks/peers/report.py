@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from benchmarks.harness import Row
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
-#: The columns of the summary: who is meant, and how it is called there.
-_SUMMARY = {"LocalStore": "LocalStore", "TensorStore": "TensorStore", "HDF5": "HDF5", "Icechunk": "Icechunk"}
+_SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 
 
 def amount(value: float, unit: str) -> str:
@@ -39,10 +40,31 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: 
 
 def verdicts(results: Results) -> str:
     rows = [
-        (verdict.row, verdict.task, verdict.wanted, verdict.measured, "ok" if verdict.ok else "**miss**")
-        for verdict in judge(results)
+        (each.row, each.task, each.wanted, each.measured, "ok" if each.ok else "**miss**") for each in judge(results)
     ]
     return table(("row", "", "must reach", "measured", ""), rows, right_from=5)
+
+
+def promises(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what each row of a run of `make bench` has measured, beside what it must reach."""
+    lines = []
+    for row in rows:
+        ((kind, target),) = row["must_reach"].items()
+        found = amount(row["measured"], row["unit"])
+        wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
+        lines.append([row["what"].replace("|", "/"), found if row["ok"] else f"**{found}**", wanted])
+    parts = [table(("what", "measured", "must reach"), lines)]
+    if missed := sum(not row["ok"] for row in rows):
+        parts.append(f"In bold: the {missed} of {len(rows)} that were missed in this run.")
+    return "\n\n".join(parts)
+
+
+def figures(row: Row) -> str:
+    """Return what else was counted, as far as it is one figure each."""
+    lines = [{name: each for name, each in one.items() if isinstance(each, str | int | float)} for one in row.figures]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    shown = [[amount(each, "") if not isinstance(each, str) else each for each in line.values()] for line in lines]
+    return table(columns, shown) if columns else ""
 
 
 def row_of(results: Results, row: str) -> str:
@@ -70,19 +92,20 @@ def left_out(results: Results) -> str:
     return "\n".join(f"- {peer}: {why} ({'; '.join(rows)})" for (peer, why), rows in reasons.items())
 
 
-def machine(results: Results) -> str:
-    about, hardware = results.about, results.about["machine"]
+def machine(about: Mapping[str, Any]) -> str:
+    hardware, rounds = about["machine"], about.get("rounds")
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
         f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
-        f"{hardware['file_system']}, {hardware['system']}. Rounds: {about['rounds']}, and fewer of what takes long. "
-        f"{versions}."
+        f"{hardware['file_system']}, {hardware['system']}."
+        + (f" Rounds: {rounds}, and fewer of what takes long." if rounds else "")
+        + f" {versions}."
     )
 
 
 def page(results: Results, figures: Mapping[str, str]) -> str:
     """Return all of it: the verdicts, the figures (path to title), a table for each row, and who was left out."""
-    parts = [machine(results)]
+    parts = [machine(results.about)]
     if results.about["quick"]:
         parts.append(_QUICK)
     parts += ["### What it has to show", verdicts(results)]
@@ -104,6 +127,6 @@ def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
         others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _SUMMARY]
         ratios = ("–" if other is None else f"{ratio(other, ours):.2g}x" for other in others)
         lines.append([f"{task} {row}", measured(ours), *ratios])
-    head = ("", OURS, *(f"than {name}" for name in _SUMMARY.values()))
+    head = ("", OURS, *(f"than {name}" for name in _SUMMARY))
     quick = [_QUICK] if results.about["quick"] else []
-    return "\n\n".join([machine(results), *quick, table(head, lines)])
+    return "\n\n".join([machine(results.about), *quick, table(head, lines)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,7 @@ def load(path: Path) -> Results:
 
 def ratio(above: Cell, below: Cell) -> float:
     """Return the median of the ratios of the rounds."""
-    return statistics.median(pair_ratios(above.samples, below.samples))
-
-
-def pair_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(above, below, strict=True)]
+    return statistics.median(a / b for a, b in zip(above.samples, below.samples, strict=True))
 
 
 def least(cells: Iterable[Cell]) -> Cell | None:

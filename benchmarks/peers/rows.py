@@ -94,7 +94,6 @@ def take_rounds(results: Results, row: Row, scratch: Path, *, rounds: int, only:
     taking_part = _taking_part(results, row, only)
     for _ in range(min(rounds, row.rounds or rounds)):
         for peer in order.sample(taking_part, len(taking_part)):
-            # On ext4 the hash of a name that was never used before chooses the part of the disk.
             place = scratch / uuid.uuid4().hex
             os.sync()  # what others have left in memory is not for this one to write
             try:

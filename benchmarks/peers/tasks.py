@@ -18,7 +18,18 @@ from benchmarks.memory import peak_of, resident_peak
 from benchmarks.own_process import Parent, Values, ask, together
 from benchmarks.peers.works import Work
 from benchmarks.simulated.s3_stub import S3Stub, move_away, requests_in, take_counts
-from benchmarks.stores import PEERS, REMOTE, Bucket, Store
+from benchmarks.stores import (
+    PEERS,
+    REMOTE,
+    Bucket,
+    Layout,
+    Local,
+    Memory,
+    Object,
+    Store,
+    ZarrStore,
+    create_array,
+)  # fmt: skip
 
 STORED, REQUESTS, LOST = "stored", "requests", "chunks lost"
 RANDOM, LINE, STRIDED = "200 random chunks", "one line across all chunks", "strided"
@@ -319,7 +330,7 @@ def peaks(peer: str, place: Path, work: Work, task: str) -> tuple[int, int]:
 # --- other stores in a process that has imported txstore: the same codec pipeline as without it, and the same time
 
 WITHOUT, BESIDE = "without txstore", "txstore imported"
-STORES = ("LocalStore", "MemoryStore", "ObjectStore")
+STORES: dict[str, type[ZarrStore]] = {"LocalStore": Local, "MemoryStore": Memory, "ObjectStore": Object}
 CHANGED = "pipelines that have changed"
 _SHAPE, _CHUNK, _SHARD = (64 * 64, 64), (64, 64), (32 * 64, 64)
 
@@ -332,15 +343,15 @@ def bystanders(peer: str, place: Path, processes: int = 3) -> Values:
 
 
 def stand_by(place: str, beside: bool, times: int = 40) -> Values:
-    without = {name: pipelines_of(_array(_store(name, f"{place}-before"))) for name in STORES}
+    without = {name: pipelines_of(_array(kind, f"{place}-before-{name}")) for name, kind in STORES.items()}
     if beside:
         import txstore.store  # noqa: F401
     elif "txstore" in sys.modules:
         raise AssertionError("somebody has imported txstore")
     data = np.random.default_rng(0).standard_normal(_SHAPE, dtype=np.float32).round(2)
     found: Values = {CHANGED: 0}
-    for name in STORES:
-        array = _array(_store(name, f"{place}-after"))
+    for name, kind in STORES.items():
+        array = _array(kind, f"{place}-after-{name}")
         found[CHANGED] += pipelines_of(array) != without[name]
         works = {"write": lambda array=array: array.__setitem__(..., data), "read": lambda array=array: array[:]}
         for task, work in works.items():
@@ -353,23 +364,9 @@ def stand_by(place: str, beside: bool, times: int = 40) -> Values:
     return found
 
 
-def _store(name: str, place: str) -> Any:
-    import obstore
-    import zarr.storage
-
-    Path(f"{place}-{name}").mkdir()
-    if name == "LocalStore":
-        return zarr.storage.LocalStore(f"{place}-{name}")
-    if name == "MemoryStore":
-        return zarr.storage.MemoryStore()
-    return zarr.storage.ObjectStore(obstore.store.LocalStore(f"{place}-{name}"))
-
-
-def _array(store: Any) -> Any:
+def _array(kind: type[ZarrStore], place: str) -> Any:
     """Sharded, since a shard has a pipeline of its own for its chunks."""
-    import zarr
-
-    return zarr.create_array(store, name="x", shape=_SHAPE, chunks=_CHUNK, shards=_SHARD, dtype="f4")
+    return create_array(kind(Path(place)).store(), Layout(_SHAPE, _CHUNK, codec="zstd", shard=_SHARD))
 
 
 def pipelines_of(array: Any) -> list[str]:

@@ -1,25 +1,19 @@
 """Chunks over HTTP: `txstore serve`; over the exported files `python -m http.server`, and nginx as Debian sets it up.
 
-    python -m benchmarks.serving.plain_zarr [--seconds 5] [--rounds 3] [--threads 1]
-
 wrk (Debian's package) asks for 4,096 chunks of 16 KiB in turn over 16 connections. Each round asks all servers, one
 after the other, and the best of each counts: what else the machine does only takes away. The processor's time for a
 request is that of the server alone. nginx has as many worker processes as there are processors; so has the second
-`txstore serve`, and the first one has no workers. Exit status 1: the first one is less than 2 times as fast as
-http.server, or 0.35 times as fast as nginx.
+`txstore serve`, and the first one has no workers.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -30,8 +24,11 @@ import numpy as np
 import zarr
 
 import txstore
+from benchmarks.harness import Row, Setting
+from benchmarks.own_process import NotOffered
+from tests.system.remote.servers import answers, free_port
 
-CHUNKS, CONNECTIONS = 4096, 16
+CHUNKS, CONNECTIONS, SECONDS = 4096, 16, 5
 #: As many as nginx has.
 WORKERS = len(os.sched_getaffinity(0))
 #: What must be reached, as times of the others.
@@ -89,35 +86,36 @@ class Running(NamedTuple):
         return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of wrk")
-    parser.add_argument("--directory", type=Path)
-    options = parser.parse_args()
+def chunks(setting: Setting) -> list[Row]:
     missing = [program for program in ("wrk", "nginx") if _program(program) is None]
     if missing:
-        print(f"{' and '.join(missing)}: not installed; on Debian: apt-get install nginx-light wrk", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-        found = measure(Path(folder), options.seconds, options.rounds, options.threads)
+        raise NotOffered(f"{' and '.join(missing)}: not installed; on Debian: apt-get install nginx-light wrk")
+    with setting.scratch() as folder:
+        found = measure(folder, setting.rounds(3, 1))
     ours = found["txstore"].rate
-    print(f"\n{CHUNKS:,} chunks of 16 KiB, {CONNECTIONS} connections\n")
-    for name, (rate, cost) in found.items():
-        speed = f"{rate:10,.0f} chunks/s {rate / 64:8,.0f} MiB/s {cost * 1e6:8,.0f} us each"
-        print(f"{name:20} {speed} {ours / rate:8.2f}x")
-    missed = [name for name, goal in GOALS.items() if ours < goal * found[name].rate]
-    for name in missed:
-        print(f"MISSED: {ours / found[name].rate:.2f} times {name}, and {GOALS[name]:g} is wanted")
-    return 1 if missed else 0
+    figures = [
+        {"server": name, "chunks/s": rate, "MiB/s": rate / 64, "µs each": cost * 1e6}
+        for name, (rate, cost) in found.items()
+    ]
+    what = f"{CHUNKS:,} chunks of 16 KiB, {CONNECTIONS} connections: chunks a second, of"
+    return [
+        Row(
+            f"serve {name}",
+            f"{what} {name}",
+            ours / found[name].rate,
+            goal,
+            at_least=True,
+            figures=figures * (not number),
+        )
+        for number, (name, goal) in enumerate(GOALS.items())
+    ]
 
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
-def measure(folder: Path, seconds: float, rounds: int, threads: int) -> dict[str, Measured]:
+def measure(folder: Path, rounds: int) -> dict[str, Measured]:
     repo = txstore.Repository(folder / "data.tx", durability="none")
     data = np.random.default_rng(1).integers(0, 255, CHUNKS * 16384, "u1")
     with repo.transaction() as store:
@@ -135,17 +133,16 @@ def measure(folder: Path, seconds: float, rounds: int, threads: int) -> dict[str
         }
         for _ in range(rounds):
             for name, server in servers.items():
-                found = asked(folder, server, seconds, threads)
+                found = asked(folder, server)
                 best[name] = max(best.get(name, found), found)
-                print(f"{name:20} {found.rate:10,.0f} chunks/s {found.cost * 1e6:8,.0f} us each", flush=True)
     return best
 
 
-def asked(folder: Path, server: Running, seconds: float, threads: int) -> Measured:
+def asked(folder: Path, server: Running) -> Measured:
     script = folder / "chunks.lua"
     script.write_text(SCRIPT.format(chunks=CHUNKS, prefix=server.prefix))
     command = [
-        "wrk", "--threads", f"{threads}", "--connections", f"{CONNECTIONS}", "--duration", f"{seconds:g}s",
+        "wrk", "--threads", "1", "--connections", f"{CONNECTIONS}", "--duration", f"{SECONDS}s",
         "--script", f"{script}", f"http://127.0.0.1:{server.port}/",
     ]  # fmt: skip
     before = server.cpu()
@@ -165,21 +162,12 @@ def running(command: list[str], port: int = 0) -> Iterator[subprocess.Popen[str]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         until = time.monotonic() + 60
-        while port and process.poll() is None and time.monotonic() < until:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
+        while port and not answers(port) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         yield process
     finally:
         process.terminate()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
@@ -218,5 +206,4 @@ def nginx(folder: Path) -> Iterator[Running]:
         yield Running(process.pid, port)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = {"serve": chunks}

@@ -1,7 +1,5 @@
 """Many committers at one branch of an object store, simulated: commits/s, fairness, the slowest, requests.
 
-    python -m benchmarks.simulated.commits [--seconds 60] [--quick]
-
 Nothing is measured here but the protocols themselves: a request takes half of its time to get to the server and half to
 come back, the server does what it is asked in no time and one thing after the other, and a committer needs a few
 milliseconds of its own for each commit. So it tells what a protocol can do with 1,000 committers 100 ms away, which no
@@ -13,7 +11,6 @@ version read the next ones and try again. `group_commits` is docs/understand/rem
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import random
@@ -23,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks.harness import percentile
+from benchmarks.harness import Row, Setting, percentile
 
 #: What a committer does: it yields how long it waits, or what it waits for.
 Steps = Generator[Any, Any, Any]
@@ -293,15 +290,12 @@ def _lead(self: Committer, version: int, trip: float) -> Steps:
     return True
 
 
-PROTOCOLS: dict[str, Callable[[Committer], Steps]] = {"alone": alone, "group_commits": group_commits}
-
-
 # --- what is told
 
 
 def simulate(
     protocol: Callable[[Committer], Steps], committers: int, distance: float, jitter: float, seconds: float
-) -> tuple[float, float, float, float]:
+) -> dict[str, Any]:
     """Return commits a second, the fewest of a committer by the most, the slowest percent, and requests a commit."""
     random.seed(17)
     clock = Clock()
@@ -316,26 +310,23 @@ def simulate(
     for who, number in enumerate(made):  # each commit that one was told of is there
         if not 0 <= there[who] - number <= 1:
             raise AssertionError(f"{who} was told of {number} commits, and {there[who]} are there")
-    return sum(made) / seconds, min(made) / max(1, *made), percentile(times, 99), server.requests / max(1, sum(made))
+    return {
+        "protocol": protocol.__name__, "committers": committers, "ms": distance * 1e3, "jitter": jitter,
+        "commits/s": sum(made) / seconds, "share": min(made) / max(1, *made), "p99": percentile(times, 99),
+        "requests": server.requests / max(1, sum(made)),
+    }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--quick", action="store_true", help="32 committers only, for ten seconds")
-    told = parser.parse_args()
-    cases = [(32, 0.03, 0.0), (32, 0.03, 0.5)]
-    if not told.quick:
+def protocols(setting: Setting) -> list[Row]:
+    cases = [(32, 0.03, 0.0), (32, 0.03, 0.5)]  # when quick, for ten seconds only
+    if not setting.quick:
         cases = [(1, 0.03, 0.5), (8, 0.03, 0.5), *cases, (32, 0.1, 0.5), (200, 0.03, 0.5), (1000, 0.03, 0.5)]
         cases.append((1000, 0.1, 0.5))
-    print("              committers  distance  jitter  commits/s  share      p99  requests")
-    for name, protocol in PROTOCOLS.items():
-        for committers, distance, jitter in cases:
-            seconds = 10.0 if told.quick else told.seconds
-            rate, share, p99, requests = simulate(protocol, committers, distance, jitter, seconds)
-            where = f"{name:13}{committers:11}{distance * 1e3:7.0f} ms{jitter:8.1f}"
-            print(f"{where}{rate:11.1f}{share:7.2f}{p99:7.2f} s{requests:10.1f}", flush=True)
+    seconds = setting.rounds(60, 10)
+    figures = [simulate(each, *case, seconds) for each in (alone, group_commits) for case in cases]
+    times = figures[-1]["commits/s"] / figures[len(cases) - 1]["commits/s"]
+    what = f"{cases[-1][0]:,} committers, simulated: commits a second, of those without group commits"
+    return [Row("simulate-commits", what, times, 2, at_least=True, figures=figures)]
 
 
-if __name__ == "__main__":
-    main()
+CASES = {"simulate-commits": protocols}

@@ -59,7 +59,7 @@ def test_a_missing_extra_is_named_before_anything_is_played(missing, monkeypatch
     if missing == "matplotlib":
         monkeypatch.setattr(demo, "load_storms", dict)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[demo\]'"):
-        demo.run(directory=tmp_path, picture=tmp_path / "demo.png", console=Console(file=io.StringIO()))
+        demo.run(4.0, tmp_path, picture=tmp_path / "demo.png", console=Console(file=io.StringIO()), keep=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, 
     monkeypatch.setattr(demo, "load_storms", dict)
     monkeypatch.setattr(demo, "play", None)
     with pytest.raises(error):
-        demo.run(directory=tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()))
+        demo.run(4.0, tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()), keep=tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
