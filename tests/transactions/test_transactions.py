@@ -20,7 +20,7 @@ def test_a_conflict_names_the_keys_and_both_commits(repo: txstore.Repository) ->
     append(7)(store)
     commit(repo, append(8))
     with pytest.raises(
-        ConflictError, match=r"also written by another commit: 'x/c/2', 'x/zarr\.json'\. .*repo\.run"
+        ConflictError, match=r"also written by another commit \(main@1 by .*\): 'x/c/2', 'x/zarr\.json'\. .*repo\.run"
     ) as caught:
         store.commit()
     assert caught.value.keys == ("x/c/2", "x/zarr.json")

@@ -478,15 +478,21 @@ class StagedKeys:
             found.update(key for key, ref in self._refs.below(prefix) if places.keys() != {place_of(ref)[0]})
         return found
 
-    def lost_keys(self, lost: Mapping[int, int]) -> list[str]:
+    def lost_keys(self, lost: Mapping[int, int], whole: Callable[[str], Region] = lambda _: WHOLE) -> list[str]:
         """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part.
 
-        Also those with such frames that no participant has repeated wholly. Call `settle` first.
+        Also those with such frames that no participant has repeated wholly: one that joined later may have built on
+        them. `whole` returns the box of a whole chunk. Call `settle` first.
         """
         keys = [
             key
             for key, link in self.items()
-            if key in self._undone or any(is_lost(each.place, lost) for each in self.layers(key) or [link])
+            if key in self._undone
+            or any(is_lost(each.place, lost) for each in self.layers(key) or [link])
+            or any(
+                is_lost(each.place, lost) and not self.is_repeated(key, each, lost, whole)
+                for each in (self.links(key) if lost else ())
+            )
         ]
         return keys + [
             prefix

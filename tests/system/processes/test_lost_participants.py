@@ -272,3 +272,31 @@ def received(pipe: Any) -> dict[int, int]:
     except (EOFError, OSError, pickle.UnpicklingError):
         pass
     return found
+
+
+def _write_some(url: str, elements: dict[int, int], dies: bool) -> None:
+    with txstore.Repository(url).transaction(name="job") as store:
+        array = zarr.open_array(store, path="x", mode="r+")
+        for at, value in elements.items():
+            array[at] = value
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_joins_later_does_not_hide_what_another_has_lost(repo: txstore.Repository) -> None:
+    """Another part of the same chunk builds on what the dead one wrote."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.full(9, -1), chunks=(9,))
+
+    def run(elements: dict[int, int], *, dies: bool = False) -> None:
+        process = multiprocessing.get_context("fork").Process(target=_write_some, args=(repo.url, elements, dies))
+        process.start()
+        process.join(TIMEOUT)
+
+    run({0: 1, 1: 2}, dies=True)  # element 2 is missing
+    run({6: 7})
+    with pytest.raises(txstore.ParticipantLostError, match="do that work again"):
+        repo.transaction(name="job").commit("job")
+    run({0: 1, 1: 2, 2: 3})
+    repo.transaction(name="job").commit("job")
+    assert committed(repo) == [1, 2, 3, -1, -1, -1, 7, -1, -1]

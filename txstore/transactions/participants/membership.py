@@ -466,7 +466,7 @@ class Siblings:
 
         `whole` returns the box of a whole chunk.
         """
-        keys = self._staged.lost_keys(lost)
+        keys = self._staged.lost_keys(lost, whole)
         unfinished = (
             (stored_key(frame.key, self._tails[number].path), _link(number, frame))
             for number in lost
