@@ -798,3 +798,16 @@ def test_reading_needs_no_more_than_bytes(objects: FakeObjects) -> None:
     view = values.view(1)
     objects.contents.clear()
     assert crc32c(view) == crc32c(values.values[1])
+
+
+@pytest.mark.parametrize("length", [5000, RANGE + 5])
+def test_an_answer_of_before_all_was_forgotten_is_not_kept(objects: FakeObjects, tmp_path: Path, length: int) -> None:
+    """An erasure replaces files, and then empties the caches: what is under way meanwhile may be what it has erased."""
+    cache = PackCache(CacheDirectory(str(tmp_path), 1 << 30), PieceMemory(64 << 20))
+    values = Values(objects, 3, length, cache=cache)
+    objects.before = lambda path: cache.heed(None)
+    values.view(1)
+    assert cache.find_start(values.name.id, values.offsets[1], length) == []
+    objects.before = lambda path: None
+    values.view(1)
+    assert cache.find(values.name.id, values.offsets[1], length) == values.values[1]

@@ -480,3 +480,14 @@ def test_packs_are_read_through_it(path: Path) -> None:
     for i in range(100):
         again.view(i)
     assert objects.requests == []
+
+
+def test_what_was_asked_for_before_all_was_forgotten_is_not_kept(cache: PackCache) -> None:
+    """Its file may have been replaced meanwhile, by an erasure."""
+    for forget in (lambda: cache.heed(None), lambda: cache.forget(ID)):
+        since = cache.state
+        forget()
+        cache.keep(ID, 0, piece(0, 100), since=since)
+        assert cache.find(ID, 0, 100) is None
+    cache.keep(ID, 0, piece(0, 100), since=cache.state)
+    assert cache.find(ID, 0, 100) == piece(0, 100)

@@ -96,11 +96,12 @@ class _Request:
 class _Fetch:
     """Ranges that are under way, ascending. A thread that wants bytes in them waits for them."""
 
-    __slots__ = ("_futures", "_is_done", "_patience", "pieces", "ranges")
+    __slots__ = ("_futures", "_is_done", "_patience", "pieces", "ranges", "since")
 
-    def __init__(self, ranges: Sequence[Range], patience: float | None = None) -> None:
-        """`patience`: how long others wait for it, in seconds; None: until it is done."""
+    def __init__(self, ranges: Sequence[Range], since: int, patience: float | None = None) -> None:
+        """`since`: the state of the cache. `patience`: how many seconds others wait; None: until it is done."""
         self.ranges = ranges
+        self.since = since
         self._patience = patience
         self._futures: list[asyncio.Future[None]] = []  # of coroutines that wait for it
         self.pieces: list[tuple[int, memoryview]] | None = None  # None in the end, too, if it has failed
@@ -217,7 +218,7 @@ class PackReader:
             found = [memoryview(content) for content in contents if content is not None]
             if len(found) == len(requests):
                 with contextlib.suppress(TxStoreError):  # the next request raises it
-                    fetch.pieces = self._keep(list(zip(fetch.ranges, found, strict=True)), wanted)
+                    fetch.pieces = self._keep(list(zip(fetch.ranges, found, strict=True)), wanted, fetch.since)
         finally:
             self._end(fetch)
 
@@ -368,19 +369,24 @@ class PackReader:
 
         The caller holds the lock. A fetch leaves the list after the cache has what it brought, so none is missed.
         """
-        theirs = {each: fetch for each in missing for fetch in self._fetches if fetch.holds(*each)}
+        theirs = {
+            each: fetch
+            for each in missing
+            for fetch in self._fetches
+            if fetch.since == self._cache.state and fetch.holds(*each)
+        }
         kept = {(begin, end): self._cache.find(self._id, begin, end - begin) for begin, end in missing - theirs.keys()}
         return theirs, {each: content for each, content in kept.items() if content is not None}
 
     def _planned(self, ranges: Sequence[Range], patience: float | None = None) -> _Fetch:
         """Let others see what is about to be fetched; the caller holds the lock."""
-        fetch = _Fetch(ranges, patience)
+        fetch = _Fetch(ranges, self._cache.state, patience)
         self._fetches.append(fetch)
         return fetch
 
     def _fetched(self, fetch: _Fetch, wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
         try:
-            fetch.pieces = self._fetch(fetch.ranges, wanted)
+            fetch.pieces = self._fetch(fetch, wanted)
             return fetch.pieces
         finally:
             self._end(fetch)
@@ -409,16 +415,17 @@ class PackReader:
         found = self._cache.find_start(self._id, offset, length)
         return _Read(offset + sum(map(len, found)), min(offset + length, _END), found)
 
-    def _fetch(self, ranges: Sequence[Range], wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
+    def _fetch(self, fetch: _Fetch, wanted: Iterable[Range]) -> list[tuple[int, memoryview]]:
+        ranges = fetch.ranges
         long = [each for each in ranges if each[1] - each[0] > RANGE]
         short = [each for each in ranges if each[1] - each[0] <= RANGE]
         pieces = [*zip(short, self._get(short), strict=True), *zip(long, self._get_long(long), strict=True)]
-        return self._keep(sorted(pieces), wanted)
+        return self._keep(sorted(pieces), wanted, fetch.since)
 
     def _keep(
-        self, pieces: Sequence[tuple[Range, memoryview]], wanted: Iterable[Range]
+        self, pieces: Sequence[tuple[Range, memoryview]], wanted: Iterable[Range], since: int
     ) -> list[tuple[int, memoryview]]:
-        """Keep what was fetched, and return it with its offsets."""
+        """Keep what was fetched since a state of the cache, and return it with its offsets."""
         large = [each for each in wanted if each[1] - each[0] > _LARGE]
         for (begin, end), content in pieces:
             if begin == 0 and len(content) >= packfile.HEAD_SIZE:
@@ -427,7 +434,7 @@ class PackReader:
                 self._size = begin + len(content)
             is_large = any(low <= begin and end <= high for low, high in large)
             if end - begin <= RANGE:  # else it was kept piece by piece
-                self._cache.keep(self._id, begin, content, in_memory=not is_large)
+                self._cache.keep(self._id, begin, content, in_memory=not is_large, since=since)
         return [(begin, content) for (begin, _), content in pieces]
 
     def _get(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -451,7 +458,7 @@ class PackReader:
 
     def _get_into(self, begin: int, place: npt.NDArray[np.uint8]) -> int:
         """Fetch a long range in pieces: each is copied as it comes, while others are under way. Return its length."""
-        ends = [begin + len(place)]
+        ends, since = [begin + len(place)], self._cache.state
 
         def get(piece: Range) -> None:
             start, stop = piece
@@ -459,7 +466,7 @@ class PackReader:
             length = len(content)
             # Not by a slice of a memoryview: that would keep the interpreter meanwhile.
             np.copyto(place[start - begin : start - begin + length], np.frombuffer(content, np.uint8))
-            self._cache.keep(self._id, start, content, in_memory=False)
+            self._cache.keep(self._id, start, content, in_memory=False, since=since)
             if length < stop - start:
                 ends.append(start + length)
 

@@ -96,6 +96,7 @@ class PieceMemory:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.forgotten = 0  # how often something was forgotten
         self._lock = processes.new_lock()
         self._empty()
         processes.watch(self)
@@ -139,11 +140,13 @@ class PieceMemory:
 
     def forget(self, pack_id: bytes) -> None:
         with self._lock:
+            self.forgotten += 1
             for begin, _ in self._pieces.pop(pack_id, ()):
                 self.size -= len(self._contents.pop((pack_id, begin)))
 
     def forget_all(self) -> None:
         with self._lock:
+            self.forgotten += 1
             self._empty()
 
     def after_fork_in_child(self) -> None:
@@ -380,12 +383,26 @@ class PackCache:
         self._directory = directory
         self._memory = memory
 
-    def keep(self, pack_id: bytes, offset: int, content: Buffer, *, in_memory: bool = True) -> None:
-        """Keep what was read of a pack at an offset. The buffer must not change any more."""
+    @property
+    def state(self) -> int:
+        """Another number each time that something was forgotten."""
+        return self._memory.forgotten
+
+    def keep(
+        self, pack_id: bytes, offset: int, content: Buffer, *, in_memory: bool = True, since: int | None = None
+    ) -> None:
+        """Keep what was read of a pack at an offset. The buffer must not change any more.
+
+        `since`: the `state` before it was asked for. What was forgotten since may have been replaced meanwhile.
+        """
+        if since is not None and since != self.state:
+            return
         if in_memory:
             self._memory.keep(pack_id, offset, content)
         if self._directory is not None:
             self._directory.keep(pack_id, offset, content)
+        if since is not None and since != self.state:
+            self.forget(pack_id)
 
     @property
     def is_in_memory(self) -> bool:
