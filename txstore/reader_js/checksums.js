@@ -95,6 +95,4 @@ function compress(state, words, count, isLast) {
 }
 
 /** @param {bigint} word @param {bigint} bits */
-function rotated(word, bits) {
-  return ((word >> bits) | (word << (64n - bits))) & MASK;
-}
+const rotated = (word, bits) => ((word >> bits) | (word << (64n - bits))) & MASK;

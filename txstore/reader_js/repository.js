@@ -4,13 +4,12 @@ import { Cache } from "./cache.js";
 import { Commits, follows } from "./commits.js";
 import { Reader, checked, checkedJson } from "./bytes.js";
 import { CorruptionError, NotFoundError, RequestError, UnsupportedError, erased } from "./errors.js";
-import { branchOf, commitPath, newer } from "./header.js";
+import { branchOf, checkFeatures, commitPath, newer } from "./header.js";
 import { Store } from "./store.js";
 import { FORMAT, withSignal } from "./source.js";
 
-/** @typedef {import("./header.js").Stored} Stored */
-/** @typedef {import("./source.js").Reading} Reading */
-/** @typedef {import("./source.js").Source} Source */
+/** @import { Header, Stored } from "./header.js" */
+/** @import { Reading, Source } from "./source.js" */
 
 /**
  * @typedef {object} Options
@@ -38,22 +37,16 @@ const HEADER_TAIL = 1024;
 
 /** Open a repository over a source. @param {Source} source @param {Options} options @param {Reading} reading */
 export async function open(source, options, reading) {
-  const format = await source.small(FORMAT, { ...reading, isMutable: true });
-  if (!format) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
-  return new Repository(source, repositoryOf(format), options);
-}
-
-/** @param {Uint8Array} bytes of `format.json` */
-function repositoryOf(bytes) {
+  const bytes = await source.small(FORMAT, { ...reading, isMutable: true });
+  if (!bytes) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
   const reader = new Reader(bytes, FORMAT);
   const { members: { txstore: version, repository }, texts, isRight } = checkedJson(bytes, FORMAT);
   if (Number.isInteger(version) && version > 1) throw newer(FORMAT, `format version ${version}`);
   if (!isRight) reader.fail("it has a wrong checksum");
   const [required, optional] = ["required", "optional"].map((name) => texts.get(name) ?? "");
   if (version !== 1 || !/^[0-9a-f]{32}$/.test(repository) || ![required, optional].every((bits) => /^-?\d+$/.test(bits))) reader.fail("it names no repository");
-  const unknown = Number(BigInt.asUintN(32, BigInt(required))) & ~1;
-  if (unknown) throw newer(FORMAT, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
-  return /** @type {string} */ (repository);
+  checkFeatures(FORMAT, Number(BigInt.asUintN(32, BigInt(required))));
+  return new Repository(source, repository, options);
 }
 
 export class Repository {
@@ -85,14 +78,20 @@ export class Repository {
 
   /** Return the commits of a branch, the newest first. @param {{ branch?: string, limit?: number, signal?: AbortSignal }} [options] @returns {Promise<Commit[]>} */
   async log({ branch = "main", limit = Infinity, signal } = {}) {
-    return withSignal(this.logOf(branch, limit), signal);
+    const read = async () => {
+      const record = await this.branch(branch);
+      if (!record) throw new NotFoundError(`${this.source.url}: there is no branch ${JSON.stringify(branch)}`);
+      const found = [];
+      for await (const stored of this.walk(record, limit)) found.push(this.commitOf(stored));
+      return found;
+    };
+    return withSignal(read(), signal);
   }
 
   /** Return the names of the branches. Needs a server that lists names. @param {Reading} [reading] @returns {Promise<string[]>} */
   async branches(reading = {}) {
     const records = await Promise.all((await this.list("branches", reading)).map((name) => this.recordOf(name)));
-    const names = records.filter((record) => record !== undefined).map((record) => record.name);
-    return ["main", ...names.sort()];
+    return ["main", ...records.flatMap((record) => record?.name ?? []).sort()];
   }
 
   /** Return the names of the tags. Needs a server that lists names. @param {Reading} [reading] @returns {Promise<string[]>} */
@@ -118,13 +117,18 @@ export class Repository {
     return names.filter(isName);
   }
 
+  /** Return what reads the record of a branch or a tag, behind its magic. @param {string} path @param {string} magic */
+  async named(path, magic) {
+    const bytes = await this.source.small(path, { isMutable: true });
+    const reader = bytes && checked(bytes, path);
+    reader?.magic(magic);
+    return reader;
+  }
+
   /** @param {string} name @returns {Promise<Branch | undefined>} */
   async recordOf(name) {
-    const path = `branches/${name.toLowerCase()}`;
-    const bytes = await this.source.small(path, { isMutable: true });
-    if (!bytes) return undefined;
-    const reader = checked(bytes, path);
-    reader.magic("TXSTBRN1");
+    const reader = await this.named(`branches/${name.toLowerCase()}`, "TXSTBRN1");
+    if (!reader) return undefined;
     const [id, fork] = [reader.id(), reader.id()];
     reader.take(16);
     const given = reader.text(reader.u8());
@@ -148,11 +152,8 @@ export class Repository {
 
   /** Return what a tag names. @param {string} name @returns {Promise<{ id: string, version: number, branch: string } | undefined>} */
   async tag(name) {
-    const path = `tags/${name}`;
-    const bytes = isName(name) ? await this.source.small(path, { isMutable: true }) : undefined;
-    if (!bytes) return undefined;
-    const reader = checked(bytes, path);
-    reader.magic("TXSTTAG1");
+    const reader = isName(name) ? await this.named(`tags/${name}`, "TXSTTAG1") : undefined;
+    if (!reader) return undefined;
     const [version, id] = [reader.u64(), reader.id()];
     return { id, version, branch: branchOf(reader, reader.left) };
   }
@@ -160,10 +161,8 @@ export class Repository {
   /** @param {string} name */
   async tagged(name) {
     const tag = await this.tag(name);
-    if (!tag) return undefined;
-    const { id, version, branch } = tag;
-    const stored = await this.commits.stored(branch, version);
-    if (stored?.header.id !== id) throw new CorruptionError(`tags/${name}: the commit ${id} that it names is gone. Restore the repository from a backup`);
+    const stored = tag && (await this.commits.stored(tag.branch, tag.version));
+    if (stored?.header.id !== tag?.id) throw new CorruptionError(`tags/${name}: the commit ${tag?.id} that it names is gone. Restore the repository from a backup`);
     return stored;
   }
 
@@ -212,15 +211,6 @@ export class Repository {
 
   // --- history
 
-  /** @param {string} name @param {number} limit */
-  async logOf(name, limit) {
-    const branch = await this.branch(name);
-    if (!branch) throw new NotFoundError(`${this.source.url}: there is no branch ${JSON.stringify(name)}`);
-    const found = [];
-    for await (const stored of this.walk(branch, limit)) found.push(this.commitOf(stored));
-    return found;
-  }
-
   /** Yield the commits of a branch, the newest first, down to the oldest that is kept. @param {Branch} branch @param {number} [limit] @returns {AsyncGenerator<Stored>} */
   async *walk(branch, limit = Infinity) {
     const head = await this.head(branch);
@@ -261,14 +251,11 @@ export class Repository {
       if (!below || !follows(last, below)) throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
       left--;
       yield (last = below);
-      if (fork !== undefined) floor = await this.floor(last.header);
+      if (fork === undefined) continue;
+      const { branch: other, version: kept } = last.header; // all that is kept, if this branch was deleted
+      const head = (await this.isLiving(other)) ? await this.commits.newest(other) : undefined;
+      floor = head?.header.oldestKept ?? kept;
     }
-  }
-
-  /** Return the oldest kept version of the branch that a commit lies in. Of a deleted branch, only that commit is kept. @param {import("./header.js").Header} header */
-  async floor({ branch, version }) {
-    const newest = (await this.isLiving(branch)) ? await this.commits.newest(branch) : undefined;
-    return newest?.header.oldestKept ?? version;
   }
 
   /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */

@@ -1,10 +1,11 @@
 /** A sorted run: finds keys in it, and lists them. See format.md, "Runs". */
 
-import { Reader, compare, joined, startsWith } from "./bytes.js";
+import { Reader, compare, countBefore, joined, startsWith } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { newer, packOf } from "./header.js";
 
-/** @typedef {import("./header.js").Place} Place */
+/** @import { Cache } from "./cache.js" */
+/** @import { Place, RunName } from "./header.js" */
 
 export const TOMBSTONE = 0;
 export const VALUE = 1;
@@ -32,10 +33,7 @@ const AT_ONCE = 128;
 
 /** One run whose index has been read. Its blocks are read when a key is looked up, and kept by `blocks`. */
 export class Run {
-  /**
-   * @param {Index} index @param {Read} read offsets are from the start of the run @param {number} seq of entries that name none
-   * @param {import("./cache.js").Cache<Entry[]>} blocks
-   */
+  /** @param {Index} index @param {Read} read from the start of the run @param {number} seq of entries that name none @param {Cache<Entry[]>} blocks */
   constructor(index, read, seq, blocks) {
     this.index = index;
     this.read = read;
@@ -43,7 +41,7 @@ export class Run {
     this.blocks = blocks;
   }
 
-  /** Read the index of a run. @param {Read} read @param {Place} lies the file @param {import("./header.js").RunName} name @param {import("./cache.js").Cache<Entry[]>} blocks */
+  /** Read the index of a run. @param {Read} read @param {Place} lies the file @param {RunName} name @param {Cache<Entry[]>} blocks */
   static async open(read, lies, { offset, length, entries, seq }, blocks) {
     const within = /** @type {Read} */ ((begin, end) => read(offset + begin, offset + end));
     const guess = Math.max(0, length - LEAST - Math.ceil(length * INDEX_PART));
@@ -140,15 +138,7 @@ export class Run {
 }
 
 /** Return the place of the first entry whose key is not below this one. @param {Entry[]} entries @param {Uint8Array} key */
-function placeOf(entries, key) {
-  let [low, high] = [0, entries.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (compare(entries[middle].key, key) < 0) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
+const placeOf = (entries, key) => countBefore(entries.length, (each) => compare(entries[each].key, key) < 0);
 
 /** Return where the index of a run begins. @param {Uint8Array} end of the run @param {number} length @param {string} path */
 function beginOfIndex(end, length, path) {
@@ -254,13 +244,7 @@ class Index {
 
   /** Return the block that a key would be in; -1: it is before all. @param {Uint8Array} key */
   blockOf(key) {
-    let [low, high] = [0, this.count];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (compare(this.firstKey(middle), key) <= 0) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
+    return countBefore(this.count, (block) => compare(this.firstKey(block), key) <= 0) - 1;
   }
 }
 
@@ -286,19 +270,14 @@ function entriesOf(bytes, index, block, seq) {
     key = new Uint8Array(shared + unshared);
     for (let each = 0; each < key.length; each++) key[each] = each < shared ? before[each] : reader.bytes[rest + each]; // faster than parts of arrays
     if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
-    const kind = reader.u8();
-    entries.push(refOf(reader, key, kind, reader.varint() || seq, index));
+    const [kind, ownSeq] = [reader.u8(), reader.varint() || seq];
+    if (![TOMBSTONE, VALUE, FOREIGN, ERASED].includes(kind)) throw newer(path, `a ref of kind ${kind}`);
+    const place = kind === TOMBSTONE ? index.lies : index.packs[reader.varint()];
+    if (!place) reader.fail("an entry names a pack that its run does not");
+    const [offset, length, checksum] = kind === TOMBSTONE ? [0, 0, 0] : [reader.varint(), reader.varint(), reader.u32()];
+    entries.push({ key, kind, seq: ownSeq, place, offset, length, checksum });
   }
   return entries;
-}
-
-/** @param {Reader} reader @param {Uint8Array} key @param {number} kind @param {number} seq @param {Index} index @returns {Entry} */
-function refOf(reader, key, kind, seq, index) {
-  if (kind === TOMBSTONE) return { key, kind, seq, place: index.lies, offset: 0, length: 0, checksum: 0 };
-  if (kind !== VALUE && kind !== FOREIGN && kind !== ERASED) throw newer(reader.path, `a ref of kind ${kind}`);
-  const place = index.packs[reader.varint()];
-  if (!place) reader.fail("an entry names a pack that its run does not");
-  return { key, kind, seq, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
 }
 
 /** Tell whether a text may be a key, but for its length. @param {string} key */

@@ -4,20 +4,13 @@ import { joined } from "./bytes.js";
 import { CorruptionError, RequestError } from "./errors.js";
 
 /**
- * What the reader needs to know of where the files lie.
- * @typedef {object} Source
- * @property {string} url
- * @property {(path: string, options?: Reading) => Promise<Uint8Array | undefined>} small a small file. undefined: there is
- *   no such file
- * @property {(path: string, begin: number, end: number, options?: Reading) => Promise<Uint8Array | undefined>} range
- *   from `begin` to `end`, which both lie in the file
- * @property {(path: string, length: number, options?: Reading) => Promise<End | undefined>} tail at most so many of the
- *   last bytes
- * @property {(path: string, options?: Reading) => Promise<string[] | undefined>} list the names in a directory.
- *   undefined: the server tells no names
+ * What the reader needs to know of where the files lie. What reads a file returns undefined if there is none.
+ * @typedef {Pick<HttpSource, "url" | "small" | "range" | "tail" | "list"> & Hints} Source
+ *
+ * @typedef {object} Hints
+ * @property {typeof fetch} [fetch] what makes requests, if that is not the global one
  * @property {Map<string, string>} [tags] of which version each file was when it was read last, as its host says
- * @property {() => Promise<number>} [place] where head caches were written that tell of these files; without it, it is not
- *   known
+ * @property {() => Promise<number>} [place] where head caches were written that tell of these files, if that is known
  */
 
 /** @typedef {object} Reading @property {AbortSignal} [signal] @property {boolean} [isMutable] whether the file may be replaced: no cache may answer for the server */
@@ -55,7 +48,6 @@ const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 /** Lists a directory. undefined: there is none, or this is no list. @typedef {(path: string, options: Reading, retries?: number) => Promise<string[] | undefined>} Way */
 /** A part of a file: from one offset to another, or at most so many of the last bytes. @typedef {{ begin: number, end: number } | { tail: number }} Part */
 
-/** @implements {Source} */
 export class HttpSource {
   /** @param {string} url @param {HttpOptions} options */
   constructor(url, options = {}) {
@@ -71,19 +63,19 @@ export class HttpSource {
     this.way = options.listsPages ? Promise.resolve(this.listPage.bind(this)) : undefined;
   }
 
-  /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
+  /** Read a small file. By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
   async small(path, options = {}) {
     const found = await this.file(path, { begin: 0, end: MAX_SMALL }, options);
     if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
     return found?.bytes;
   }
 
-  /** @param {string} path @param {number} length @param {Reading} [options] */
+  /** Read at most so many of the last bytes. @param {string} path @param {number} length @param {Reading} [options] */
   async tail(path, length, options = {}) {
     return this.file(path, { tail: length }, options);
   }
 
-  /** @param {string} path @param {number} begin @param {number} end @param {Reading} [options] */
+  /** Read from `begin` to `end`, which both lie in the file. @param {string} path @param {number} begin @param {number} end @param {Reading} [options] */
   async range(path, begin, end, options = {}) {
     if (begin === end) return new Uint8Array(0);
     /** @type {Promise<Uint8Array | undefined>} */
@@ -121,14 +113,7 @@ export class HttpSource {
     const begin = group[0].begin;
     try {
       const answer = await this.file(path, { begin, end }, {});
-      for (const each of group) {
-        const bytes = answer?.bytes.subarray(each.begin - begin, each.end - begin);
-        if (bytes && bytes.length !== each.end - each.begin) {
-          each.reject(new CorruptionError(`${path}: it ends before byte ${each.end}`));
-        } else {
-          each.resolve(bytes);
-        }
-      }
+      for (const each of group) each.resolve(answer?.bytes.subarray(each.begin - begin, each.end - begin));
     } catch (error) {
       for (const each of group) each.reject(error);
     }
@@ -183,18 +168,18 @@ export class HttpSource {
         });
         if (MISSING.has(response.status)) return undefined;
         if (response.ok || response.status === 416) return await read(response);
-        last = new RequestError(`${target}: the server answers ${response.status}${adviceFor(response.status)}`, response.status);
+        const advice = [401, 403].includes(response.status) ? ": give credentials by the option `fetch` or `init`, or open the bucket to readers" : "";
+        last = new RequestError(`${target}: the server answers ${response.status}${advice}`, response.status);
         if (!PASSING.has(response.status)) throw last;
       } catch (error) {
         // fetch throws TypeError when there is no answer, or when one was cut
-        if (!(error instanceof TypeError) && !(error instanceof CutError) && error !== last) throw error;
-        if (error === last && !PASSING.has(/** @type {RequestError} */ (error).status ?? 0)) throw error;
-        /** @type {string} */
-        const reason = error instanceof CutError ? error.message : `no answer (${error instanceof Error ? error.message : error}). In a browser, the server has to allow this page by CORS`;
-        last = error instanceof RequestError ? error : new RequestError(`${target}: ${reason}`, undefined, { cause: error });
+        if (!(error instanceof TypeError) && !(error instanceof CutError)) throw error;
+        const reason = error instanceof CutError ? error.message : `no answer (${error.message}). In a browser, the server has to allow this page by CORS`;
+        last = new RequestError(`${target}: ${reason}`, undefined, { cause: error });
       }
       if (attempt >= retries) throw last;
-      await pause(FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random()), options.signal);
+      const pause = FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random());
+      await withSignal(new Promise((resolve) => setTimeout(resolve, pause)), options.signal);
     }
   }
 
@@ -342,11 +327,6 @@ async function bodyOf(response, target, most, enough = Infinity) {
   return joined(parts);
 }
 
-/** @param {number} status */
-function adviceFor(status) {
-  return status === 401 || status === 403 ? ": give credentials by the option `fetch` or `init`, or open the bucket to readers" : "";
-}
-
 /** @param {string} text */
 function unescaped(text) {
   return text.replace(/&(amp|lt|gt|quot|apos|#(\d+)|#x([0-9a-f]+));/gi, (_, name, decimal, hexadecimal) =>
@@ -354,11 +334,6 @@ function unescaped(text) {
       ? String.fromCodePoint(decimal ? Number(decimal) : parseInt(hexadecimal, 16))
       : /** @type {Record<string, string>} */ ({ amp: "&", lt: "<", gt: ">", quot: '"', apos: "'" })[name.toLowerCase()],
   );
-}
-
-/** @param {number} milliseconds @param {AbortSignal} [signal] @returns {Promise<void>} */
-function pause(milliseconds, signal) {
-  return withSignal(new Promise((resolve) => setTimeout(resolve, milliseconds)), signal);
 }
 
 /** Wait for a promise, or until a signal says to wait no more. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T>} */

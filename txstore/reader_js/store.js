@@ -38,7 +38,7 @@ export class Store {
    * @returns {Promise<Uint8Array | undefined>}
    */
   async get(key, reading = {}) {
-    return withSignal(this.value(key, reading), reading.signal);
+    return withSignal(this.entry(key).then((entry) => entry && this.whole(entry, key, reading)), reading.signal);
   }
 
   /**
@@ -178,12 +178,6 @@ export class Store {
     return undefined;
   }
 
-  /** @param {string} key @param {Reading} reading */
-  async value(key, reading) {
-    const entry = await this.entry(key);
-    return entry && this.whole(entry, key, reading);
-  }
-
   /** @param {Entry} entry @param {string} key @param {Reading} reading */
   async whole(entry, key, reading) {
     const { place, offset, length, checksum } = entry;
@@ -221,17 +215,15 @@ export class Store {
     const url = reader.text(urlLength);
     const version = reader.text(reader.left);
     if (!/^https?:/.test(url)) throw new ForeignError(`${url}: a value lies in this file, which this reader can't open: it reads http and https only`);
-    if (!this.repository.options.allowForeign?.(url)) {
-      throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
-    }
+    const { source: { fetch = globalThis.fetch }, options: { allowForeign } } = this.repository;
+    if (!allowForeign?.(url)) throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
     if (!length) return new Uint8Array(0);
     /** @type {string | null} */
     let etag = null;
-    const { fetch } = /** @type {HttpSource} */ (this.repository.source);
     const source = new HttpSource(url, {
       fetch: async (input, init) => {
-        const response = await (fetch ?? globalThis.fetch)(input, init);
-        if (response.redirected && !this.repository.options.allowForeign?.(response.url)) {
+        const response = await fetch(input, init);
+        if (response.redirected && !allowForeign(response.url)) {
           throw new ForeignError(`${url}: a value lies in this file, whose server leads to another URL, at ${new URL(response.url).origin}. Allow that, too`);
         }
         etag = response.headers.get("ETag");
