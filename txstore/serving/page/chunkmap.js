@@ -1,8 +1,8 @@
 // The chunk map: the grid of an array, each chunk in the colour of the commit that wrote it.
 
 import { api } from "./api.js";
-import { color, h, replace, sharp } from "./dom.js";
-import { failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
+import { color, h, onKeys, replace, sharp } from "./dom.js";
+import { asker, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
 import { count, plural, quoted, short, title } from "./words.js";
 
 const TALLEST = 520;
@@ -19,13 +19,12 @@ export function drawChunkMap(into, context) {
   }
   const grid = node.shape.map((length, i) => Math.max(1, Math.ceil(length / lengths[i])));
   const from = grid.map(() => 0);
-  const [rowAxis, columnAxis] = grid.length > 1 ? [grid.length - 2, grid.length - 1] : [null, 0];
+  const [rowAxis, columnAxis] = [grid.length - 2, grid.length - 1];
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   let found = null;
   let commits = [];
   let colored = "blame";
   let at = [0, 0];
-  let turn = 0;
 
   const tooltip = h("p", { class: "readout", role: "status" });
   const stage = h("div", { class: "card stage" });
@@ -41,11 +40,12 @@ export function drawChunkMap(into, context) {
   replace(into, h("div", { class: "controls" }, modes, sliders.length ? h("div", { class: "sliders" }, sliders) : null),
     h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, tooltip), legend));
   context.setPython(`${pythonRepository()}.blame(${[quoted(node.path), pythonBlameRef(context.ref)].filter(Boolean).join(", ")}).chunks`);
-  view.onTheme(() => found && into.contains(stage) && draw());
+  view.themed = () => found && into.contains(stage) && draw();
   let wide = 0; // of the stage, when it was last drawn
   const observer = new ResizeObserver(() => found && stage.clientWidth !== wide && draw());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  const ask = asker(signal);
   load();
 
   function slider(i) {
@@ -58,31 +58,19 @@ export function drawChunkMap(into, context) {
       } }), output);
   }
 
-  async function load() {
-    const mine = ++turn;
+  function load() {
     const shape = grid.map((length, i) => (i === rowAxis || i === columnAxis ? length : 1));
-    try {
-      const answer = await api.chunks(commit, node.path, { from: [...from], shape }, signal);
-      if (mine !== turn) return;
+    ask(stage, (own) => api.chunks(commit, node.path, { from: [...from], shape }, own), (answer) => {
       found = answer;
       commits = answer.commits.slice(0, NAMED);
       draw();
-    } catch (error) {
-      if (error.name !== "AbortError" && mine === turn) replace(stage, failure(error));
-    }
-  }
-
-  /** Rows and columns of cells, and how many chunks one cell stands for. */
-  function cells() {
-    const steps = found.step ?? grid.map(() => 1);
-    const along = (axis) => Math.ceil(grid[axis] / steps[axis]);
-    return { rows: rowAxis === null ? 1 : along(rowAxis), columns: along(columnAxis), steps };
+    });
   }
 
   const colorOf = (index) => (found.seqs.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.seqs.length - 1)));
 
   function draw() {
-    const { rows, columns } = cells();
+    const [columns = 1, rows = 1] = found.shape.slice(-2).reverse(); // of cells
     wide = stage.clientWidth;
     if (wide <= 0) return;
     const hadFocus = stage.contains(document.activeElement);
@@ -110,26 +98,24 @@ export function drawChunkMap(into, context) {
       Object.assign(cursor.style, { left: `${(at[1] * width) / columns}px`, top: `${(at[0] * height) / rows}px`, width: `${width / columns}px`, height: `${height / rows}px` });
       tell();
     };
-    canvas.addEventListener("pointermove", (event) => {
-      at = [Math.min(rows - 1, Math.floor((event.offsetY / height) * rows)), Math.min(columns - 1, Math.floor((event.offsetX / width) * columns))];
+    const moveTo = (row, column) => {
+      at = [Math.min(rows - 1, Math.max(0, row)), Math.min(columns - 1, Math.max(0, column))];
       place();
-    });
+    };
+    canvas.addEventListener("pointermove", ({ offsetX, offsetY }) =>
+      moveTo(Math.floor((offsetY / height) * rows), Math.floor((offsetX / width) * columns)));
     canvas.addEventListener("click", open);
     canvas.addEventListener("focus", place);
-    canvas.addEventListener("keydown", (event) => {
-      const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-      if (event.key === "Enter") open();
-      if (!steps) return;
-      event.preventDefault();
-      at = [Math.min(rows - 1, Math.max(0, at[0] + steps[0])), Math.min(columns - 1, Math.max(0, at[1] + steps[1]))];
-      place();
-    });
+    const step = (down, across) => () => moveTo(at[0] + down, at[1] + across);
+    onKeys(canvas, () => ({
+      Enter: open, ArrowUp: step(-1, 0), ArrowDown: step(1, 0), ArrowLeft: step(0, -1), ArrowRight: step(0, 1),
+    }));
     replace(stage, h("div", { class: "map-frame" }, canvas, cursor));
     if (hadFocus) canvas.focus({ preventScroll: true });
     drawLegend();
   }
 
-  const cell = () => found.cells[at[0] * cells().columns + at[1]];
+  const cell = () => found.cells[at[0] * (found.shape.at(-1) ?? 1) + at[1]];
 
   /** The commit that the map has by this number: null if it is no longer kept. Of many commits, the older ones are looked for one by one. */
   const writer = async (index) => (found.commits[index] === undefined ? (found.commits[index] = await api.bySeq(commit, found.seqs[index])) : found.commits[index]);
@@ -141,10 +127,10 @@ export function drawChunkMap(into, context) {
   }
 
   async function tell() {
-    const { steps } = cells();
+    const { step } = found;
     const index = cell();
-    const chunk = from.map((each, i) => (i === rowAxis ? at[0] * steps[i] : i === columnAxis ? at[1] * steps[i] : each));
-    const many = steps.reduce((a, b) => a * b, 1);
+    const chunk = from.map((each, i) => (i === rowAxis ? at[0] * step[i] : i === columnAxis ? at[1] * step[i] : each));
+    const many = step.reduce((a, b) => a * b, 1);
     const where = `Chunk [${chunk.join(", ")}]${many > 1 ? ` and ${count(many - 1)} beside it` : ""}: `;
     const here = `${at}`;
     const by = index < 0 ? null : await writer(index).catch(view.tell);

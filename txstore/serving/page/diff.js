@@ -5,7 +5,7 @@ import { api } from "./api.js";
 import { read, statistics } from "./arrays.js";
 import { h, icon, replace } from "./dom.js";
 import { table } from "./node.js";
-import { failure, line, link, notice, pythonAt, pythonRepository, repository } from "./parts.js";
+import { failure, line, link, mainBranch, notice, pythonAt, pythonRepository, repository } from "./parts.js";
 import { DIVERGING, MAP_NAMES, drawColorBar, drawImage, drawLines } from "./picture.js";
 import { count, isId, json, lengths, plural, quoted, short, shown, size } from "./words.js";
 
@@ -15,7 +15,7 @@ const WIDE = 2048; // an image longer than this is shown by its first part
 const CHANGES = ["added", "removed", "moved", "changed"];
 
 export async function show(view, parts) {
-  const head = (repository.branches.find((each) => each.name === "main") ?? repository.branches[0])?.head;
+  const head = mainBranch()?.head;
   let [a, b] = parts;
   b ??= head;
   if (!b) {
@@ -27,12 +27,9 @@ export async function show(view, parts) {
     a = commit.parents?.[0] ?? commit.id;
   }
   const results = h("div", {}, notice("Comparing …"));
-  const go = (from, to) => {
-    location.hash = link.diff(from, to);
-  };
+  const go = (from, to) => { location.hash = link.diff(from, to); };
   const fields = [field("Before", a), field("After", b)];
-  replace(
-    view.root,
+  replace(view.root,
     h("div", { class: "tools" }, h("h1", {}, "Compare"),
       h("form", { class: "compare", onsubmit: (event) => { event.preventDefault(); go(...fields.map((each) => each.querySelector("input").value.trim() || head)); } },
         fields[0], fields[1],
@@ -40,10 +37,8 @@ export async function show(view, parts) {
         h("button", { class: "icon", type: "button", "aria-label": "Swap before and after", title: "Swap", onclick: () => go(b, a) }, icon("swap"))),
       h("datalist", { id: "refs" }, [...repository.branches, ...repository.tags].slice(0, 1000).map((each) => h("option", { value: each.name })))),
     results,
-    line(`${pythonRepository()}.diff(${pythonAt(a)}, ${pythonAt(b)})`),
-  );
-  const found = await api.diff(a, b, view.signal);
-  draw(results, found, view);
+    line(`${pythonRepository()}.diff(${pythonAt(a)}, ${pythonAt(b)})`));
+  draw(results, await api.diff(a, b, view.signal), view);
 }
 
 function field(label, ref) {
@@ -52,20 +47,15 @@ function field(label, ref) {
 
 function draw(into, found, view) {
   const ends = { a: found.before?.id, b: found.after.id };
-  if (!found.nodes.length) {
-    replace(into, notice("Nothing differs."));
-    return;
-  }
+  if (!found.nodes.length) return replace(into, notice("Nothing differs."));
   const counts = CHANGES.map((change) => [change, found.nodes.filter((each) => each.change === change).length]).filter(([, many]) => many);
   const shownNodes = found.nodes.slice(0, NODES_SHOWN);
-  replace(
-    into,
+  return replace(into,
     h("p", { class: "counts" },
       counts.map(([change, many]) => h("span", {}, h("span", { class: `badge ${change}` }, change), " ", count(many))),
       h("span", { class: "quiet" }, `${short(ends.a)} → ${short(ends.b)}`)),
     h("div", { class: "card diffs" }, shownNodes.map((node, i) => nodeRow(node, ends, view, found.nodes.length === 1 || (i === 0 && node.kind === "array")))),
-    found.truncated || shownNodes.length < found.nodes.length ? notice("More differs than is shown: the line of Python below tells all of it.") : null,
-  );
+    found.truncated || shownNodes.length < found.nodes.length ? notice("More differs than is shown: the line of Python below tells all of it.") : null);
 }
 
 function nodeRow(node, ends, view, isOpen) {
@@ -78,12 +68,7 @@ function nodeRow(node, ends, view, isOpen) {
       node.moved_from !== undefined && node.moved_from !== null ? h("span", { class: "quiet cut" }, `from ${node.moved_from || "/"}`) : null,
       h("small", { class: "quiet end" }, summary(node))),
     body);
-  let isDrawn = false;
-  details.addEventListener("toggle", () => {
-    if (!details.open || isDrawn) return;
-    isDrawn = true;
-    drawBody(body, node, ends, view);
-  });
+  details.addEventListener("toggle", () => drawBody(body, node, ends, view), { once: true });
   details.open = isOpen;
   return details;
 }
@@ -112,8 +97,7 @@ function drawBody(body, node, ends, view) {
     h("pre", { class: "come" }, json(each.after)),
   ]));
   const pictures = h("div", { class: "pictures" });
-  replace(
-    body,
+  replace(body,
     node.fields?.length ? [h("h3", {}, "Description"), values(node.fields)] : null,
     node.attributes?.length ? [h("h3", {}, "Attributes"), values(node.attributes)] : null,
     node.regions?.length ? [h("h3", {}, "Regions"), regionsOf(node)] : null,
@@ -122,8 +106,7 @@ function drawBody(body, node, ends, view) {
     h("p", { class: "actions" },
       node.change === "removed" ? null : h("a", { class: "button small", href: link.tree(ends.b, node.path) }, "Open after"),
       node.change === "added" || !ends.a ? null : h("a", { class: "button small", href: link.tree(ends.a, node.moved_from ?? node.path) }, "Open before")),
-    node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
-  );
+    node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null);
   if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
     drawPictures(pictures, node, ends, view).catch((error) => { if (error.name !== "AbortError") replace(pictures, failure(error)); });
 }
@@ -139,10 +122,8 @@ function regionsOf(node) {
 /** What to show of an array: of the last two dimensions the whole, at the place of the first region that differs. */
 function lookAt(node, shape) {
   const region = node.regions?.[0];
-  return shape.map((length, i) => {
-    if (i < shape.length - 2) return Math.min(region?.[i]?.[0] ?? 0, length - 1);
-    return [0, Math.min(length, WIDE)];
-  });
+  const lengthAt = (length, i) => (i < shape.length - 2 ? Math.min(region?.[i]?.[0] ?? 0, length - 1) : [0, Math.min(length, WIDE)]);
+  return shape.map(lengthAt);
 }
 
 async function drawPictures(into, node, ends, view) {
@@ -151,10 +132,8 @@ async function drawPictures(into, node, ends, view) {
     node.change === "added" ? null : api.node(ends.a, node.path, view.signal), node.change === "removed" ? null : api.node(ends.b, node.path, view.signal),
   ]);
   const sides = [before, after].filter(Boolean);
-  if (sides.some((each) => each.shape.length !== sides[0].shape.length)) {
-    replace(into, notice("They have other dimensions: there is nothing to subtract."));
-    return;
-  }
+  if (sides.some((each) => each.shape.length !== sides[0].shape.length))
+    return replace(into, notice("They have other dimensions: there is nothing to subtract."));
   const longest = sides[0].shape.map((_, i) => Math.max(...sides.map((each) => each.shape[i])));
   const selection = lookAt(node, longest);
   const readSide = async (ref, array) => {
@@ -163,10 +142,8 @@ async function drawPictures(into, node, ends, view) {
   };
   const [old, now] = await Promise.all([readSide(ends.a, before), readSide(ends.b, after)]);
   const found = [old, now].filter(Boolean);
-  if (!found.length || found.some((each) => !each.isNumeric)) {
-    replace(into, found.length ? values(old, now) : null);
-    return;
-  }
+  if (!found.every((each) => each.isNumeric)) return replace(into, values(old, now));
+  if (!found.length) return replace(into);
   const figures = found.map((each) => statistics(each.values));
   const min = Math.min(...figures.map((each) => each.min ?? Infinity));
   const max = Math.max(...figures.map((each) => each.max ?? -Infinity));

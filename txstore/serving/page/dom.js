@@ -22,10 +22,7 @@ function setLink(element, href) {
 }
 
 function append(element, children) {
-  for (const child of children.flat(Infinity)) {
-    if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
-  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
 /** Make an element: h("p", {class: "quiet"}, "text", otherElement). */
@@ -59,6 +56,16 @@ const ICONS = {
 
 export function icon(name) {
   return svg("svg", { class: "i", viewBox: "0 0 22 22", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+}
+
+/** Do what a key says: `keys` returns what each does now, by its name. */
+export function onKeys(element, keys) {
+  element.addEventListener("keydown", (event) => {
+    const does = event.ctrlKey || event.metaKey ? null : keys()[event.key];
+    if (!does) return;
+    event.preventDefault();
+    does();
+  });
 }
 
 /** What a CSS variable is now, as a canvas wants it: variables that depend on light or dark resolve only in a property. */

@@ -15,10 +15,7 @@ export const COLORS = 8;
 export function layOut(commits) {
   const awaited = []; // of each lane the id that comes next in it, or null
   const rows = [];
-  const free = () => {
-    const found = awaited.indexOf(null);
-    return found < 0 ? awaited.length : found;
-  };
+  const free = () => (awaited.includes(null) ? awaited.indexOf(null) : awaited.length);
   for (const commit of commits) {
     let lane = awaited.indexOf(commit.id);
     const above = [];
@@ -59,13 +56,8 @@ export function draw(row, wide, isMerge) {
   const middle = ROW / 2;
   const lines = [];
   const add = (path, lane) => lines.push(svg("path", { d: path, class: `lane c${lane % COLORS}` }));
-  for (const [lane, goesOn] of row.above)
-    if (goesOn) add(`M${x(lane)} 0V${ROW}`, lane);
-    else add(curve(x(lane), x(row.lane), 0, middle), lane);
+  for (const [lane, goesOn] of row.above) add(goesOn ? `M${x(lane)} 0V${ROW}` : curve(x(lane), x(row.lane), 0, middle), lane);
   for (const lane of row.below) add(curve(x(row.lane), x(lane), middle, ROW), lane);
-  return svg(
-    "svg", { class: "graph", width: wide, height: ROW, viewBox: `0 0 ${wide} ${ROW}`, "aria-hidden": "true" },
-    lines,
-    svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}` }),
-  );
+  const dot = svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}` });
+  return svg("svg", { class: "graph", width: wide, height: ROW, viewBox: `0 0 ${wide} ${ROW}`, "aria-hidden": "true" }, lines, dot);
 }

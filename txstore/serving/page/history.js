@@ -1,9 +1,9 @@
 // The history: all commits, newest first, as a graph; and the details of the chosen commit.
 
 import { api } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, onKeys, replace } from "./dom.js";
 import { ROW, draw, layOut, width } from "./graph.js";
-import { chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
+import { asker, chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
 import { count, json, plural, quoted, short, size, title, when } from "./words.js";
 
 const FIRST = 25; // commits that are read for the first view, and at once afterwards: each may take a request
@@ -18,9 +18,8 @@ export async function show(view, parts, query) {
   const state = { commits: [], rows: [], next: null, loading: null, chosen: parts[0] ?? null, wide: 40, ended: false };
   const signal = view.signal;
 
-  const list = h("div", { class: "log", role: "listbox", tabindex: 0, "aria-label": "Commits, newest first" });
   const space = h("div", { class: "log-space" });
-  list.append(space);
+  const list = h("div", { class: "log", role: "listbox", tabindex: 0, "aria-label": "Commits, newest first" }, space);
   const detail = h("section", { class: "detail card", "aria-label": "The chosen commit" });
   const total = h("span", { class: "quiet" });
   const path = h("input", { type: "search", placeholder: "a path: only what changed it", "aria-label": "Only commits that changed this path", value: filter.path, spellcheck: "false" });
@@ -29,8 +28,7 @@ export async function show(view, parts, query) {
     location.hash = `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`;
   };
   path.addEventListener("change", () => goTo({ path: path.value.replace(/^\/+|\/+$/g, "") }));
-  replace(
-    view.root,
+  replace(view.root,
     h("div", { class: "tools" },
       h("h1", {}, "History"),
       h("label", { class: "picker" }, h("span", {}, "Branch"),
@@ -40,8 +38,7 @@ export async function show(view, parts, query) {
       path, total),
     repository.lists === false ? notice("The host of these files lists no names, so only the branch main is shown. Data and Compare take the names of others.") : null,
     h("div", { class: "two" }, h("div", { class: "card log-card" }, list), detail),
-    line(`${pythonRepository()}.log(${[filter.from && filter.from !== "main" ? quoted(filter.from) : "", filter.path ? `path=${quoted(filter.path)}` : ""].filter(Boolean).join(", ")})`),
-  );
+    line(`${pythonRepository()}.log(${[filter.from && filter.from !== "main" ? quoted(filter.from) : "", filter.path ? `path=${quoted(filter.path)}` : ""].filter(Boolean).join(", ")})`));
 
   function arrange() {
     state.rows = layOut(state.commits);
@@ -53,43 +50,29 @@ export async function show(view, parts, query) {
     paint();
   }
 
-  async function more() {
-    if (state.loading || state.ended) return state.loading;
-    state.loading = (async () => {
-      try {
-        const answer = await api.commits({ ...filter, before: state.next, limit: state.next ? PAGE : FIRST }, signal);
-        state.commits.push(...answer.commits);
-        state.next = answer.next;
-        state.ended = !answer.next; // with a path, an answer may be empty and not the last
-      } catch (error) {
-        if (error.name === "AbortError") return;
-        state.ended = true;
-        view.tell(error);
-      } finally {
-        state.loading = null;
-      }
-      arrange();
-    })();
-    return state.loading;
+  const more = () => (state.ended ? null : (state.loading ??= readMore()));
+
+  async function readMore() {
+    const asked = api.commits({ ...filter, before: state.next, limit: state.next ? PAGE : FIRST }, signal);
+    const { commits, next } = await asked.catch((error) => view.tell(error) ?? { commits: [], next: null });
+    state.commits.push(...commits);
+    Object.assign(state, { next, ended: !next, loading: null }); // with a path, an answer may be empty and not the last
+    arrange();
   }
 
   function rowOf(commit, i) {
-    return h(
-      "div",
-      {
-        class: "row", role: "option", id: `row-${i}`, "aria-selected": String(commit.id === state.chosen),
-        "aria-posinset": i + 1, "aria-setsize": state.ended ? state.commits.length : -1,
-        style: { transform: `translateY(${i * ROW}px)` }, onclick: () => {
-          choose(i);
-          if (innerWidth <= NARROW) detail.scrollIntoView({ block: "start" });
-        },
-      },
+    return h("div", {
+      class: "row", role: "option", id: `row-${i}`, "aria-selected": String(commit.id === state.chosen),
+      "aria-posinset": i + 1, "aria-setsize": state.ended ? state.commits.length : -1,
+      style: { transform: `translateY(${i * ROW}px)` }, onclick: () => {
+        choose(i);
+        if (innerWidth <= NARROW) detail.scrollIntoView({ block: "start" });
+      } },
       draw(state.rows[i], state.wide, (commit.parents ?? []).length > 1),
       h("div", { class: "row-text" },
         h("div", { class: "row-top" }, h("span", { class: "row-title" }, title(commit.message)), chips(commit)),
         h("div", { class: "row-under" }, h("span", { class: "mono" }, short(commit.id)), h("span", { class: "cut" }, commit.author), moment(commit.time))),
-      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))),
-    );
+      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))));
   }
 
   function paint() {
@@ -107,11 +90,10 @@ export async function show(view, parts, query) {
 
   let drawing = 0;
   list.addEventListener("scroll", () => {
-    if (!drawing)
-      drawing = requestAnimationFrame(() => {
-        drawing = 0;
-        paint();
-      });
+    drawing ||= requestAnimationFrame(() => {
+      drawing = 0;
+      paint();
+    });
   });
   new ResizeObserver(paint).observe(list);
 
@@ -136,17 +118,15 @@ export async function show(view, parts, query) {
     choose(state.commits.length - 1);
   }
 
-  list.addEventListener("keydown", (event) => {
+  onKeys(list, () => {
     const at = state.commits.findIndex((each) => each.id === state.chosen);
     const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0 }[event.key];
-    if (event.key === "End") {
-      event.preventDefault();
-      chooseOldest();
-    } else if (to !== undefined) {
-      event.preventDefault();
-      choose(Math.min(Math.max(0, to), state.commits.length - 1));
-    } else if (event.key === "Enter" && state.chosen) location.hash = link.tree(state.chosen);
+    const go = (to) => () => choose(Math.min(Math.max(0, to), state.commits.length - 1));
+    const toData = () => { location.hash = link.tree(state.chosen ?? "main"); };
+    return {
+      ArrowDown: go(at + 1), ArrowUp: go(at - 1), PageDown: go(at + page), PageUp: go(at - page),
+      Home: go(0), End: chooseOldest, Enter: toData,
+    };
   });
 
   /** Choose a commit that may be far below. */
@@ -160,20 +140,14 @@ export async function show(view, parts, query) {
     paint();
   }
 
-  let asked = 0;
-  async function showDetail(commit) {
-    const turn = ++asked;
+  const ask = asker(signal);
+  function showDetail(commit) {
     const nodes = h("div", { class: "what-changed" }, notice("Looking at what it changed …"));
     replace(detail, aboutCommit(commit), nodes);
-    try {
-      const answer = await api.commit(commit.id, signal);
-      if (turn === asked) replace(nodes, changedNodes(commit, answer));
-    } catch (error) {
-      if (error.name !== "AbortError" && turn === asked) replace(nodes, failure(error));
-    }
+    ask(nodes, (own) => api.commit(commit.id, own), (answer) => replace(nodes, changedNodes(commit, answer)));
   }
 
-  view.onCommit(async () => {
+  view.committed = async () => {
     if (filter.path) return;
     try {
       // Those that were seen before are not read again; names may have moved to others.
@@ -183,9 +157,9 @@ export async function show(view, parts, query) {
       if (list.scrollTop > 0 && fresh > 0) list.scrollTop += fresh * ROW; // what is looked at stays where it is
       arrange();
     } catch (error) {
-      if (error.name !== "AbortError") view.tell(error);
+      view.tell(error);
     }
-  });
+  };
 
   do await more();
   while (!state.commits.length && !state.ended && !signal.aborted);
@@ -193,13 +167,8 @@ export async function show(view, parts, query) {
     replace(detail, notice(filter.path ? "No commit has changed anything there." : "Nothing was ever committed here."));
     return;
   }
-  if (state.chosen) {
-    try {
-      await chooseById(state.chosen);
-    } catch (error) {
-      if (error.name !== "AbortError") replace(detail, failure(error));
-    }
-  } else {
+  if (state.chosen) await chooseById(state.chosen).catch((error) => signal.aborted || replace(detail, failure(error)));
+  else {
     state.chosen = state.commits[0].id;
     paint();
     showDetail(state.commits[0]);

@@ -2,7 +2,7 @@
 
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
-import { failure, link, notice, repository } from "./parts.js";
+import { failure, link, mainBranch, notice, repository } from "./parts.js";
 import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
@@ -16,9 +16,8 @@ const VIEWS = {
 const TOAST_SECONDS = 6;
 
 const main = document.getElementById("main");
-let current = null; // the view that is shown: {name, abort, onCommit}
-
-const ref = { now: "main" }; // the commit, tag or branch that was looked at last
+let current = null; // the view that is shown: {name, abort, ...}; `moved`, `committed` and `themed` are what it does then
+let lookedAt = "main"; // the commit, tag or branch that was looked at last
 
 // --- where we are
 
@@ -45,11 +44,9 @@ async function route() {
     /** Write the current view into the address, without drawing it again. */
     permalink: (hash) => history.replaceState(null, "", hash),
     tell: (error) => { if (error.name !== "AbortError") toast(error.message, "bad"); },
-    onCommit: (told) => { view.committed = told; },
-    onTheme: (told) => { view.themed = told; },
-    setRef: (name) => {
-      ref.now = name;
-      drawNavigation(view.name);
+    setRef: (ref) => {
+      lookedAt = ref;
+      drawNavigation(name);
     },
   };
   current = view;
@@ -59,7 +56,7 @@ async function route() {
     if (!repository.exists && name !== "work") {
       main.replaceChildren(root);
       replace(root, h("h1", {}, "Nothing was written yet"), notice("What is committed first appears here by itself."));
-      view.onCommit(route);
+      view.committed = route;
       return;
     }
     const module = await VIEWS[name]();
@@ -78,14 +75,12 @@ async function route() {
 }
 
 function drawNavigation(name) {
-  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
-  const at = ref.now || head?.name || "main";
   const entries = [
     ["history", "History", link.history()],
-    ["tree", "Data", link.tree(at)],
+    ["tree", "Data", link.tree(lookedAt)],
     ["diff", "Compare", "#/diff"],
     ["work", "Work", "#/work"],
-    ["usage", "Usage", link.usage(at)],
+    ["usage", "Usage", link.usage(lookedAt)],
   ];
   replace(document.getElementById("nav"), entries.map(([key, label, href]) =>
     h("a", { href, "aria-current": key === name ? "page" : null }, label)));
@@ -174,26 +169,7 @@ function nextTheme() {
 
 // --- keys
 
-const KEYS = [
-  ["1 … 5", "the views: History, Data, Compare, Work, Usage"],
-  ["↑ ↓ Page Home End", "in the history: another commit; in the tree: another node"],
-  ["Enter", "in the history: the data of the commit"],
-  ["← →", "in the tree: close, open; on tabs: the next one"],
-  ["+ − 0, arrows", "on a picture: nearer, farther, the whole, aside"],
-  ["arrows, Enter", "on a chunk map: another chunk, its commit"],
-  ["?", "this list"],
-];
-
-function help() {
-  const dialog = h("dialog", { class: "card", "aria-labelledby": "keys-title" },
-    h("h2", { id: "keys-title" }, "Keys"),
-    h("dl", { class: "keys" }, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, what)))),
-    h("form", { method: "dialog" }, h("button", { class: "button" }, "Close")),
-    h("p", { class: "quiet" }, "Nothing is written through this page."));
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-}
+const help = () => document.getElementById("keys").showModal();
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
@@ -213,8 +189,7 @@ drawNavigation("history");
 VIEWS[parse().name]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();
-  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
-  if (head) ref.now = head.name;
+  lookedAt = mainBranch()?.name ?? lookedAt;
   await route();
   follow(told);
 } catch (error) {

@@ -143,14 +143,10 @@ export function drawLines(canvas, series, { width, height, first = 0, step = 1, 
     context.beginPath();
     if (values.length > inner.width * 2) drawEnvelope(context, values, x, y, inner.width);
     else {
-      let isDown = false;
+      let isDown = false; // the pen
       values.forEach((value, i) => {
-        if (!Number.isFinite(value)) isDown = false;
-        else if (isDown) context.lineTo(x(i), y(value));
-        else {
-          context.moveTo(x(i), y(value));
-          isDown = true;
-        }
+        if (Number.isFinite(value)) context[isDown ? "lineTo" : "moveTo"](x(i), y(value));
+        isDown = Number.isFinite(value);
       });
     }
     context.stroke();

@@ -2,26 +2,26 @@
 
 import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
 import { coordinates } from "./coordinates.js";
-import { h, replace } from "./dom.js";
-import { facts, failure, link, notice } from "./parts.js";
+import { h, onKeys, replace } from "./dom.js";
+import { facts, failure, link, notice, turns } from "./parts.js";
 import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
-import { count, lengths, plural, quoted, shown, size } from "./words.js";
+import { count, lengths, plural, shown, size } from "./words.js";
 
 const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
 const TALLEST = 600;
+const FIGURES = { min: "Minimum", max: "Maximum", mean: "Mean" };
 
 let map = MAP_NAMES[0]; // kept from one array to the next
 
 export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
-  const isEmpty = node.shape.some((each) => each === 0);
-  if (isEmpty) {
+  if (node.shape.some((each) => each === 0)) {
     replace(into, notice("The array has no elements."));
     return null;
   }
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);
   let result = null;
-  let turn = null;
+  const begin = turns(signal);
   let wide = 0; // of the stage, when it was last drawn
   let axes = []; // coordinates of the dimensions, where there are some and they are known by now
   let placeSliders = []; // what tells sliders what their places are called
@@ -36,23 +36,19 @@ export function drawPreview(into, context) {
   const status = h("p", { class: "quiet status", role: "status" });
   replace(into, controls, h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, status), side));
   drawControls();
-  view.onTheme(() => result && into.contains(stage) && drawResult());
+  view.themed = () => result && into.contains(stage) && drawResult();
   const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
-  tellCoordinates();
+  tellCoordinates().catch(view.tell);
   return update();
 
   /** Say what places are called, when that is known: what is seen does not wait for it. */
   async function tellCoordinates() {
-    try {
-      axes = await coordinates(context);
-      placeSliders.forEach((tell) => tell());
-      if (result) drawResult();
-      if (pointed) point(...pointed);
-    } catch (error) {
-      view.tell(error);
-    }
+    axes = await coordinates(context);
+    placeSliders.forEach((tell) => tell());
+    if (result) drawResult();
+    if (pointed) point(...pointed);
   }
 
   function drawControls() {
@@ -63,8 +59,7 @@ export function drawPreview(into, context) {
     const choices = [...planes, ...node.shape.map((_, i) => [[i], `along ${name(i)}`])];
     placeSliders = [];
     const sliders = selection.flatMap((each, i) => (Array.isArray(each) ? [] : [slider(i)]));
-    replace(
-      controls,
+    replace(controls,
       node.shape.length > 1
         ? h("label", { class: "picker" }, h("span", {}, "Show"),
             h("select", { onchange: (event) => setPlane(choices[event.target.selectedIndex][0]) },
@@ -79,8 +74,7 @@ export function drawPreview(into, context) {
         ? h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
             button("−", "Farther", () => zoom(2)), button("+", "Nearer", () => zoom(0.5)), button("Whole", "The whole", whole))
         : null,
-      sliders.length ? h("div", { class: "sliders" }, sliders) : null,
-    );
+      sliders.length ? h("div", { class: "sliders" }, sliders) : null);
   }
 
   function slider(i) {
@@ -130,17 +124,13 @@ export function drawPreview(into, context) {
   }
 
   async function update(everything = false) {
-    turn?.abort();
-    turn = new AbortController();
-    const mine = turn;
-    const stop = () => mine.abort();
-    signal.addEventListener("abort", stop, { once: true });
+    const own = begin();
     const whole = selection.every((each, i) => !Array.isArray(each) || (each[0] === 0 && each[1] === node.shape[i]));
     const isFirst = whole && selection.every((each) => Array.isArray(each) || each === 0);
     if (context.tab === "preview") {
       view.permalink(link.tree(ref, node.path, isFirst ? "" : `sel=${writeSelection(selection)}`));
       const of = pythonSelection(selection, node.shape);
-      context.setPython(`zarr.open_array(${context.snapshot}${node.path ? `, path=${quoted(node.path)}` : ""}, mode="r")[${of || "..."}]`);
+      context.setPython(`${context.opening}[${of || "..."}]`);
     }
     stage.classList.add("waiting");
     const asked = selection.map((each) => (Array.isArray(each) ? [...each] : each));
@@ -148,8 +138,8 @@ export function drawPreview(into, context) {
     try {
       for (const isGlance of [true, false]) {
         const tell = (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; };
-        const found = await read(commit, node, asked, { signal: mine.signal, everything, isGlance, progress: tell });
-        if (mine.signal.aborted) return;
+        const found = await read(commit, node, asked, { signal: own, everything, isGlance, progress: tell });
+        if (own.aborted) return;
         if (!found) continue;
         pointed = null;
         result = { ...found, selection: asked, milliseconds: performance.now() - begun };
@@ -159,14 +149,12 @@ export function drawPreview(into, context) {
         stage.classList.remove("waiting");
       }
     } catch (error) {
-      if (error.name === "AbortError" || mine.signal.aborted) return;
+      if (own.aborted) return;
       result = null;
       replace(stage, failure(error));
       replace(side);
       status.textContent = "";
-    } finally {
-      if (turn === mine) stage.classList.remove("waiting");
-      signal.removeEventListener("abort", stop);
+      stage.classList.remove("waiting");
     }
   }
 
@@ -186,21 +174,15 @@ export function drawPreview(into, context) {
   function drawValues() {
     const { values, shape } = result;
     const columns = shape.length === 2 ? shape[1] : 1;
-    const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
+    const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, `[${indices(Math.floor(i / columns), i % columns).join(", ")}]`), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
       total() > listed.length ? notice(`The first ${count(listed.length)} of ${count(total())}.`) : null);
   }
 
   /** How many values are selected. */
-  function total() {
-    return result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
-  }
+  const total = () => result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
 
-  /** Where in the array a value lies, as text. */
-  function indexOf(row, column) {
-    return `[${indices(row, column).join(", ")}]`;
-  }
-
+  /** Where in the array a value lies. */
   function indices(row, column) {
     const at = result.shape.length === 2 ? [row, column] : [row + column];
     let kept = 0;
@@ -210,8 +192,9 @@ export function drawPreview(into, context) {
   /** Say a value, where it lies in the array, and what that place is called. */
   function point(row, column, value) {
     pointed = [row, column, value];
-    const called = indices(row, column).flatMap((at, i) => axes[i]?.label(at) ?? []);
-    readout.textContent = `${indexOf(row, column)} = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
+    const place = indices(row, column);
+    const called = place.flatMap((at, i) => axes[i]?.label(at) ?? []);
+    readout.textContent = `[${place.join(", ")}] = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
   }
 
   /** A part of a dimension, and what its ends are called. */
@@ -221,14 +204,16 @@ export function drawPreview(into, context) {
   }
 
   function drawLine() {
-    const { values, selection: [first], step, statistics: figures } = { ...result, selection: result.selection.filter(Array.isArray) };
-    const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(result.selection.findIndex(Array.isArray))}` });
-    const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1, label: axes[result.selection.findIndex(Array.isArray)]?.label });
+    const { values, selection, step, statistics: { min = 0, max = 1 } } = result;
+    const along = selection.findIndex(Array.isArray);
+    const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(along)}` });
+    const options = { width: wide, height: 340, first: selection[along][0], step: step[0], min, max, label: axes[along]?.label };
+    const place = drawLines(canvas, [{ values, color: "--accent" }], options);
     canvas.addEventListener("pointermove", (event) => {
       const at = place(event.offsetX);
       point(0, at, values[at]);
     });
-    onKeys(canvas);
+    onKeys(canvas, moves);
     replace(stage, canvas, readout);
   }
 
@@ -242,7 +227,7 @@ export function drawPreview(into, context) {
     drawImage(canvas, result, { map, ...range(figures) });
     const down = result.selection.findIndex(Array.isArray); // the dimension of the rows
     const isTurned = Boolean(axes[down]?.isLatitude && axes[down].ascends); // north is on top
-    const rowAt = (part) => Math.min(1, Math.max(0, isTurned ? 1 - part : part));
+    const rowAt = (part) => (isTurned ? 1 - part : part);
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     const cover = h("canvas", { class: "cover" });
@@ -256,8 +241,8 @@ export function drawPreview(into, context) {
     frame.style.width = `${width}px`;
     const at = (event) => {
       const bounds = canvas.getBoundingClientRect();
-      const clip = (value, length) => Math.min(Math.max(0, value), length);
-      return [clip((event.clientY - bounds.top) / bounds.height, 1), clip((event.clientX - bounds.left) / bounds.width, 1)];
+      const found = [(event.clientY - bounds.top) / bounds.height, (event.clientX - bounds.left) / bounds.width];
+      return found.map((each) => Math.min(1, Math.max(0, each)));
     };
     let from = null;
     frame.addEventListener("pointerdown", (event) => {
@@ -272,10 +257,8 @@ export function drawPreview(into, context) {
       point(row, column, values[row * shape[1] + column]);
       if (!from) return;
       box.hidden = false;
-      box.style.top = `${Math.min(from[0], here[0]) * 100}%`;
-      box.style.left = `${Math.min(from[1], here[1]) * 100}%`;
-      box.style.height = `${Math.abs(here[0] - from[0]) * 100}%`;
-      box.style.width = `${Math.abs(here[1] - from[1]) * 100}%`;
+      const [[top, height], [left, width]] = here.map((each, i) => [Math.min(from[i], each), Math.abs(each - from[i])]);
+      for (const [side, part] of Object.entries({ top, height, left, width })) box.style[side] = `${part * 100}%`;
     });
     frame.addEventListener("pointerup", (event) => {
       const to = at(event);
@@ -294,24 +277,21 @@ export function drawPreview(into, context) {
       });
       update();
     });
-    onKeys(frame, isTurned ? -1 : 1);
+    onKeys(frame, () => moves(isTurned ? -1 : 1));
     const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [span(i)] : []));
     replace(stage, h("div", { class: "axes" }, h("span", {}, `${isTurned ? "↑" : "↓"} ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
   }
 
-  function onKeys(element, down = 1) {
-    element.addEventListener("keydown", (event) => {
-      const isPlane = result.shape.length === 2;
-      const keys = {
-        "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
-        ArrowLeft: () => zoom(1, isPlane ? { 1: -0.25 } : { 0: -0.25 }), ArrowRight: () => zoom(1, isPlane ? { 1: 0.25 } : { 0: 0.25 }),
-        ArrowUp: () => isPlane && zoom(1, { 0: -0.25 * down }), ArrowDown: () => isPlane && zoom(1, { 0: 0.25 * down }),
-      };
-      if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
-      event.preventDefault();
-      keys[event.key]();
-    });
+  function moves(down = 1) {
+    const last = result.shape.length - 1; // the dimension of the columns
+    const move = (aside) => () => zoom(1, aside);
+    return {
+      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
+      ArrowLeft: move({ [last]: -0.25 }), ArrowRight: move({ [last]: 0.25 }),
+      ...(last && { ArrowUp: move({ 0: -0.25 * down }), ArrowDown: move({ 0: 0.25 * down }) }),
+    };
   }
+
   /** Colours that diverge have nothing in their middle. */
   function range({ min = 0, max = 1 }) {
     if (map !== DIVERGING || min >= 0 || max <= 0) return { min, max };
@@ -330,10 +310,7 @@ export function drawPreview(into, context) {
 
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
-    if (!figures) {
-      replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
-      return;
-    }
+    if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
     const bars = h("canvas", { role: "img", "aria-label": figures.finite ? `Histogram from ${shown(figures.min)} to ${shown(figures.max)}` : "No finite value" });
     const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
     const wide = 232;
@@ -341,13 +318,11 @@ export function drawPreview(into, context) {
       drawHistogram(bars, figures.histogram, wide, 84);
       if (shape.length === 2) drawColorBar(scale, map);
     }
-    replace(side, h("div", { class: "card pad figures" },
+    return replace(side, h("div", { class: "card pad figures" },
       h("h2", {}, isOverview ? "Of what is shown" : "Values"),
       figures.finite && shape.length ? [bars, shape.length === 2 ? scale : null, h("div", { class: "ends" }, h("span", {}, shown(figures.min)), h("span", {}, shown(figures.max)))] : null,
       facts([
-        figures.finite ? ["Minimum", h("span", { class: "mono" }, shown(figures.min))] : null,
-        figures.finite ? ["Maximum", h("span", { class: "mono" }, shown(figures.max))] : null,
-        figures.finite ? ["Mean", h("span", { class: "mono" }, shown(figures.mean))] : null,
+        ...Object.entries(FIGURES).map(([each, name]) => figures.finite && [name, h("span", { class: "mono" }, shown(figures[each]))]),
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
         ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.document.fill_value)}` : "none"],

@@ -1,9 +1,9 @@
 // The data: a tree of groups and arrays, read as far as it is opened, and the node that is chosen.
 
 import { api } from "./api.js";
-import { h, icon, replace } from "./dom.js";
+import { h, icon, onKeys, replace } from "./dom.js";
 import { drawNode } from "./node.js";
-import { failure, link, refPicker, repository } from "./parts.js";
+import { asker, link, refPicker, repository } from "./parts.js";
 import { count, lengths, nameOf } from "./words.js";
 
 const FIRST = 50; // members that are read for the first view, and at once afterwards: each may take a request
@@ -19,14 +19,8 @@ export async function show(view, parts, query) {
 
   const tree = h("div", { class: "tree", role: "tree", "aria-label": "Groups and arrays" });
   const panel = h("section", { class: "node", "aria-live": "off" });
-  replace(
-    view.root,
-    h("div", { class: "two data" },
-      h("aside", { class: "card side" },
-        refPicker(ref, (name) => { location.hash = link.tree(name, chosen); }),
-        tree),
-      panel),
-  );
+  const picker = refPicker(ref, (name) => { location.hash = link.tree(name, chosen); });
+  replace(view.root, h("div", { class: "two data" }, h("aside", { class: "card side" }, picker, tree), panel));
 
   // A node of the tree: {path, kind, info, members: null (not asked for) | [...], next, open}
   const root = { path: "", kind: "group", info: {}, members: null, next: null, open: true, depth: 0 };
@@ -81,19 +75,14 @@ export async function show(view, parts, query) {
         `Show more … (${count(node.more.members.length)} shown)`);
     const isGroup = node.kind === "group";
     const isEmpty = isGroup && (node.info.children === 0 || node.members?.length === 0);
-    return h(
-      "div",
-      {
-        ...common, class: `leaf ${node.kind}`, "aria-selected": String(node.path === chosen),
-        "aria-expanded": isGroup && !isEmpty ? String(node.open) : null,
-        title: node.path || "/",
-        onclick: (event) => (event.target.closest(".twist") && isGroup ? toggle(node) : choose(node)),
-      },
+    return h("div", {
+      ...common, class: `leaf ${node.kind}`, "aria-selected": String(node.path === chosen),
+      "aria-expanded": isGroup && !isEmpty ? String(node.open) : null, title: node.path || "/",
+      onclick: (event) => (event.target.closest(".twist") && isGroup ? toggle(node) : choose(node)) },
       h("span", { class: `twist ${isGroup && !isEmpty ? "" : "none"}`, "aria-hidden": "true" }, isGroup && !isEmpty ? "›" : ""),
       icon(node.kind === "array" ? "array" : "group"),
       h("span", { class: "cut" }, node === root ? "/" : nameOf(node.path)),
-      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? `${count(node.info.children)}${node.info.hasMore ? "+" : ""}` : ""),
-    );
+      h("small", {}, node.kind === "array" ? lengths(node.info.shape) : node.info.children ? `${count(node.info.children)}${node.info.hasMore ? "+" : ""}` : ""));
   }
 
   async function toggle(node, open = !node.open) {
@@ -125,24 +114,11 @@ export async function show(view, parts, query) {
     showNode(new URLSearchParams());
   }
 
-  let turn = 0;
-  let drawn = new AbortController();
-  async function showNode(parameters) {
-    const mine = ++turn;
-    drawn.abort();
-    drawn = new AbortController();
-    signal.addEventListener("abort", () => drawn.abort(), { once: true });
-    const own = drawn.signal;
-    try {
-      const node = await api.node(commit, chosen, own);
-      if (mine !== turn) return;
-      drawNode(panel, { ref, node, query: parameters, signal: own, view, firstPage });
-    } catch (error) {
-      if (error.name !== "AbortError" && mine === turn) replace(panel, failure(error));
-    }
-  }
+  const ask = asker(signal);
+  const showNode = (parameters) => ask(panel, () => api.node(commit, chosen), (node, own) =>
+    drawNode(panel, { ref, node, query: parameters, signal: own, view, firstPage }));
 
-  tree.addEventListener("keydown", (event) => {
+  onKeys(tree, () => {
     const rows = [...visible()];
     const at = rows.findIndex((each) => same(each, focused));
     const node = rows[at];
@@ -151,7 +127,7 @@ export async function show(view, parts, query) {
       paint(true);
     };
     const parent = () => rows.findLastIndex((each, i) => i < at && each.depth < node.depth);
-    const keys = {
+    return {
       ArrowDown: () => go(at + 1),
       ArrowUp: () => go(at - 1),
       Home: () => go(0),
@@ -161,9 +137,6 @@ export async function show(view, parts, query) {
       Enter: () => (node.more ? more(node) : choose(node)),
       " ": () => (node.more ? more(node) : choose(node)),
     };
-    if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    keys[event.key]();
   });
 
   // A link within the same commit moves the choice; it does not draw the tree anew.

@@ -24,7 +24,6 @@ export function size(bytes) {
 export function ago(time) {
   const then = new Date(time);
   const seconds = (Date.now() - then) / 1000;
-  if (Number.isNaN(seconds)) return String(time);
   if (seconds < 45) return "just now";
   if (seconds < 3600) return `${Math.max(1, Math.round(seconds / 60))} min ago`;
   if (seconds < 86400) return `${Math.round(seconds / 3600)} h ago`;
@@ -32,10 +31,7 @@ export function ago(time) {
   return day.format(then);
 }
 
-export const when = (time) => {
-  const then = new Date(time);
-  return Number.isNaN(then.getTime()) ? String(time) : full.format(then);
-};
+export const when = (time) => full.format(new Date(time));
 
 export const short = (id) => (id ? id.slice(0, 10) : "–");
 

@@ -19,15 +19,13 @@ export async function show(view) {
   const transactions = h("section", { "aria-labelledby": "open" });
   const locks = h("section", { "aria-labelledby": "held" });
   const feeds = h("section", { "aria-labelledby": "feeds" });
-  replace(
-    view.root,
+  replace(view.root,
     h("div", { class: "tools" }, h("h1", {}, "Work"), hasServer ? h("span", { class: "quiet" }, "looked at every 3 seconds") : null),
     h("div", { class: "work" },
       h("div", {}, h("h2", { id: "open" }, "Open transactions"), transactions),
       h("div", {}, h("h2", { id: "held" }, "Locks held"), locks,
         h("h2", { id: "feeds" }, "Feeds"), feeds)),
-    line(`${pythonRepository()}.transactions()`),
-  );
+    line(`${pythonRepository()}.transactions()`));
   const look = async (into, ask, draw) => {
     try {
       const told = await ask(view.signal);
@@ -50,7 +48,7 @@ export async function show(view) {
   }
   const timer = setInterval(() => document.hidden || all(), EVERY);
   view.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
-  view.onCommit(all);
+  view.committed = all;
   await all();
 }
 

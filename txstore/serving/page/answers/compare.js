@@ -13,7 +13,7 @@ export async function* differing(stores, path = "", signal) {
     signal?.throwIfAborted();
     await rest();
     const fresh = keys.filter((key) => !seen.has(key) && seen.add(key));
-    const pairs = await Promise.all(fresh.map((key) => Promise.all(stores.map((store) => entryOf(store, key)))));
+    const pairs = await Promise.all(fresh.map((key) => Promise.all(stores.map((store) => unlessErased(store.entry(key))))));
     for (const [i, [before, after]] of pairs.entries()) if ((before || after) && !(before && after && isSame(before, after))) yield { key: fresh[i], before, after };
   }
 }
@@ -44,15 +44,8 @@ function ancestorOf(stores) {
   return [one, other].every(({ oldestKept, seq, version }) => oldestKept + seq - version <= since) ? since : 0;
 }
 
-/** The entry of a key. An erased value is one that differs from none. */
-async function entryOf(store, key) {
-  try {
-    return await store.entry(key);
-  } catch (error) {
-    if (error.name === "ErasedError") return undefined;
-    throw error;
-  }
-}
+/** An erased value is one that differs from none. */
+const unlessErased = (asked) => asked.catch((error) => (error.name === "ErasedError" ? undefined : Promise.reject(error)));
 
 /** Of a value that an erasure of rows has replaced, an entry has the checksum 0. */
 const isSame = (one, other) =>
@@ -65,7 +58,7 @@ export async function compare(nodes, before, after, most, signal) {
   const stores = [before, after].map((stored) => nodes.repository.storeOf(stored ?? undefined));
   const sides = new Map(); // by path: what was there before and after
   const at = (path) => {
-    if (!sides.has(path)) sides.set(path, Promise.all(stores.map((store) => described(nodes, store, path))));
+    if (!sides.has(path)) sides.set(path, Promise.all(stores.map((store) => unlessErased(described(nodes, store, path)))));
     return sides.get(path);
   };
   const changes = new Map();
@@ -91,13 +84,8 @@ export async function compare(nodes, before, after, most, signal) {
 }
 
 async function described(nodes, store, path) {
-  try {
-    const found = store.stored ? await nodes.described(store, path) : null;
-    return found && { ...found, ...found.exactly() };
-  } catch (error) {
-    if (error.name === "ErasedError") return null;
-    throw error;
-  }
+  const found = await nodes.described(store, path);
+  return found && { ...found, ...found.exactly() };
 }
 
 /** The path of the node that a key belongs to: the array above it, or what is right above. */
