@@ -5,8 +5,7 @@ import { crc32c } from "./checksums.js";
 
 export const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const encoder = new TextEncoder();
-/** Lists and objects of JSON in one another, at most. */
-const MAX_DEPTH = 100;
+const MAX_DEPTH = 100; // lists and objects of JSON in one another, at most
 
 /** @param {string} text */
 export const encode = (text) => encoder.encode(text);
@@ -190,7 +189,7 @@ export function compare(one, other) {
   return one.length - other.length;
 }
 
-/** Return in how many of some things, which come first, something is not yet reached. @param {number} count @param {(each: number) => boolean} isBefore */
+/** Search by halves. @param {number} count @param {(each: number) => boolean} isBefore */
 export function countBefore(count, isBefore) {
   let [low, high] = [0, count];
   while (low < high) {

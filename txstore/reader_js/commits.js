@@ -3,25 +3,19 @@
 import { checked } from "./bytes.js";
 import { Cache } from "./cache.js";
 import { CorruptionError, RequestError } from "./errors.js";
-import { FOOTER, SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
+import { SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
 
 /** @import { Place, Stored } from "./header.js" */
 /** @import { Reading, Source } from "./source.js" */
 /** Which commit a branch's newest one was, or is: what a head cache says. @typedef {{ version: number, id: string, isDurable: boolean, isHere: boolean }} HeadCache */
 
 const HEAD_CACHE = 64;
-/** The first part of each pack. */
-const HEAD = 64;
-/** Enough of a commit file's end for its header, and for the index of a small commit. */
-const TAIL = 16 << 10;
-/** Bytes of the ends of commit files that are kept. */
-const ENDS = 16 << 20;
-/** Bytes of memory for which packs are the ones that they were named as. */
-const KNOWN_PACKS = 1 << 20;
-/** Commits of a group commit, at most. */
-const MAX_GROUP = 128;
-/** Searches for a head, if a vacuum overtakes each. */
-const SEARCHES = 5;
+const HEAD = 64; // the first part of each pack
+const TAIL = 16 << 10; // enough of a commit file's end for its header, and for the index of a small commit
+const ENDS = 16 << 20; // bytes of the ends of commit files that are kept
+const KNOWN_PACKS = 1 << 20; // bytes of memory for which packs are the ones that they were named as
+const MAX_GROUP = 128; // commits of a group commit, at most
+const SEARCHES = 5; // searches for a head, if a vacuum overtakes each
 
 export class Commits {
   /** @param {Source} source @param {string} id of the repository */
@@ -35,8 +29,6 @@ export class Commits {
     /** @type {Promise<boolean> | undefined} whether the server lists names, as far as that was found out */
     this.lists = undefined;
   }
-
-  // --- the newest commit
 
   /**
    * Return the newest of a branch's own commits; undefined if it has none. See format.md, "Finding the head".
@@ -95,14 +87,12 @@ export class Commits {
 
   /** Tell whether the server lists names. @returns {Promise<boolean>} */
   findLists() {
-    if (!this.lists) {
-      const found = (this.lists = this.source.list("commits").then((names) => names !== undefined));
-      found.catch(() => (this.lists = undefined));
-    }
+    this.lists ??= this.source.list("commits").then((names) => names !== undefined);
+    this.lists.catch(() => (this.lists = undefined));
     return this.lists;
   }
 
-  /** Return the versions that files in a directory name, the highest first; undefined: the server tells no names. @param {string} directory */
+  /** Return the versions that files are named by, the highest first; undefined: no list. @param {string} directory */
   async versions(directory) {
     const names = await this.source.list(directory);
     return names?.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
@@ -121,11 +111,11 @@ export class Commits {
     const kept = await this.oldestKept(branch);
     const versions = await this.versions(`commits/${branch}`);
     if (!versions) {
-      // The head cache alone tells which commit is the newest. Without it and the first commit, a branch has none; `main` may have lost both.
+      // A branch without a head cache and without its first commit has none; `main` may have lost both.
       if (cache === undefined && (first === undefined || (first > 0 && !(await this.stored(branch, first))))) return undefined;
       const reason = cache ? "the commit that it names is gone" : cache === null ? "it is damaged" : "there is no such file";
       const advice = `${reason}, and this server lists no names: the newest commit can't be found. Try again in a moment, commit once more, or let the server list directories`;
-      throw cache === undefined ? new RequestError(`heads/${branch}: ${advice}`) : new CorruptionError(`heads/${branch}: ${advice}`);
+      throw new (cache === undefined ? RequestError : CorruptionError)(`heads/${branch}: ${advice}`);
     }
     if (cache?.isDurable && cache.isHere && cache.version >= kept && !(await this.named(branch, cache))) {
       throw new CorruptionError(`${commitPath(branch, cache.version)}: the commit ${cache.id} was durable in this version and is not there. Run \`txstore verify\`, or copy again if this is a copy`);
@@ -254,7 +244,7 @@ export class Commits {
     await this.notePack({ path, id }, check);
   }
 
-  /** Remember which pack a file is, as it was just read, or as a check finds out. @param {{ path: string, id: string }} file @param {() => Promise<void>} [check] */
+  /** Remember which pack a file is. @param {{ path: string, id: string }} file @param {() => Promise<void>} [check] */
   notePack({ path, id }, check = async () => undefined) {
     return this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, check);
   }

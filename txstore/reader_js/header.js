@@ -9,10 +9,8 @@ const HEAD = 64;
 export const FOOTER = 64;
 const MAX_HEADER = 64 << 20;
 const MAX_LISTED = 1024;
-/** Microseconds, of the year 9999: more than JavaScript counts exactly. */
-const MAX_TIME = 253402300799999999;
-/** Required features 0 to 31 are of readers; this one knows: 0, foreign values. */
-const KNOWN = 1;
+const MAX_TIME = 253402300799999999; // microseconds, of the year 9999: more than JavaScript counts exactly
+const KNOWN = 1; // required features 0 to 31 are of readers; this one knows: 0, foreign values
 export const SECTION_CARRIED = 2;
 export const SECTION_GROUP_COMMIT = 3;
 
@@ -168,8 +166,7 @@ export function branchOf(reader, length) {
 
 /** @param {Reader} reader @returns {RunName[]} */
 function runsOf(reader) {
-  /** @type {RunName[]} */
-  const runs = [];
+  const runs = /** @type {RunName[]} */ ([]);
   const places = new Set();
   while (reader.left) {
     const length = reader.varint();
@@ -199,7 +196,6 @@ export function packOf(reader) {
 /**
  * Return the commits that a commit carries: those right before it on its branch, the newest first.
  * @param {Uint8Array} bytes of the section @param {Stored} stored
- * @returns {Stored[]}
  */
 export function carriedBy(bytes, stored) {
   const found = [];
@@ -221,7 +217,6 @@ export function carriedBy(bytes, stored) {
 /**
  * Return the commits that a group commit has decided besides its leader, in order. Their own files may not exist yet.
  * @param {Uint8Array} bytes of the section @param {number} offset of the section in the file @param {Stored} leader
- * @returns {Stored[]}
  */
 export function decidedBy(bytes, offset, leader) {
   const { path, header: { group } } = leader;

@@ -8,7 +8,7 @@ import { branchOf, checkFeatures, commitPath, newer } from "./header.js";
 import { Store } from "./store.js";
 import { FORMAT, withSignal } from "./source.js";
 
-/** @import { Header, Stored } from "./header.js" */
+/** @import { Stored } from "./header.js" */
 /** @import { Reading, Source } from "./source.js" */
 
 /**
@@ -29,11 +29,9 @@ import { FORMAT, withSignal } from "./source.js";
 
 /** @type {Branch} */
 const MAIN = { id: "main", name: "main", fork: undefined, lineage: [] };
-const NONE = "0".repeat(32);
-/** Commits that are read at once for a log. */
-const AT_ONCE = 8;
-/** Enough of a commit file's end for most headers. */
-const HEADER_TAIL = 1024;
+export const NONE = "0".repeat(32);
+const AT_ONCE = 8; // commits that are read at once for a log
+const HEADER_TAIL = 1024; // enough of a commit file's end for most headers
 
 /** Open a repository over a source. @param {Source} source @param {Options} options @param {Reading} reading */
 export async function open(source, options, reading) {
@@ -64,13 +62,10 @@ export class Repository {
     this.names = new Map([["main", "main"]]);
   }
 
-  // --- what a user calls
-
   /**
    * Return a store for zarrita: the repository as one commit has it.
    * @param {string | number} [at] a branch, a tag, the id of a commit, or a version of the branch `main`
    * @param {{ signal?: AbortSignal }} [reading]
-   * @returns {Promise<Store>}
    */
   async at(at = "main", reading = {}) {
     return withSignal(this.find(at).then((stored) => this.storeOf(stored)), reading.signal);
@@ -108,8 +103,6 @@ export class Repository {
     };
   }
 
-  // --- names
-
   /** @param {string} directory @param {Reading} reading */
   async list(directory, reading) {
     const names = await this.source.list(directory, reading);
@@ -132,8 +125,7 @@ export class Repository {
     const [id, fork] = [reader.id(), reader.id()];
     reader.take(16);
     const given = reader.text(reader.u8());
-    /** @type {{ id: string, upto: number }[]} */
-    const lineage = [];
+    const lineage = /** @type {Branch["lineage"]} */ ([]);
     while (reader.left) {
       const upto = reader.varint();
       lineage.push({ upto, id: branchOf(reader, reader.varint()) });
@@ -166,8 +158,6 @@ export class Repository {
     return stored;
   }
 
-  // --- commits
-
   /** @param {Stored | undefined} stored */
   storeOf(stored) {
     return new Store(this, stored, stored ? this.commitOf(stored) : undefined);
@@ -175,7 +165,15 @@ export class Repository {
 
   /** @param {string | number} at @returns {Promise<Stored | undefined>} undefined: no commit was made yet */
   async find(at) {
-    if (typeof at === "number") return this.version(at);
+    if (typeof at === "number") {
+      const head = await this.head(MAIN);
+      const { oldestKept, version } = head?.header ?? { oldestKept: 0, version: -1 };
+      const isKept = Number.isInteger(at) && at >= oldestKept && at <= version;
+      const stored = isKept ? await this.commits.made("main", at) : undefined;
+      if (stored) return stored;
+      const kept = head ? `: those that are kept are ${oldestKept} to ${version}` : "";
+      throw new NotFoundError(`${this.source.url}: there is no version ${at}${kept}`);
+    }
     const branch = await this.branch(at);
     if (branch) return this.head(branch);
     const tagged = await this.tagged(at);
@@ -190,14 +188,6 @@ export class Repository {
     throw new NotFoundError(`${this.source.url}: ${JSON.stringify(at)} is no branch, tag or commit here`);
   }
 
-  /** @param {number} version */
-  async version(version) {
-    const head = await this.head(MAIN);
-    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.commits.made("main", version) : undefined;
-    if (stored && version >= /** @type {Stored} */ (head).header.oldestKept) return stored;
-    throw new NotFoundError(`${this.source.url}: there is no version ${version}${head ? `: those that are kept are ${head.header.oldestKept} to ${head.header.version}` : ""}`);
-  }
-
   /** @param {Branch} branch @returns {Promise<Stored | undefined>} */
   async head(branch) {
     const [below] = branch.lineage;
@@ -209,8 +199,6 @@ export class Repository {
     return fork;
   }
 
-  // --- history
-
   /** Yield the commits of a branch, the newest first, down to the oldest that is kept. @param {Branch} branch @param {number} [limit] @returns {AsyncGenerator<Stored>} */
   async *walk(branch, limit = Infinity) {
     const head = await this.head(branch);
@@ -220,7 +208,6 @@ export class Repository {
   /**
    * Yield a commit and its ancestors by the first parent, the newest first, down to the oldest that is kept.
    * @param {Stored} newest @param {number} [limit] @param {number} [oldestKept] of its branch, if that is known
-   * @returns {AsyncGenerator<Stored>}
    */
   async *below(newest, limit = Infinity, oldestKept) {
     let last = newest;
@@ -266,8 +253,6 @@ export class Repository {
     const records = await Promise.all(names.filter(isName).map((name) => this.recordOf(name)));
     return records.some((record) => record?.id === id);
   }
-
-  // --- erasures
 
   /** Say why a value is zeros, if a record of an erasure does. @param {string} key @param {number} checksum of the value, as its ref has it */
   async checkErasures(key, checksum) {

@@ -16,11 +16,9 @@ const TRAILER = 64;
 const RECORD = 32;
 const MAX_BLOCK = 16384;
 export const MAX_KEY = 4096;
-/** The part of a run that its index takes, and the least of its end that is read at first. */
-const INDEX_PART = 0.016;
-const LEAST = 8192;
-/** Blocks that are read at once. */
-const AT_ONCE = 128;
+const INDEX_PART = 0.016; // the part of a run that its index takes
+const LEAST = 8192; // the least of its end that is read at first
+const AT_ONCE = 128; // blocks that are read at once
 
 /**
  * An entry: what a run says of a key.
@@ -33,7 +31,7 @@ const AT_ONCE = 128;
 
 /** One run whose index has been read. Its blocks are read when a key is looked up, and kept by `blocks`. */
 export class Run {
-  /** @param {Index} index @param {Read} read from the start of the run @param {number} seq of entries that name none @param {Cache<Entry[]>} blocks */
+  /** @param {Index} index @param {Read} read @param {number} seq of entries that name none @param {Cache<Entry[]>} blocks */
   constructor(index, read, seq, blocks) {
     this.index = index;
     this.read = read;
@@ -65,7 +63,6 @@ export class Run {
   /**
    * Yield the entries whose keys begin so, in order, block by block. The longer that goes on, the more blocks are read at once.
    * @param {Uint8Array} prefix @param {Uint8Array} [start] the first key to look at @param {number} [since] only entries with a higher seq, or with none
-   * @returns {AsyncGenerator<Entry[]>}
    */
   async *below(prefix, start = prefix, since = 0) {
     const { index } = this;
@@ -98,7 +95,6 @@ export class Run {
   /**
    * Return the blocks in which one of the names right below a prefix ends, and the next begins, each with the former.
    * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most
-   * @returns {{ run: Run, block: number, name: Uint8Array }[]}
    */
   borders(prefix, start, most) {
     const { index } = this;
@@ -257,8 +253,7 @@ function entriesOf(bytes, index, block, seq) {
   const end = bytes.length - 4 - 4 * restarts;
   if (restarts < 1 || end <= 0) whole.fail("a block has an impossible end");
   const reader = new Reader(bytes.subarray(0, end), path);
-  /** @type {Entry[]} */
-  const entries = [];
+  const entries = /** @type {Entry[]} */ ([]);
   let key = new Uint8Array(0);
   let row = 0;
   while (reader.left) {
@@ -270,12 +265,12 @@ function entriesOf(bytes, index, block, seq) {
     key = new Uint8Array(shared + unshared);
     for (let each = 0; each < key.length; each++) key[each] = each < shared ? before[each] : reader.bytes[rest + each]; // faster than parts of arrays
     if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
-    const [kind, ownSeq] = [reader.u8(), reader.varint() || seq];
+    const [kind, own] = [reader.u8(), reader.varint() || seq];
     if (![TOMBSTONE, VALUE, FOREIGN, ERASED].includes(kind)) throw newer(path, `a ref of kind ${kind}`);
     const place = kind === TOMBSTONE ? index.lies : index.packs[reader.varint()];
     if (!place) reader.fail("an entry names a pack that its run does not");
-    const [offset, length, checksum] = kind === TOMBSTONE ? [0, 0, 0] : [reader.varint(), reader.varint(), reader.u32()];
-    entries.push({ key, kind, seq: ownSeq, place, offset, length, checksum });
+    const [offset, length] = kind === TOMBSTONE ? [0, 0] : [reader.varint(), reader.varint()];
+    entries.push({ key, kind, seq: own, place, offset, length, checksum: kind === TOMBSTONE ? 0 : reader.u32() });
   }
   return entries;
 }

@@ -25,22 +25,17 @@ import { CorruptionError, RequestError } from "./errors.js";
  * @property {boolean} [listsPages] whether the server is known to list names by pages: else that is found out
  */
 
-/** Ranges of one file with less than this between them are read by one request. */
-const GAP = 16 << 10;
-/** No request for several ranges is longer. */
-const JOINED = 8 << 20;
-/** No small file is longer. */
-export const MAX_SMALL = 4 << 20;
-/** No more is read of a file that a server sends whole, as it knows no ranges. */
-const MAX_WHOLE = 256 << 20;
-/** No page of a list is longer, and no list has more pages or names. */
-const MAX_LIST = 64 << 20;
-const MAX_PAGES = 10_000;
+const GAP = 16 << 10; // ranges of one file with less than this between them are read by one request
+const JOINED = 8 << 20; // no request for several ranges is longer
+export const MAX_SMALL = 4 << 20; // no small file is longer
+const MAX_WHOLE = 256 << 20; // no more is read of a file that a server sends whole, as it knows no ranges
+const MAX_LIST = 64 << 20; // no page of a list is longer
+const MAX_PAGES = 10_000; // no list has more, nor more names
 const MAX_NAMES = 10_000_000;
-/** Files of which the version is remembered. */
-export const MAX_TAGS = 10_000;
+export const MAX_TAGS = 10_000; // files of which the version is remembered
 export const FORMAT = "format.json";
 const FIRST_PAUSE = 100;
+const ADVICE = ": give credentials by the option `fetch` or `init`, or open the bucket to readers";
 const MISSING = new Set([404, 410]);
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 
@@ -94,8 +89,7 @@ export class HttpSource {
   send(path) {
     const wanted = (this.wanted.get(path) ?? []).sort((one, other) => one.begin - other.begin);
     this.wanted.delete(path);
-    /** @type {Wanted[]} */
-    let group = [];
+    let group = /** @type {Wanted[]} */ ([]);
     let end = 0;
     for (const each of wanted) {
       if (group.length && (each.begin > end + GAP || Math.max(end, each.end) - group[0].begin > JOINED)) {
@@ -136,7 +130,6 @@ export class HttpSource {
   /**
    * Return a part of a file, with the length of the file. undefined: there is no such file.
    * @param {string} path @param {Part} part @param {Reading} options @param {string} [target]
-   * @returns {Promise<End | undefined>}
    */
   async answer(path, part, options, target = this.target(path)) {
     const range = "tail" in part ? `-${part.tail}` : `${part.begin}-${part.end - 1}`;
@@ -153,7 +146,6 @@ export class HttpSource {
    * Make a request, and make it again if there was no answer. undefined: there is no such file.
    * @template T
    * @param {string} target @param {RequestInit} init @param {Reading} options @param {(response: Response) => Promise<T>} read @param {number} [retries]
-   * @returns {Promise<T | undefined>}
    */
   async request(target, init, options, read, retries = this.retries) {
     for (let attempt = 0; ; attempt++) {
@@ -168,7 +160,7 @@ export class HttpSource {
         });
         if (MISSING.has(response.status)) return undefined;
         if (response.ok || response.status === 416) return await read(response);
-        const advice = [401, 403].includes(response.status) ? ": give credentials by the option `fetch` or `init`, or open the bucket to readers" : "";
+        const advice = [401, 403].includes(response.status) ? ADVICE : "";
         last = new RequestError(`${target}: the server answers ${response.status}${advice}`, response.status);
         if (!PASSING.has(response.status)) throw last;
       } catch (error) {
@@ -192,8 +184,10 @@ export class HttpSource {
 
   /** HTTP has no lists of names: this understands the pages that servers make of directories, and S3's answers. @param {string} path @param {Reading} [options] */
   async list(path, options = {}) {
-    this.way ??= this.findWay();
-    const way = await withSignal(this.way, options.signal);
+    const found = (this.way ??= this.findWay());
+    const forget = () => (this.way = undefined);
+    found.then((way) => way ?? forget(), forget); // there may be no commit yet
+    const way = await withSignal(found, options.signal);
     return way && ((await way(path, options)) ?? []);
   }
 
@@ -203,16 +197,9 @@ export class HttpSource {
     /** @type {Way[]} */
     const ofBuckets = [this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1))];
     const tried = (/** @type {Way} */ way) => way("commits", {}, 1).catch(unlessBusy);
-    try {
-      if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
-      const found = await Promise.all(ofBuckets.map(tried));
-      const way = ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
-      if (!way) this.way = undefined; // there may be no commit yet
-      return way;
-    } catch (error) {
-      this.way = undefined;
-      throw error;
-    }
+    if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
+    const found = await Promise.all(ofBuckets.map(tried));
+    return ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
   }
 
   /** @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
@@ -311,8 +298,7 @@ async function answered(response, target, part) {
 /** Read an answer of at most so many bytes, or no more of it than is enough. @param {Response} response @param {string} target @param {number} most @param {number} [enough] */
 async function bodyOf(response, target, most, enough = Infinity) {
   const reader = response.body?.getReader();
-  /** @type {Uint8Array[]} */
-  const parts = [];
+  const parts = /** @type {Uint8Array[]} */ ([]);
   const limit = Math.min(most, enough);
   const declared = Number(response.headers.get("Content-Length"));
   let length = limit === most && declared > most ? declared : 0; // then nothing of it is read

@@ -10,8 +10,7 @@ import { HttpSource, withSignal } from "./source.js";
 /** @typedef {{ signal?: AbortSignal }} Reading */
 /** @typedef {{ offset: number, length: number } | { suffixLength: number }} Range */
 
-/** Milliseconds. */
-const STRETCH = 10;
+const STRETCH = 10; // milliseconds
 
 /** Return what lets others run for a moment where that was long ago: a page has to be drawn meanwhile. */
 export function rests() {
@@ -35,7 +34,6 @@ export class Store {
   /**
    * Return a value; undefined if there is no such key.
    * @param {string} key with or without a slash before it @param {Reading} [reading]
-   * @returns {Promise<Uint8Array | undefined>}
    */
   async get(key, reading = {}) {
     return withSignal(this.entry(key).then((entry) => entry && this.whole(entry, key, reading)), reading.signal);
@@ -44,7 +42,6 @@ export class Store {
   /**
    * Return a part of a value; undefined if there is no such key. The checksum of the whole value is not compared.
    * @param {string} key @param {Range} range @param {Reading} [reading]
-   * @returns {Promise<Uint8Array | undefined>}
    */
   async getRange(key, range, reading = {}) {
     return withSignal(this.part(key, range, reading), reading.signal);
@@ -53,7 +50,6 @@ export class Store {
   /**
    * Yield the keys that begin so, in the order of their bytes.
    * @param {string} [prefix] @param {Reading} [reading] @param {string} [start] the first one to look at
-   * @returns {AsyncGenerator<string>}
    */
   async *keys(prefix = "", reading = {}, start = prefix) {
     for await (const page of this.pages(prefix, start, reading)) for (const [key] of page) yield key;
@@ -62,7 +58,6 @@ export class Store {
   /**
    * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them: many at a time.
    * @param {string} [prefix] @param {string} [start] @param {Reading} [reading]
-   * @returns {AsyncGenerator<[string, Entry][]>}
    */
   async *pages(prefix = "", start = prefix, reading = {}) {
     const [wanted, first] = [prefix, start].map((each) => encode(each.replace(/^\//, "")));
@@ -78,8 +73,7 @@ export class Store {
       }));
       const left = sources.filter(({ isDone }) => !isDone);
       if (!left.length) return;
-      /** @type {[string, Entry][]} */
-      const found = [];
+      const found = /** @type {[string, Entry][]} */ ([]);
       while (left.every(({ page, at }) => at < page.length)) {
         // The one with the least key goes on up to the next one's. Of one key, the newest entry counts.
         const [first, ...others] = left.sort((one, other) => compare(one.page[one.at].key, other.page[other.at].key) || one.run - other.run);
@@ -133,8 +127,6 @@ export class Store {
     }
     throw new CorruptionError(`${place.path}: a run has an impossible key`);
   }
-
-  // --- look-ups
 
   /** @param {import("./header.js").RunName} name @returns {import("./header.js").Place} */
   fileOf({ pack }) {
@@ -218,8 +210,7 @@ export class Store {
     const { source: { fetch = globalThis.fetch }, options: { allowForeign } } = this.repository;
     if (!allowForeign?.(url)) throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
     if (!length) return new Uint8Array(0);
-    /** @type {string | null} */
-    let etag = null;
+    let etag = /** @type {string | null} */ (null);
     const source = new HttpSource(url, {
       fetch: async (input, init) => {
         const response = await fetch(input, init);
