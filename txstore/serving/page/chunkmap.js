@@ -1,7 +1,7 @@
 // The chunk map: the grid of an array, each chunk in the colour of the commit that wrote it.
 
 import { api } from "./api.js";
-import { color, h, onKeys, replace, sharp } from "./dom.js";
+import { color, h, onKeys, replace } from "./dom.js";
 import { asker, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
 import { count, plural, quoted, short, title } from "./words.js";
 
@@ -13,16 +13,13 @@ const PALETTE = 8;
 export function drawChunkMap(into, context) {
   const { node, commit, signal, view } = context;
   const lengths = node.shards ?? node.chunks;
-  if (!Array.isArray(lengths) || node.shape.some((each) => each === 0)) {
-    replace(into, notice("There is no grid of chunks to show."));
-    return;
-  }
+  if (!Array.isArray(lengths) || node.shape.some((each) => each === 0))
+    return void replace(into, notice("There is no grid of chunks to show."));
   const grid = node.shape.map((length, i) => Math.max(1, Math.ceil(length / lengths[i])));
   const from = grid.map(() => 0);
   const [rowAxis, columnAxis] = [grid.length - 2, grid.length - 1];
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   let found = null;
-  let commits = [];
   let colored = "blame";
   let at = [0, 0];
 
@@ -39,7 +36,8 @@ export function drawChunkMap(into, context) {
   const sliders = grid.flatMap((length, i) => (i === rowAxis || i === columnAxis || length === 1 ? [] : [slider(i)]));
   replace(into, h("div", { class: "controls" }, modes, sliders.length ? h("div", { class: "sliders" }, sliders) : null),
     h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, tooltip), legend));
-  context.setPython(`${pythonRepository()}.blame(${[quoted(node.path), pythonBlameRef(context.ref)].filter(Boolean).join(", ")}).chunks`);
+  const blamed = [quoted(node.path), pythonRef(context.ref).replace(/^tag=/, "")].filter(Boolean).join(", ");
+  context.setPython(`${pythonRepository()}.blame(${blamed}).chunks`);
   view.themed = () => found && into.contains(stage) && draw();
   let wide = 0; // of the stage, when it was last drawn
   const observer = new ResizeObserver(() => found && stage.clientWidth !== wide && draw());
@@ -62,7 +60,6 @@ export function drawChunkMap(into, context) {
     const shape = grid.map((length, i) => (i === rowAxis || i === columnAxis ? length : 1));
     ask(stage, (own) => api.chunks(commit, node.path, { from: [...from], shape }, own), (answer) => {
       found = answer;
-      commits = answer.commits.slice(0, NAMED);
       draw();
     });
   }
@@ -77,8 +74,15 @@ export function drawChunkMap(into, context) {
     const side = Math.min(56, (wide - 2 * MARGIN) / columns, Math.max(2, TALLEST / rows));
     const width = Math.max(1, Math.round(side * columns));
     const height = Math.max(8, Math.round(side * rows));
-    const canvas = h("canvas", { class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map", "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.` });
-    const context2d = sharp(canvas, width, height);
+    const scale = devicePixelRatio; // so that it is sharp on dense screens, too
+    const canvas = h("canvas", {
+      class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map",
+      "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.`,
+      width: Math.round(width * scale), height: Math.round(height * scale),
+      style: { width: `${width}px`, height: `${height}px` },
+    });
+    const context2d = canvas.getContext("2d");
+    context2d.scale(scale, scale);
     const colors = new Map();
     const gap = side > 5 ? 1 : 0;
     const empty = color("--empty");
@@ -139,6 +143,7 @@ export function drawChunkMap(into, context) {
   }
 
   function drawLegend() {
+    const commits = found.commits.slice(0, NAMED);
     const counts = new Map();
     for (const index of found.cells) counts.set(index, (counts.get(index) ?? 0) + 1);
     const written = found.this >= 0 ? counts.get(found.this) : 0;
@@ -162,9 +167,4 @@ function ramp(part) {
   const [newest, middle, oldest] = ["--newest", "--middle", "--oldest"].map((name) => color(name).match(/\d+/g).map(Number));
   const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
   return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
-}
-
-function pythonBlameRef(ref) {
-  const found = pythonRef(ref);
-  return found.startsWith("tag=") ? found.slice(4) : found;
 }

@@ -193,8 +193,8 @@ export function decodeBlosc(input, most) {
   const out = new Uint8Array(total);
   for (let block = 0, start = 0; start < total; block++, start += blocksize) {
     const length = Math.min(blocksize, total - start);
-    const isSplit = !(flags & 16) && length === blocksize && typesize <= MAX_SPLITS && blocksize / typesize >= MIN_SPLIT;
-    const splits = isSplit ? typesize : 1;
+    const isLong = length === blocksize && blocksize / typesize >= MIN_SPLIT;
+    const splits = !(flags & 16) && isLong && typesize <= MAX_SPLITS ? typesize : 1;
     const part = length / splits;
     const raw = new Uint8Array(length);
     let at = view.getUint32(16 + 4 * block, true);
@@ -228,7 +228,8 @@ function register(name, decode) {
     const most = limitOf(meta);
     return { kind: "bytes_to_bytes", decode: (input) => decode(input, most) };
   };
-  for (const each of [name, `numcodecs.${name}`]) registry.set(each, async () => ({ kind: "bytes_to_bytes", fromConfig }));
+  const codec = { kind: "bytes_to_bytes", fromConfig };
+  for (const each of [name, `numcodecs.${name}`]) registry.set(each, async () => codec);
 }
 
 register("blosc", decodeBlosc);

@@ -23,7 +23,7 @@ export function layOut(commits) {
     if (lane < 0) lane = free();
     awaited.forEach((id, i) => { if (id === commit.id) awaited[i] = null; });
     const below = [];
-    (commit.parents ?? []).filter(Boolean).forEach((parent, i) => {
+    commit.parents.forEach((parent, i) => {
       let at = awaited.indexOf(parent);
       if (i === 0 && (at < 0 || at > lane)) {
         // The line of first parents is straight; a lane that waits for the same commit joins it there.
@@ -56,8 +56,10 @@ export function draw(row, wide, isMerge) {
   const middle = ROW / 2;
   const lines = [];
   const add = (path, lane) => lines.push(svg("path", { d: path, class: `lane c${lane % COLORS}` }));
-  for (const [lane, goesOn] of row.above) add(goesOn ? `M${x(lane)} 0V${ROW}` : curve(x(lane), x(row.lane), 0, middle), lane);
+  for (const [lane, goesOn] of row.above)
+    add(goesOn ? `M${x(lane)} 0V${ROW}` : curve(x(lane), x(row.lane), 0, middle), lane);
   for (const lane of row.below) add(curve(x(row.lane), x(lane), middle, ROW), lane);
-  const dot = svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}` });
-  return svg("svg", { class: "graph", width: wide, height: ROW, viewBox: `0 0 ${wide} ${ROW}`, "aria-hidden": "true" }, lines, dot);
+  const kind = `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}`;
+  const dot = svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: kind });
+  return svg("svg", { class: "graph", width: wide, height: ROW, "aria-hidden": "true" }, lines, dot);
 }

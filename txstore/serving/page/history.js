@@ -3,8 +3,9 @@
 import { api } from "./api.js";
 import { h, onKeys, replace } from "./dom.js";
 import { ROW, draw, layOut, width } from "./graph.js";
-import { asker, chips, facts, failure, line, link, moment, notice, pythonRepository, repository, written } from "./parts.js";
-import { count, json, plural, quoted, short, size, title, when } from "./words.js";
+import { asker, chips, facts, failure, line, link, moment, notice } from "./parts.js";
+import { pythonRepository, repository, written } from "./parts.js";
+import { json, plural, quoted, short, size, title, when } from "./words.js";
 
 const FIRST = 25; // commits that are read for the first view, and at once afterwards: each may take a request
 const PAGE = 100;
@@ -28,6 +29,8 @@ export async function show(view, parts, query) {
     location.hash = `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`;
   };
   path.addEventListener("change", () => goTo({ path: path.value.replace(/^\/+|\/+$/g, "") }));
+  const { from, path: below } = filter;
+  const python = [from && from !== "main" && quoted(from), below && `path=${quoted(below)}`];
   replace(view.root,
     h("div", { class: "tools" },
       h("h1", {}, "History"),
@@ -38,15 +41,14 @@ export async function show(view, parts, query) {
       path, total),
     repository.lists === false ? notice("The host of these files lists no names, so only the branch main is shown. Data and Compare take the names of others.") : null,
     h("div", { class: "two" }, h("div", { class: "card log-card" }, list), detail),
-    line(`${pythonRepository()}.log(${[filter.from && filter.from !== "main" ? quoted(filter.from) : "", filter.path ? `path=${quoted(filter.path)}` : ""].filter(Boolean).join(", ")})`));
+    line(`${pythonRepository()}.log(${python.filter(Boolean).join(", ")})`));
 
   function arrange() {
     state.rows = layOut(state.commits);
     state.wide = width(state.rows);
     space.style.height = `${state.commits.length * ROW + (state.ended ? 0 : ROW)}px`;
-    total.textContent = state.ended
-      ? plural(state.commits.length, "commit")
-      : `${count(state.commits.length)} commits read, more below`;
+    const read = plural(state.commits.length, "commit");
+    total.textContent = state.ended ? read : `${read} read, more below`;
     paint();
   }
 
@@ -68,18 +70,17 @@ export async function show(view, parts, query) {
         choose(i);
         if (innerWidth <= NARROW) detail.scrollIntoView({ block: "start" });
       } },
-      draw(state.rows[i], state.wide, (commit.parents ?? []).length > 1),
+      draw(state.rows[i], state.wide, commit.parents.length > 1),
       h("div", { class: "row-text" },
         h("div", { class: "row-top" }, h("span", { class: "row-title" }, title(commit.message)), chips(commit)),
         h("div", { class: "row-under" }, h("span", { class: "mono" }, short(commit.id)), h("span", { class: "cut" }, commit.author), moment(commit.time))),
-      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics?.keys_set ?? 0, "key"))));
+      h("div", { class: "row-size" }, commit.stored_bytes ? size(commit.stored_bytes) : "–", h("small", {}, plural(commit.statistics.keys_set, "key"))));
   }
 
   function paint() {
     const first = Math.max(0, Math.floor(list.scrollTop / ROW) - AHEAD);
     const last = Math.min(state.commits.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + AHEAD);
-    const shown = [];
-    for (let i = first; i < last; i++) shown.push(rowOf(state.commits[i], i));
+    const shown = state.commits.slice(first, last).map((commit, i) => rowOf(commit, first + i));
     if (!state.ended) shown.push(h("div", { class: "row quiet pad", style: { transform: `translateY(${state.commits.length * ROW}px)` } }, "More …"));
     space.replaceChildren(...shown);
     const at = state.commits.findIndex((each) => each.id === state.chosen);
@@ -149,24 +150,19 @@ export async function show(view, parts, query) {
 
   view.committed = async () => {
     if (filter.path) return;
-    try {
-      // Those that were seen before are not read again; names may have moved to others.
-      const answer = await api.commits({ ...filter, limit: state.commits.length + FIRST }, signal);
-      const fresh = answer.commits.findIndex((each) => each.id === state.commits[0]?.id);
-      Object.assign(state, { commits: answer.commits, next: answer.next, ended: !answer.next });
-      if (list.scrollTop > 0 && fresh > 0) list.scrollTop += fresh * ROW; // what is looked at stays where it is
-      arrange();
-    } catch (error) {
-      view.tell(error);
-    }
+    // Those that were seen before are not read again; names may have moved to others.
+    const answer = await api.commits({ ...filter, limit: state.commits.length + FIRST }, signal).catch(view.tell);
+    if (!answer) return;
+    const fresh = answer.commits.findIndex((each) => each.id === state.commits[0]?.id);
+    Object.assign(state, { commits: answer.commits, next: answer.next, ended: !answer.next });
+    if (list.scrollTop > 0 && fresh > 0) list.scrollTop += fresh * ROW; // what is looked at stays where it is
+    arrange();
   };
 
   do await more();
   while (!state.commits.length && !state.ended && !signal.aborted);
-  if (!state.commits.length) {
-    replace(detail, notice(filter.path ? "No commit has changed anything there." : "Nothing was ever committed here."));
-    return;
-  }
+  const nothing = filter.path ? "No commit has changed anything there." : "Nothing was ever committed here.";
+  if (!state.commits.length) return void replace(detail, notice(nothing));
   if (state.chosen) await chooseById(state.chosen).catch((error) => signal.aborted || replace(detail, failure(error)));
   else {
     state.chosen = state.commits[0].id;
@@ -182,12 +178,11 @@ export async function show(view, parts, query) {
 }
 
 function aboutCommit(commit) {
-  const [first, ...rest] = (commit.message || "(no message)").split("\n");
-  const parents = (commit.parents ?? []).filter(Boolean);
-  const properties = Object.entries(commit.properties ?? {});
+  const { message, parents, properties } = commit;
+  const rest = message.split("\n").slice(1).join("\n").trim();
   return [
-    h("h2", {}, first),
-    rest.join("\n").trim() ? h("p", { class: "message" }, rest.join("\n").trim()) : null,
+    h("h2", {}, title(message)),
+    rest ? h("p", { class: "message" }, rest) : null,
     h("p", { class: "chips" }, chips(commit)),
     h("p", { class: "actions" },
       h("a", { class: "button", href: link.tree(commit.id) }, "Browse the data"),
@@ -197,33 +192,30 @@ function aboutCommit(commit) {
       ["Time", h("time", { datetime: commit.time }, when(commit.time))],
       ["Commit", h("span", { class: "mono wrap" }, commit.id)],
       ["Wrote", written(commit) || "nothing"],
-      ["On", `${commit.branch}${commit.version === undefined ? "" : `@${commit.version}`}`],
+      ["On", `${commit.branch}@${commit.version}`],
       parents.length ? [parents.length > 1 ? "Parents" : "Parent", parents.map((id) => h("a", { class: "mono block", href: link.history(id) }, short(id)))] : null,
-      properties.length ? ["Properties", h("pre", {}, json(commit.properties))] : null,
+      Object.keys(properties).length > 0 && ["Properties", h("pre", {}, json(properties))],
     ]),
     line(`${pythonRepository()}.commit(${quoted(commit.id)})`),
   ];
 }
 
 function changedNodes(commit, { changed: nodes, truncated }) {
-  const parent = commit.parents?.[0];
+  const [parent] = commit.parents;
   if (!nodes) return notice("What it changed is not known: its parent is not kept.");
   if (!nodes.length) return notice("It changed no array and no group.");
   return [
     h("h3", {}, `${plural(nodes.length, "array or group", "arrays and groups")} changed`),
-    h("ul", { class: "nodes" }, nodes.slice(0, NODES_SHOWN).map((node) =>
-      h("li", {},
-        h("span", { class: `badge ${node.change}` }, node.change),
-        node.change === "removed"
-          ? h("span", { class: "cut" }, node.path || "/")
-          : h("a", { class: "cut", href: link.tree(commit.id, node.path) }, node.path || "/"),
-        h("small", { class: "quiet" }, chunksOf(node))))),
+    h("ul", { class: "nodes" }, nodes.slice(0, NODES_SHOWN).map(({ change, path, chunks }) => {
+      const href = change !== "removed" && link.tree(commit.id, path);
+      const touched = Object.values(chunks ?? {}).reduce((all, each) => all + each, 0);
+      return h("li", {},
+        h("span", { class: `badge ${change}` }, change),
+        h(href ? "a" : "span", { class: "cut", href }, path || "/"),
+        h("small", { class: "quiet" }, touched > 0 && plural(touched, "chunk")));
+    })),
     nodes.length > NODES_SHOWN || truncated ? notice("… and more: ", parent ? h("a", { href: link.diff(parent, commit.id) }, "all of it") : null) : null,
   ];
 }
 
-const chunksOf = ({ chunks }) => {
-  const all = chunks ? chunks.added + chunks.removed + chunks.changed : 0;
-  return all ? plural(all, "chunk") : "";
-};
 

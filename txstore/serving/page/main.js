@@ -6,20 +6,18 @@ import { failure, link, mainBranch, notice, repository } from "./parts.js";
 import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
-const VIEWS = {
-  history: () => import("./history.js"),
-  tree: () => import("./tree.js"),
-  diff: () => import("./diff.js"),
-  work: () => import("./work.js"),
-  usage: () => import("./usage.js"),
+const VIEWS = { // their names, where they lead, and what draws them
+  history: ["History", () => link.history(), () => import("./history.js")],
+  tree: ["Data", () => link.tree(lookedAt), () => import("./tree.js")],
+  diff: ["Compare", () => "#/diff", () => import("./diff.js")],
+  work: ["Work", () => "#/work", () => import("./work.js")],
+  usage: ["Usage", () => link.usage(lookedAt), () => import("./usage.js")],
 };
 const TOAST_SECONDS = 6;
 
 const main = document.getElementById("main");
-let current = null; // the view that is shown: {name, abort, ...}; `moved`, `committed` and `themed` are what it does then
+let current = null; // the view that is shown; `moved`, `committed` and `themed` are what it does then
 let lookedAt = "main"; // the commit, tag or branch that was looked at last
-
-// --- where we are
 
 function parse() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -59,7 +57,7 @@ async function route() {
       view.committed = route;
       return;
     }
-    const module = await VIEWS[name]();
+    const module = await VIEWS[name][2]();
     if (abort.signal.aborted) return;
     main.replaceChildren(root);
     main.scrollTop = 0;
@@ -75,18 +73,9 @@ async function route() {
 }
 
 function drawNavigation(name) {
-  const entries = [
-    ["history", "History", link.history()],
-    ["tree", "Data", link.tree(lookedAt)],
-    ["diff", "Compare", "#/diff"],
-    ["work", "Work", "#/work"],
-    ["usage", "Usage", link.usage(lookedAt)],
-  ];
-  replace(document.getElementById("nav"), entries.map(([key, label, href]) =>
-    h("a", { href, "aria-current": key === name ? "page" : null }, label)));
+  replace(document.getElementById("nav"), Object.entries(VIEWS).map(([key, [label, href]]) =>
+    h("a", { href: href(), "aria-current": key === name ? "page" : null }, label)));
 }
-
-// --- what is live
 
 async function refresh() {
   Object.assign(repository, await api.repository());
@@ -94,16 +83,18 @@ async function refresh() {
   document.title = `${repository.name || repository.url} · TxStore`;
 }
 
+const STATES = {
+  files: [
+    "from files",
+    "Read from the files of the repository, without a server: load the page again to see new commits.",
+  ],
+  lost: ["offline", "The server does not answer; the page tries again."],
+};
+
 function told(kind, event) {
   const live = document.getElementById("live");
-  if (kind === "files") {
-    live.textContent = "from files";
-    live.title = "Read from the files of the repository, without a server: load the page again to see new commits.";
-    return;
-  }
-  live.classList.toggle("on", kind !== "lost");
-  live.textContent = kind === "lost" ? "offline" : "live";
-  live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
+  [live.textContent, live.title] = STATES[kind] ?? ["live", "New commits appear by themselves."];
+  live.classList.toggle("on", !STATES[kind]);
   if (kind === "commit") arrived(true);
   // The heads come first again: they show the commits that were made while the page was not connected.
   if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
@@ -141,8 +132,6 @@ function toast(text, kind, href) {
   setTimeout(() => shown.remove(), TOAST_SECONDS * 1000);
 }
 
-// --- colours
-
 const THEMES = { "": ["system", "as the system"], light: ["light", "light"], dark: ["dark", "dark"] };
 
 function drawTheme() {
@@ -167,8 +156,6 @@ function nextTheme() {
   current?.themed?.();
 }
 
-// --- keys
-
 const help = () => document.getElementById("keys").showModal();
 
 addEventListener("keydown", (event) => {
@@ -178,15 +165,13 @@ addEventListener("keydown", (event) => {
   else if (event.key === "?") help();
 });
 
-// --- begin
-
 document.getElementById("help").addEventListener("click", help);
 document.getElementById("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.themed?.());
 addEventListener("hashchange", route);
 drawTheme();
 drawNavigation("history");
-VIEWS[parse().name]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
+VIEWS[parse().name][2]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();
   lookedAt = mainBranch()?.name ?? lookedAt;

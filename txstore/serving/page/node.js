@@ -16,7 +16,8 @@ export function drawNode(panel, context) {
   const python = h("div", { class: "python" });
   context.setPython = (text) => replace(python, line(text));
   const path = node.path ? `, path=${quoted(node.path)}` : "";
-  context.opening = `zarr.open_${isArray ? "array" : "group"}(${pythonRepository()}.snapshot(${pythonRef(ref)})${path}, mode="r")`;
+  const snapshot = `${pythonRepository()}.snapshot(${pythonRef(ref)})`;
+  context.opening = `zarr.open_${isArray ? "array" : "group"}(${snapshot}${path}, mode="r")`;
   context.commit = node.commit; // what never changes, so that the browser may keep what it read of it
   context.setPython(context.opening);
 
@@ -34,7 +35,13 @@ export function drawNode(panel, context) {
     context.setPython(context.opening);
   });
   const told = summary(node);
-  replace(panel, crumbs(context), told, list, body, python);
+  const names = node.path.split("/").slice(0, -1);
+  const crumbs = h("div", { class: "crumbs" },
+    h("nav", { "aria-label": "Path" },
+      h("a", { href: link.tree(ref), "aria-label": "The root" }, "/"),
+      names.map((name, i) => [h("a", { href: link.tree(ref, names.slice(0, i + 1).join("/")) }, name), h("span", { class: "quiet" }, "/")])),
+    h("h1", {}, icon(isArray ? "array" : "group"), nameOf(node.path)));
+  replace(panel, crumbs, told, list, body, python);
   measure().catch(context.view.tell);
 
   /** Fill in the slow facts last, so that the rest of the page does not wait for them. */
@@ -46,24 +53,15 @@ export function drawNode(panel, context) {
   }
 }
 
-function crumbs({ ref, node }) {
-  const names = node.path ? node.path.split("/") : [];
-  return h("div", { class: "crumbs" },
-    h("nav", { "aria-label": "Path" },
-      h("a", { href: link.tree(ref), "aria-label": "The root" }, "/"),
-      names.slice(0, -1).map((name, i) => [h("a", { href: link.tree(ref, names.slice(0, i + 1).join("/")) }, name), h("span", { class: "quiet" }, "/")])),
-    h("h1", {}, icon(node.kind === "array" ? "array" : "group"), nameOf(node.path)));
-}
-
 function summary(node) {
   const stored = node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`;
   const bytes = [node.logical_bytes === null ? null : size(node.logical_bytes), stored].filter(Boolean).join(", ");
-  const told = node.kind === "array" ? [lengths(node.shape), dtypeOf(node), bytes, present(node)] : ["group", members(node), stored];
+  const ofArray = () => [lengths(node.shape), dtypeOf(node), bytes, present(node)];
+  const told = node.kind === "array" ? ofArray() : ["group", members(node), stored];
   return h("p", { class: "summary" }, told.filter(Boolean).map((text) => h("span", {}, text)));
 }
 
 export const members = ({ children, hasMore }) => (hasMore ? `more than ${plural(children, "member")}` : plural(children, "member"));
-
 export const dtypeOf = (node) => (typeof node.dtype === "string" ? node.dtype : json(node.dtype));
 
 function present(node) {
@@ -75,8 +73,8 @@ function drawDetails(into, context) {
   const { node, commit } = context;
   const address = zarrAddress(commit, node.path);
   const isArray = node.kind === "array";
-  const constraints = node.constraints ?? [];
-  const views = node.views ?? [];
+  const { constraints = [], views = [], chunks_stored: { present, total } = {} } = node; // as far as it was measured
+  const codecs = node.codecs?.map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
   const attributes = Object.entries(node.exact?.attributes ?? {});
   const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
   replace(into,
@@ -88,10 +86,12 @@ function drawDetails(into, context) {
       isArray && node.shards && ["Shards", lengths(node.shards)],
       isArray && ["Data type", h("span", { class: "mono" }, dtypeOf(node))],
       isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.exact.document.fill_value))],
-      isArray && ["Codecs", codecs(node)],
+      isArray && ["Codecs", h("span", { class: "mono", title: json(node.codecs) }, codecs.join(" → ") || "none")],
       isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
       node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
-      isArray && node.chunks_stored?.total && ["Chunks stored", meter(node.chunks_stored)],
+      isArray && total > 0 && ["Chunks stored",
+        h("meter", { min: 0, max: total, value: present, "aria-label": "Chunks stored" }),
+        ` ${count(present)} of ${count(total)}`],
     ])),
     card("Attributes",
       attributes.length ? table(["Name", "Value"], attributes.map(([name, value]) => [name, h("pre", {}, typeof value === "string" ? value : json(value))])) : notice("There are none.")),
@@ -112,14 +112,6 @@ const card = (heading, ...content) => h("div", { class: "card pad" }, h("h2", {}
 
 /** Numbers that are not finite are strings in the documents of Zarr. */
 const isNumber = (value) => /^-?(NaN|Infinity)$/.test(value);
-
-function codecs(node) {
-  const names = (node.codecs ?? []).map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
-  return h("span", { class: "mono", title: json(node.codecs) }, names.join(" → ") || "none");
-}
-
-const meter = ({ present: stored, total }) =>
-  h("span", {}, h("meter", { min: 0, max: Math.max(1, total), value: stored, "aria-label": "Chunks stored" }), ` ${count(stored)} of ${count(total)}`);
 
 function elsewhere(address, node) {
   const state = { layers: [{ name: nameOf(node.path), source: `${node.zarr_format === 2 ? "zarr2" : "zarr3"}://${address}`, type: "image" }] };
@@ -145,12 +137,15 @@ function drawMembers(into, { ref, commit, node, signal, firstPage }) {
   replace(into, notice("Reading …"));
   const body = h("tbody");
   const button = h("button", { class: "button", type: "button", onclick: () => more() }, "Show more");
-  const shown = h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" }, h("table", { class: "members" },
-    h("thead", {}, h("tr", {}, ["Name", "Shape", "Chunks", "Data type", "Size"].map((head) => h("th", { scope: "col", class: head === "Size" ? "end" : null }, head)))), body));
+  const heads = ["Name", "Shape", "Chunks", "Data type"].map((head) => h("th", { scope: "col" }, head));
+  heads.push(h("th", { scope: "col", class: "end" }, "Size"));
+  const shown = h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" },
+    h("table", { class: "members" }, h("thead", {}, h("tr", {}, heads)), body));
   const ask = asker(signal);
   let after = null;
-  const asked = (own) => (after ? api.tree(commit, { path: node.path, limit: MEMBERS, after }, own) : firstPage(node.path));
-  const more = () => ask(into, asked, ({ nodes, next }) => {
+  const { path } = node;
+  const page = (own) => (after ? api.tree(commit, { path, limit: MEMBERS, after }, own) : firstPage(path));
+  const more = () => ask(into, page, ({ nodes, next }) => {
     body.append(...nodes.map((each) => memberRow(ref, each)));
     button.hidden = next === null;
     if (!after) replace(into, nodes.length ? shown : notice("Nothing lies here."), button);

@@ -44,9 +44,8 @@ async function copy(text, button) {
     document.execCommand("copy");
     field.remove();
   }
-  const before = [...button.childNodes];
-  button.replaceChildren(icon("done"), button.classList.contains("icon") ? "" : " Copied");
-  setTimeout(() => button.replaceChildren(...before), 1400);
+  replace(button, icon("done"));
+  setTimeout(() => replace(button, icon("copy")), 1400);
 }
 
 /** A line to be copied: of Python, or an address. */
@@ -57,17 +56,14 @@ export function line(text, label = "Python") {
 }
 
 export const chip = (kind, name) => h("span", { class: `chip ${kind}` }, icon(kind), h("span", {}, name));
-
-export const chips = (commit) => [(commit.branches ?? []).map((name) => chip("branch", name)), (commit.tags ?? []).map((name) => chip("tag", name))];
-
+export const chips = (commit) =>
+  [commit.branches.map((name) => chip("branch", name)), commit.tags.map((name) => chip("tag", name))];
 export const moment = (time) => h("time", { datetime: time, title: when(time) }, ago(time));
 
 /** Name and value pairs. */
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, ...value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-
 export const notice = (text, ...more) => h("p", { class: "quiet notice" }, text, more);
-
 export const failure = (error) =>
   h("div", { class: "failure", role: "alert" }, h("strong", {}, error.name === "NotFoundError" ? "Not here. " : "That did not work. "), error.message);
 
@@ -82,7 +78,7 @@ export function turns(signal) {
   };
 }
 
-/** What asks, and draws the answer, or says in an element why there is none; neither, if it has asked again meanwhile. */
+/** What asks, and draws the answer, or says in an element why there is none; of several, only the last one counts. */
 export function asker(signal) {
   const begin = turns(signal);
   return async (into, ask, draw) => {
@@ -97,13 +93,10 @@ export function asker(signal) {
 }
 
 /** What a commit wrote: "3 keys of 1 array, 2 MiB". */
-export function written({ statistics = {}, stored_bytes: bytes }) {
-  const deleted = (statistics.keys_deleted ?? 0) + (statistics.prefixes_deleted ?? 0);
-  return [
-    statistics.keys_set ? `${plural(statistics.keys_set, "key")} in ${plural(statistics.arrays ?? 0, "array")}` : null,
-    deleted ? `${plural(deleted, "key")} deleted` : null,
-    bytes ? size(bytes) : null,
-  ].filter(Boolean).join(", ");
+export function written({ statistics: { keys_set: set, arrays, keys_deleted, prefixes_deleted, bytes_set: bytes } }) {
+  const deleted = keys_deleted + prefixes_deleted;
+  const keys = set && `${plural(set, "key")} in ${plural(arrays, "array")}`;
+  return [keys, deleted && `${plural(deleted, "key")} deleted`, bytes && size(bytes)].filter(Boolean).join(", ");
 }
 
 /** A select of branches and tags; of a commit, too, if that is what is shown. */

@@ -4,7 +4,7 @@ import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, rea
 import { coordinates } from "./coordinates.js";
 import { h, onKeys, replace } from "./dom.js";
 import { facts, failure, link, notice, turns } from "./parts.js";
-import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
+import { DIVERGING, MAP_NAMES, colorBar, drawImage, ends, hatch, histogram, lines } from "./picture.js";
 import { count, lengths, plural, shown, size } from "./words.js";
 
 const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
@@ -15,10 +15,7 @@ let map = MAP_NAMES[0]; // kept from one array to the next
 
 export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
-  if (node.shape.some((each) => each === 0)) {
-    replace(into, notice("The array has no elements."));
-    return null;
-  }
+  if (node.shape.some((each) => each === 0)) return replace(into, notice("The array has no elements."));
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);
   let result = null;
   const begin = turns(signal);
@@ -87,9 +84,8 @@ export function drawPreview(into, context) {
     tell();
     let waiting = 0;
     const set = (value) => {
-      const at = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
-      selection[i] = at;
-      field.value = range.value = at;
+      selection[i] = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
+      field.value = range.value = selection[i];
       tell();
       clearTimeout(waiting);
       waiting = setTimeout(update, SLIDER_WAIT);
@@ -180,13 +176,14 @@ export function drawPreview(into, context) {
   }
 
   /** How many values are selected. */
-  const total = () => result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
+  function total() {
+    return result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
+  }
 
   /** Where in the array a value lies. */
   function indices(row, column) {
-    const at = result.shape.length === 2 ? [row, column] : [row + column];
-    let kept = 0;
-    return result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each));
+    const [at, steps] = [result.shape.length === 2 ? [row, column] : [row + column], [...result.step]];
+    return result.selection.map((each) => (Array.isArray(each) ? each[0] + at.shift() * steps.shift() : each));
   }
 
   /** Say a value, where it lies in the array, and what that place is called. */
@@ -197,24 +194,19 @@ export function drawPreview(into, context) {
     readout.textContent = `[${place.join(", ")}] = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
   }
 
-  /** A part of a dimension, and what its ends are called. */
-  function span(i) {
-    const [start, stop] = result.selection[i];
-    return `${name(i)} ${start}:${stop}${axes[i] ? `, ${axes[i].label(start)} to ${axes[i].label(stop - 1)}` : ""}`;
-  }
-
   function drawLine() {
     const { values, selection, step, statistics: { min = 0, max = 1 } } = result;
     const along = selection.findIndex(Array.isArray);
-    const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(along)}` });
-    const options = { width: wide, height: 340, first: selection[along][0], step: step[0], min, max, label: axes[along]?.label };
-    const place = drawLines(canvas, [{ values, color: "--accent" }], options);
-    canvas.addEventListener("pointermove", (event) => {
-      const at = place(event.offsetX);
+    const where = { first: selection[along][0], step: step[0], label: axes[along]?.label };
+    const [drawn, placeAt] = lines([{ values, kind: "now" }], { width: wide, height: 340, min, max, ...where });
+    const label = `${values.length} values along ${name(along)}`;
+    const frame = h("div", { class: "curves", tabindex: 0, role: "img", "aria-label": label }, drawn);
+    frame.addEventListener("pointermove", (event) => {
+      const at = placeAt(event.offsetX);
       point(0, at, values[at]);
     });
-    onKeys(canvas, moves);
-    replace(stage, canvas, readout);
+    onKeys(frame, moves);
+    replace(stage, frame, readout);
   }
 
   function drawPlane() {
@@ -223,22 +215,20 @@ export function drawPreview(into, context) {
     const ratio = Math.min(4, Math.max(0.3, rows / columns));
     const width = Math.min(wide, Math.round(TALLEST / ratio));
     const height = Math.round(width * ratio);
-    const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "" });
-    drawImage(canvas, result, { map, ...range(figures) });
+    const extent = { width: `${width}px`, height: `${height}px` };
+    const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "", style: extent });
+    const { min = 0, max = 1 } = figures;
+    // Colours that diverge have nothing in their middle.
+    const most = map === DIVERGING && min < 0 && max > 0 ? Math.max(-min, max) : null;
+    drawImage(canvas, result, most ? { map, min: -most, max: most } : { map, min, max });
     const down = result.selection.findIndex(Array.isArray); // the dimension of the rows
     const isTurned = Boolean(axes[down]?.isLatitude && axes[down].ascends); // north is on top
     const rowAt = (part) => (isTurned ? 1 - part : part);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const cover = h("canvas", { class: "cover" });
-    drawHatch(cover, missing, shape, width, height);
-    if (isTurned) canvas.style.transform = cover.style.transform = "scaleY(-1)";
     const box = h("div", { class: "box", hidden: true });
     const frame = h("div", {
-      class: "frame", tabindex: 0, role: "img",
+      class: `frame ${isTurned ? "turned" : ""}`, tabindex: 0, role: "img", style: { width: `${width}px` },
       "aria-label": `Image of ${lengths(shape)} values, ${figures.finite ? `${shown(figures.min)} to ${shown(figures.max)}` : "none finite"}. Plus and minus zoom, arrows move.`,
-    }, canvas, cover, box);
-    frame.style.width = `${width}px`;
+    }, canvas, hatch(missing, shape, width, height), box);
     const at = (event) => {
       const bounds = canvas.getBoundingClientRect();
       const found = [(event.clientY - bounds.top) / bounds.height, (event.clientX - bounds.left) / bounds.width];
@@ -266,20 +256,22 @@ export function drawPreview(into, context) {
       from = null;
       box.hidden = true;
       if (!begun || Math.abs(to[0] - begun[0]) * height < 8 || Math.abs(to[1] - begun[1]) * width < 8) return;
-      [begun[0], to[0]] = [rowAt(begun[0]), rowAt(to[0])];
-      let kept = 0;
+      const ends = [[rowAt(begun[0]), rowAt(to[0])], [begun[1], to[1]]].map((each) => each.sort((a, b) => a - b));
       selection = result.selection.map((each) => {
         if (!Array.isArray(each)) return each;
-        const [low, high] = [Math.min(begun[kept], to[kept]), Math.max(begun[kept], to[kept])];
-        kept += 1;
+        const [low, high] = ends.shift();
         const start = each[0] + Math.floor(low * (each[1] - each[0]));
         return [start, Math.max(start + 1, each[0] + Math.ceil(high * (each[1] - each[0])))];
       });
       update();
     });
     onKeys(frame, () => moves(isTurned ? -1 : 1));
-    const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [span(i)] : []));
-    replace(stage, h("div", { class: "axes" }, h("span", {}, `${isTurned ? "↑" : "↓"} ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
+    const [rowsOf, columnsOf] = result.selection.flatMap((each, i) => {
+      const ends = Array.isArray(each) && axes[i] ? `, ${axes[i].label(each[0])} to ${axes[i].label(each[1] - 1)}` : "";
+      return Array.isArray(each) ? [`${name(i)} ${each.join(":")}${ends}`] : [];
+    });
+    const labels = [`${isTurned ? "↑" : "↓"} ${rowsOf}`, `→ ${columnsOf}`].map((text) => h("span", {}, text));
+    replace(stage, h("div", { class: "axes" }, labels), frame, readout);
   }
 
   function moves(down = 1) {
@@ -290,13 +282,6 @@ export function drawPreview(into, context) {
       ArrowLeft: move({ [last]: -0.25 }), ArrowRight: move({ [last]: 0.25 }),
       ...(last && { ArrowUp: move({ 0: -0.25 * down }), ArrowDown: move({ 0: 0.25 * down }) }),
     };
-  }
-
-  /** Colours that diverge have nothing in their middle. */
-  function range({ min = 0, max = 1 }) {
-    if (map !== DIVERGING || min >= 0 || max <= 0) return { min, max };
-    const most = Math.max(-min, max);
-    return { min: -most, max: most };
   }
 
   function drawStatus() {
@@ -311,18 +296,12 @@ export function drawPreview(into, context) {
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
     if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
-    const bars = h("canvas", { role: "img", "aria-label": figures.finite ? `Histogram from ${shown(figures.min)} to ${shown(figures.max)}` : "No finite value" });
-    const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
-    const wide = 232;
-    if (figures.finite && shape.length) {
-      drawHistogram(bars, figures.histogram, wide, 84);
-      if (shape.length === 2) drawColorBar(scale, map);
-    }
     return replace(side, h("div", { class: "card pad figures" },
       h("h2", {}, isOverview ? "Of what is shown" : "Values"),
-      figures.finite && shape.length ? [bars, shape.length === 2 ? scale : null, h("div", { class: "ends" }, h("span", {}, shown(figures.min)), h("span", {}, shown(figures.max)))] : null,
+      figures.finite && shape.length > 0 && [histogram(figures), shape.length === 2 && colorBar(map), ends(figures)],
       facts([
-        ...Object.entries(FIGURES).map(([each, name]) => figures.finite && [name, h("span", { class: "mono" }, shown(figures[each]))]),
+        ...Object.entries(FIGURES).map(([each, label]) =>
+          figures.finite && [label, h("span", { class: "mono" }, shown(figures[each]))]),
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
         ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.document.fill_value)}` : "none"],

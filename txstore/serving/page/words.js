@@ -7,7 +7,6 @@ const full = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "lo
 const clock = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false });
 
 export const count = (value) => (value === null || value === undefined ? "–" : number.format(value));
-
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
 export function size(bytes) {
@@ -32,15 +31,10 @@ export function ago(time) {
 }
 
 export const when = (time) => full.format(new Date(time));
-
 export const short = (id) => (id ? id.slice(0, 10) : "–");
-
 export const isId = (ref) => /^[0-9a-f]{8,32}$/.test(ref);
-
 export const lengths = (shape) => (shape?.length ? shape.map(count).join(" × ") : shape ? "scalar" : "–");
-
 export const title = (message) => message?.split("\n", 1)[0] || "(no message)";
-
 export const nameOf = (path) => (path ? path.slice(path.lastIndexOf("/") + 1) : "/");
 
 /** A number as people read it: six digits that count. */
@@ -60,11 +54,6 @@ export function quoted(text) {
     `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return `"${printable}"`;
 }
-
-export const EVERYTHING = ":";
-
-/** A part of a selection: an index, or [start, stop]. */
-export const part = (each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : String(each));
 
 const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity|\d[\d.eE+-]*)/g;
 

@@ -43,13 +43,12 @@ export async function show(view) {
   if (!hasServer) {
     replace(transactions, notice("Open transactions are not in the files of a repository: `txstore serve` shows them."));
     replace(locks, notice("Locks are not in the files of a repository: `txstore serve` shows them."));
-    await all();
-    return;
+    return all();
   }
   const timer = setInterval(() => document.hidden || all(), EVERY);
   view.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
   view.committed = all;
-  await all();
+  return all();
 }
 
 function drawTransactions({ visible, transactions }) {
@@ -74,7 +73,6 @@ function drawTransactions({ visible, transactions }) {
 }
 
 const sum = (processes, what) => processes.reduce((all, each) => all + (each[what] ?? 0), 0);
-
 const processOf = ({ host, pid, number }) => (pid === null || pid === undefined ? `process ${number ?? "?"}` : `${host ?? ""}${host ? ":" : ""}${pid}`);
 
 function state({ alive, sealed }) {

@@ -8,8 +8,6 @@ const BATCH = 256; // chunks, and bytes of them, that are asked for at once, so 
 const BATCH_BYTES = 8 << 20;
 const NAT = -(2n ** 63n);
 
-// --- bytes, from the page
-
 const waiting = new Map(); // by number: what settles a request
 let wants = []; // that were made since the last message
 let asked = 0;

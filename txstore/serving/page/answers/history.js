@@ -1,11 +1,11 @@
 // The history of all branches, from the files of commits.
 
 import { NotFoundError } from "../reader/errors.js";
+import { NONE } from "../reader/repository.js";
 import { differing } from "./compare.js";
 import { hasKeys } from "./nodes.js";
 
 const SOUGHT = 200; // commits that are looked at for one answer about a path
-const NONE = "0".repeat(32);
 const KEPT = 20_000; // commits that are remembered
 const WALKS = 100; // walks that are remembered
 
@@ -106,13 +106,12 @@ export class History {
   }
 
   told(stored) {
-    const { header } = stored;
-    const { id, version, branch, time, author, message, properties, parent, mergedParent } = this.repository.commitOf(stored);
-    const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = header.statistics;
+    const { time, parent, mergedParent, ...commit } = this.repository.commitOf(stored);
+    const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = stored.header.statistics;
     return {
-      id, branch, version, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(), author, message, properties,
+      ...commit, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
       statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
-      ...(this.called.get(id) ?? { branches: [], tags: [] }),
+      ...(this.called.get(commit.id) ?? { branches: [], tags: [] }),
     };
   }
 
