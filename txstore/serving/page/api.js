@@ -118,10 +118,7 @@ export async function valuesOf(ref, path) {
 
 /** Follow the repository. Calls `on` for commits, for "heads" that have moved, and for "live" or "lost"; without a server once, for "files". */
 export function follow(on) {
-  if (!hasServer) {
-    on("files");
-    return;
-  }
+  if (!hasServer) return on("files");
   const events = new EventSource(address("api/events"));
   events.addEventListener("open", () => on("live"));
   events.addEventListener("error", () => on("lost"));

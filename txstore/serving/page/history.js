@@ -114,19 +114,18 @@ export async function show(view, parts, query) {
     showDetail(commit);
   }
 
-  async function chooseOldest() {
-    while (!state.ended && !signal.aborted) await more();
-    choose(state.commits.length - 1);
-  }
-
   onKeys(list, () => {
     const at = state.commits.findIndex((each) => each.id === state.chosen);
     const page = Math.max(1, Math.floor(list.clientHeight / ROW) - 1);
     const go = (to) => () => choose(Math.min(Math.max(0, to), state.commits.length - 1));
+    const toOldest = async () => {
+      while (!state.ended && !signal.aborted) await more();
+      choose(state.commits.length - 1);
+    };
     const toData = () => { location.hash = link.tree(state.chosen ?? "main"); };
     return {
       ArrowDown: go(at + 1), ArrowUp: go(at - 1), PageDown: go(at + page), PageUp: go(at - page),
-      Home: go(0), End: chooseOldest, Enter: toData,
+      Home: go(0), End: toOldest, Enter: toData,
     };
   });
 
