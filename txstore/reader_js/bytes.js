@@ -5,8 +5,7 @@ import { crc32c } from "./checksums.js";
 
 export const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const encoder = new TextEncoder();
-/** Lists and objects of JSON in one another, at most. */
-const MAX_DEPTH = 100;
+const MAX_DEPTH = 100; // lists and objects of JSON in one another, at most
 
 /** @param {string} text */
 export const encode = (text) => encoder.encode(text);
@@ -56,10 +55,7 @@ export class Reader {
 
   /** @param {string} magic */
   magic(magic) {
-    const found = this.take(magic.length);
-    for (let each = 0; each < magic.length; each++) {
-      if (found[each] !== magic.charCodeAt(each)) this.fail(`it has no ${magic} where that has to be`);
-    }
+    if (String.fromCharCode(...this.take(magic.length)) !== magic) this.fail(`it has no ${magic} where that has to be`);
   }
 
   u8() {
@@ -74,10 +70,10 @@ export class Reader {
     return this.view.getUint32(this.pass(4), true);
   }
 
-  /** A number of 64 bits: a larger one than JavaScript can hold exactly is none that a file can have. */
-  u64() {
+  /** A number of 64 bits: mostly, a larger one than JavaScript can hold exactly is none that a file can have. */
+  u64(most = Number.MAX_SAFE_INTEGER) {
     const low = this.u32();
-    return this.whole(this.u32() * 2 ** 32 + low);
+    return this.whole(this.u32() * 2 ** 32 + low, most);
   }
 
   varint() {
@@ -93,18 +89,18 @@ export class Reader {
     }
   }
 
-  /** @param {number} value */
-  whole(value) {
-    if (value > Number.MAX_SAFE_INTEGER) this.fail("a number in it is too large");
+  /** @param {number} value @param {number} [most] */
+  whole(value, most = Number.MAX_SAFE_INTEGER) {
+    if (value > most) this.fail("a number in it is too large");
     return value;
   }
 
   /** @param {number} length */
   text(length) {
+    const bytes = this.take(length);
     try {
-      return utf8.decode(this.take(length));
-    } catch (error) {
-      if (error instanceof CorruptionError) throw error;
+      return utf8.decode(bytes);
+    } catch {
       return this.fail("a text in it is not UTF-8");
     }
   }
@@ -182,11 +178,7 @@ function numberOf(token) {
 }
 
 /** @param {Uint8Array} bytes */
-export function hex(bytes) {
-  let text = "";
-  for (const byte of bytes) text += (byte < 16 ? "0" : "") + byte.toString(16);
-  return text;
-}
+export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** Compare texts as their UTF-8 bytes are compared. @param {Uint8Array} one @param {Uint8Array} other */
 export function compare(one, other) {
@@ -195,6 +187,17 @@ export function compare(one, other) {
     if (one[at] !== other[at]) return one[at] - other[at];
   }
   return one.length - other.length;
+}
+
+/** Search by halves. @param {number} count @param {(each: number) => boolean} isBefore */
+export function countBefore(count, isBefore) {
+  let [low, high] = [0, count];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (isBefore(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** @param {Uint8Array} bytes @param {Uint8Array} prefix */

@@ -12,15 +12,14 @@ export class Cache {
 
   /** @param {string} key @param {number} size in bytes, about @param {() => Promise<T>} read @returns {Promise<T>} */
   get(key, size, read) {
-    let found = this.kept.get(key);
-    if (found) {
-      this.kept.delete(key);
-    } else {
-      const made = (found = { value: read(), size });
-      this.size += size;
-      made.value.catch(() => this.drop(key, made));
-    }
+    const known = this.kept.get(key);
+    const found = known ?? { value: read(), size };
+    this.kept.delete(key);
     this.kept.set(key, found);
+    if (!known) {
+      this.size += size;
+      found.value.catch(() => this.drop(key, found));
+    }
     for (const [oldest, each] of this.kept) {
       if (this.size <= this.capacity || each === found) break;
       this.drop(oldest, each);

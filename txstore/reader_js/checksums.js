@@ -21,15 +21,8 @@ export function crc32c(bytes) {
   let at = 0;
   for (; at + 8 <= length; at += 8) {
     crc ^= bytes[at] | (bytes[at + 1] << 8) | (bytes[at + 2] << 16) | (bytes[at + 3] << 24);
-    crc =
-      t7[crc & 255] ^
-      t6[(crc >>> 8) & 255] ^
-      t5[(crc >>> 16) & 255] ^
-      t4[crc >>> 24] ^
-      t3[bytes[at + 4]] ^
-      t2[bytes[at + 5]] ^
-      t1[bytes[at + 6]] ^
-      t0[bytes[at + 7]];
+    crc = t7[crc & 255] ^ t6[(crc >>> 8) & 255] ^ t5[(crc >>> 16) & 255] ^ t4[crc >>> 24];
+    crc ^= t3[bytes[at + 4]] ^ t2[bytes[at + 5]] ^ t1[bytes[at + 6]] ^ t0[bytes[at + 7]];
   }
   for (; at < length; at++) crc = (crc >>> 8) ^ t0[(crc ^ bytes[at]) & 255];
   return (crc ^ 0xffffffff) >>> 0;
@@ -53,18 +46,12 @@ export function blake2b128(bytes) {
   for (let block = 0; block <= last; block++) {
     const padded = new Uint8Array(128);
     padded.set(bytes.subarray(block * 128, block * 128 + 128));
-    const view = new DataView(padded.buffer);
-    const words = Array.from({ length: 16 }, (_, word) => view.getBigUint64(word * 8, true));
-    compress(state, words, BigInt(block === last ? bytes.length : (block + 1) * 128), block === last);
+    compress(state, new BigUint64Array(padded.buffer), BigInt(block === last ? bytes.length : (block + 1) * 128), block === last);
   }
-  const out = new Uint8Array(16);
-  const view = new DataView(out.buffer);
-  view.setBigUint64(0, state[0], true);
-  view.setBigUint64(8, state[1], true);
-  return out;
+  return new Uint8Array(BigUint64Array.of(state[0], state[1]).buffer);
 }
 
-/** @param {bigint[]} state @param {bigint[]} words @param {bigint} count @param {boolean} isLast */
+/** @param {bigint[]} state @param {BigUint64Array} words @param {bigint} count @param {boolean} isLast */
 function compress(state, words, count, isLast) {
   const v = [...state, ...IV];
   v[12] ^= count;
@@ -95,6 +82,4 @@ function compress(state, words, count, isLast) {
 }
 
 /** @param {bigint} word @param {bigint} bits */
-function rotated(word, bits) {
-  return ((word >> bits) | (word << (64n - bits))) & MASK;
-}
+const rotated = (word, bits) => ((word >> bits) | (word << (64n - bits))) & MASK;

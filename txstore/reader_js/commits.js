@@ -3,27 +3,20 @@
 import { checked } from "./bytes.js";
 import { Cache } from "./cache.js";
 import { CorruptionError, RequestError } from "./errors.js";
-import { FOOTER, SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
+import { SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
 import { checkRange } from "./source.js";
 
-/** @typedef {import("./header.js").Stored} Stored */
-/** @typedef {import("./source.js").Reading} Reading */
-/** @typedef {import("./source.js").Source} Source */
+/** @import { Place, Stored } from "./header.js" */
+/** @import { Reading, Source } from "./source.js" */
 /** Which commit a branch's newest one was, or is: what a head cache says. @typedef {{ version: number, id: string, isDurable: boolean, isHere: boolean }} HeadCache */
 
 const HEAD_CACHE = 64;
-/** The first part of each pack. */
-const HEAD = 64;
-/** Enough of a commit file's end for its header, and for the index of a small commit. */
-const TAIL = 16 << 10;
-/** Bytes of the ends of commit files that are kept. */
-const ENDS = 16 << 20;
-/** Bytes of memory for which packs are the ones that they were named as. */
-const KNOWN_PACKS = 1 << 20;
-/** Commits of a group commit, at most. */
-const MAX_GROUP = 128;
-/** Searches for a head, if a vacuum overtakes each. */
-const SEARCHES = 5;
+const HEAD = 64; // the first part of each pack
+const TAIL = 16 << 10; // enough of a commit file's end for its header, and for the index of a small commit
+const ENDS = 16 << 20; // bytes of the ends of commit files that are kept
+const KNOWN_PACKS = 1 << 20; // bytes of memory for which packs are the ones that they were named as
+const MAX_GROUP = 128; // commits of a group commit, at most
+const SEARCHES = 5; // searches for a head, if a vacuum overtakes each
 
 export class Commits {
   /** @param {Source} source @param {string} id of the repository */
@@ -38,8 +31,6 @@ export class Commits {
     this.lists = undefined;
   }
 
-  // --- the newest commit
-
   /**
    * Return the newest of a branch's own commits; undefined if it has none. See format.md, "Finding the head".
    * @param {string} id @param {number} [first] its first version, if it is known
@@ -47,16 +38,15 @@ export class Commits {
   async newest(id, first) {
     const lists = this.findLists(); // while the others are read: requests one after the other take longer
     let cache = await this.headCache(id);
-    const ahead = cache ? this.stored(id, cache.version + 1) : undefined;
-    ahead?.catch(() => undefined);
+    let above = cache ? this.stored(id, cache.version + 1) : undefined;
+    above?.catch(() => undefined);
     let known = cache && (await this.named(id, cache));
-    let above = ahead;
     if (cache && !known) {
       above = undefined;
       cache = await this.headCache(id); // a vacuum may have deleted the commit meanwhile
       known = cache && (await this.named(id, cache));
     }
-    if (cache && known && !cache.isHere && (await this.breakBelow(known, 0, first, await this.versions(id))) !== undefined) known = undefined;
+    if (cache && known && !cache.isHere && (await this.breakBelow(known, 0, first, await this.versions(`commits/${id}`))) !== undefined) known = undefined;
     let found = known && (await this.walkUp(known, above));
     for (let search = 0; search < SEARCHES; search++) {
       // Below the oldest kept version there are gaps: the head cache was written late, or a vacuum runs.
@@ -98,22 +88,20 @@ export class Commits {
 
   /** Tell whether the server lists names. @returns {Promise<boolean>} */
   findLists() {
-    if (!this.lists) {
-      const found = (this.lists = this.source.list("commits").then((names) => names !== undefined));
-      found.catch(() => (this.lists = undefined));
-    }
+    this.lists ??= this.source.list("commits").then((names) => names !== undefined);
+    this.lists.catch(() => (this.lists = undefined));
     return this.lists;
   }
 
-  /** Return the versions of a branch's own that hold a file, the highest first; undefined: the server tells no names. @param {string} branch */
-  async versions(branch) {
-    const names = await this.source.list(`commits/${branch}`);
-    return names && versionsOf(names);
+  /** Return the versions that files are named by, the highest first; undefined: no list. @param {string} directory */
+  async versions(directory) {
+    const names = await this.source.list(directory);
+    return names?.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
   }
 
   /** Return the version below which commits may be gone, as far as a list tells. @param {string} branch */
   async oldestKept(branch) {
-    return versionsOf((await this.source.list(`oldest_kept/${branch}`)) ?? [])[0] ?? 0;
+    return (await this.versions(`oldest_kept/${branch}`))?.[0] ?? 0;
   }
 
   /**
@@ -122,8 +110,14 @@ export class Commits {
    */
   async search(branch, cache, first) {
     const kept = await this.oldestKept(branch);
-    const versions = await this.versions(branch);
-    if (!versions) return this.withoutLists(branch, cache, first);
+    const versions = await this.versions(`commits/${branch}`);
+    if (!versions) {
+      // A branch without a head cache and without its first commit has none; `main` may have lost both.
+      if (cache === undefined && (first === undefined || (first > 0 && !(await this.stored(branch, first))))) return undefined;
+      const reason = cache ? "the commit that it names is gone" : cache === null ? "it is damaged" : "there is no such file";
+      const advice = `${reason}, and this server lists no names: the newest commit can't be found. Try again in a moment, commit once more, or let the server list directories`;
+      throw new (cache === undefined ? RequestError : CorruptionError)(`heads/${branch}: ${advice}`);
+    }
     if (cache?.isDurable && cache.isHere && cache.version >= kept && !(await this.named(branch, cache))) {
       throw new CorruptionError(`${commitPath(branch, cache.version)}: the commit ${cache.id} was durable in this version and is not there. Run \`txstore verify\`, or copy again if this is a copy`);
     }
@@ -142,15 +136,6 @@ export class Commits {
       if (stored && (vouchedBy(stored) > (first ?? 0) || (there && version > (first ?? 0)))) missingBelow(stored);
     }
     return undefined;
-  }
-
-  /** Where nothing is listed, the head cache alone tells which commit is the newest. @param {string} branch @param {HeadCache | null | undefined} cache @param {number} [first] @returns {Promise<undefined>} */
-  async withoutLists(branch, cache, first) {
-    // A branch without a head cache and without its first commit has none; `main` may have lost both.
-    if (cache === undefined && (first === undefined || (first > 0 && !(await this.stored(branch, first))))) return undefined;
-    const reason = cache ? "the commit that it names is gone" : cache === null ? "it is damaged" : "there is no such file";
-    const advice = `${reason}, and this server lists no names: the newest commit can't be found. Try again in a moment, commit once more, or let the server list directories`;
-    throw cache === undefined ? new RequestError(`heads/${branch}: ${advice}`) : new CorruptionError(`heads/${branch}: ${advice}`);
   }
 
   /**
@@ -221,32 +206,26 @@ export class Commits {
     const path = commitPath(branch, version);
     const end = await this.source.tail(path, tail);
     if (!end) return undefined;
-    return this.decode(branch, version, end.bytes, end.size);
-  }
-
-  /** @param {string} branch @param {number} version @param {Uint8Array} tail @param {number} size @returns {Stored | Promise<Stored>} */
-  decode(branch, version, tail, size) {
-    const path = commitPath(branch, version);
-    const footer = decodeFooter(tail, path);
+    const { bytes, size } = end;
+    const footer = decodeFooter(bytes, path);
     if (footer.fileLength !== size) throw new CorruptionError(`${path}: it has ${size} bytes instead of ${footer.fileLength}`);
-    const begin = size - tail.length;
-    void this.ends.get(`${path} ${footer.id}`, tail.length, async () => ({ begin, bytes: tail }));
-    this.notePack(path, footer.id);
-    const made = (/** @type {Uint8Array} */ encoded) => {
-      const { header, hash } = decodeHeader(encoded, footer, path);
-      if (header.repository !== this.id || header.branch !== branch || header.version !== version) {
-        throw new CorruptionError(`${path}: this commit belongs to another repository, branch or version`);
-      }
-      return { header, hash, path, base: 0, id: footer.id };
-    };
-    if (footer.headerOffset >= begin) return made(tail.subarray(footer.headerOffset - begin, footer.headerOffset - begin + footer.headerLength));
-    return this.bytes({ path, id: footer.id }, footer.headerOffset, footer.headerOffset + footer.headerLength).then(made);
+    const lies = { path, base: 0, id: footer.id };
+    const begin = size - bytes.length;
+    void this.ends.get(`${path} ${lies.id}`, bytes.length, async () => ({ begin, bytes }));
+    void this.notePack(lies);
+    const [from, to] = [footer.headerOffset, footer.headerOffset + footer.headerLength];
+    const encoded = from >= begin ? bytes.subarray(from - begin, to - begin) : await this.read(lies, from, to);
+    const { header, hash } = decodeHeader(encoded, footer, path);
+    if (header.repository !== this.id || header.branch !== branch || header.version !== version) {
+      throw new CorruptionError(`${path}: this commit belongs to another repository, branch or version`);
+    }
+    return { header, hash, ...lies };
   }
 
   /**
    * Return what is read of a pack, if its file is the one that was named: checksums say so of whole values, and neither of parts nor of runs.
    * @template T
-   * @param {import("./header.js").Place} place @param {Promise<T>} reading @returns {Promise<T>}
+   * @param {Place} place @param {Promise<T>} reading @returns {Promise<T>}
    */
   async ofPack(place, reading) {
     const [found] = await Promise.all([reading, this.checkPack(place)]);
@@ -254,29 +233,26 @@ export class Commits {
     return found;
   }
 
-  /** @param {{ path: string, id: string }} file */
+  /** @param {Place} place */
   async checkPack({ path, id }) {
-    await this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, async () => {
-      const reader = checked(await this.bytes({ path, id }, 0, HEAD), path);
+    const check = async () => {
+      const reader = checked(await this.read({ path, base: 0, id }, 0, HEAD), path);
       reader.magic("TXSTPACK");
       reader.take(8);
       if (reader.id() !== id || reader.id() !== this.id) reader.fail("it is another pack than the one that was named, or of another repository");
-      this.notePack(path, id);
-    });
+      this.notePack({ path, id });
+    };
+    await this.notePack({ path, id }, check);
   }
 
-  /** Remember which pack a file is, as it was just read. @param {string} path @param {string} id */
-  notePack(path, id) {
-    void this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, async () => undefined);
+  /** Remember which pack a file is. @param {{ path: string, id: string }} file @param {() => Promise<void>} [check] */
+  notePack({ path, id }, check = async () => undefined) {
+    return this.packs.get(`${path} ${id} ${this.source.tags?.get(path)}`, path.length * 2, check);
   }
 
-  /** Read bytes of a commit. @param {import("./header.js").Place} place @param {number} begin @param {number} end @param {Reading} [reading] */
-  read(place, begin, end, reading) {
-    return this.bytes(place, place.base + begin, place.base + end, reading);
-  }
-
-  /** @param {{ path: string, id: string }} file @param {number} begin @param {number} end @param {Reading} [reading] */
-  async bytes({ path, id }, begin, end, reading) {
+  /** Read bytes of a commit. @param {Place} place @param {number} from @param {number} to @param {Reading} [reading] */
+  async read({ path, base, id }, from, to, reading) {
+    const [begin, end] = [base + from, base + to];
     checkRange(path, begin, end);
     const known = await this.ends.kept.get(`${path} ${id}`)?.value;
     if (known && begin >= known.begin && end <= known.begin + known.bytes.length) return known.bytes.subarray(begin - known.begin, end - known.begin);
@@ -286,9 +262,6 @@ export class Commits {
     return bytes;
   }
 }
-
-/** Return the versions among names, the highest first. @param {string[]} names */
-const versionsOf = (names) => names.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
 
 /** Return the version below which all commits were durable when this one was made, as far as it says. @param {Stored} stored */
 const vouchedBy = ({ header }) => (header.synced ? header.version - header.pending : 0);

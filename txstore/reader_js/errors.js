@@ -34,6 +34,4 @@ export class RequestError extends TxStoreError {
 }
 
 /** @param {string} key */
-export function erased(key) {
-  return new ErasedError(`${key.replace(/^\//, "")}: this value was erased`);
-}
+export const erased = (key) => new ErasedError(`${key.replace(/^\//, "")}: this value was erased`);

@@ -9,8 +9,8 @@ const HEAD = 64;
 export const FOOTER = 64;
 const MAX_HEADER = 64 << 20;
 const MAX_LISTED = 1024;
-/** Required features 0 to 31 are of readers; this one knows: 0, foreign values. */
-const KNOWN = 1;
+const MAX_TIME = 253402300799999999; // microseconds, of the year 9999: more than JavaScript counts exactly
+const KNOWN = 1; // required features 0 to 31 are of readers; this one knows: 0, foreign values
 export const SECTION_CARRIED = 2;
 export const SECTION_GROUP_COMMIT = 3;
 
@@ -54,14 +54,8 @@ export const SECTION_GROUP_COMMIT = 3;
  * @property {string} id of the pack that the file is
  */
 
-/** @param {number} version */
-export const versionName = (version) => String(version).padStart(10, "0");
-
 /** @param {string} branch @param {number} version */
-export const commitPath = (branch, version) => `commits/${branch}/${versionName(version)}`;
-
-/** @param {string} id */
-const packPath = (id) => `packs/${id.slice(0, 2)}/${id}`;
+export const commitPath = (branch, version) => `commits/${branch}/${String(version).padStart(10, "0")}`;
 
 /** @param {string} id */
 export const isBranchId = (id) => id === "main" || /^[0-9a-f]{32}$/.test(id);
@@ -71,12 +65,17 @@ export function newer(path, what) {
   return new UnsupportedError(`${path}: it has ${what}, which this reader does not know: use a newer one`);
 }
 
+/** @param {string} path @param {number} required bits */
+export function checkFeatures(path, required) {
+  const unknown = required & ~KNOWN;
+  if (unknown) throw newer(path, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
+}
+
 /** @param {Uint8Array} bytes the last ones of a file @param {string} path @returns {Footer} */
 export function decodeFooter(bytes, path) {
-  const whole = new Reader(bytes, path);
-  if (bytes.length < FOOTER) whole.fail("it is too short for a commit");
-  const last = bytes.subarray(bytes.length - FOOTER);
+  const last = bytes.subarray(-FOOTER);
   const raw = new Reader(last, path);
+  if (last.length < FOOTER) raw.fail("it is too short for a commit");
   raw.magic("TXSTFOOT");
   const version = raw.u32();
   if (version > VERSION) throw newer(path, `format version ${version}`);
@@ -107,15 +106,14 @@ function headerOf(reader) {
   const checksum = reader.u16();
   const ofReaders = reader.u32();
   reader.u32(); // those of processes that commit
-  const unknown = ofReaders & ~KNOWN;
-  if (unknown) throw newer(path, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
+  checkFeatures(path, ofReaders);
   if (kind !== 1 || checksum !== 1) throw newer(path, `a header of kind ${kind} with checksums of kind ${checksum}`);
   const synced = (reader.u32() & 1) === 0;
   reader.u32(); // other optional features
   /** @type {Header} */
   const header = {
     repository: reader.id(), id: reader.id(), parent: reader.id(), parentHash: reader.id(),
-    version: reader.u64(), seq: reader.u64(), oldestKept: reader.u64(), time: timeOf(reader),
+    version: reader.u64(), seq: reader.u64(), oldestKept: reader.u64(), time: reader.u64(MAX_TIME),
     synced, pending: 0, branch: "", author: "", message: "", properties: {}, statistics: [], sections: [], runs: [],
     fork: undefined, merged: undefined, group: undefined, declared: { constraints: {}, views: {}, cursors: {} },
   };
@@ -130,14 +128,6 @@ function headerOf(reader) {
   if (!isBranchId(header.branch)) reader.fail("its branch has an impossible id");
   if (header.pending > header.version) reader.fail("its header has impossible numbers");
   return header;
-}
-
-/** Microseconds: up to the year 10000, which is more than JavaScript counts exactly. @param {Reader} reader */
-function timeOf(reader) {
-  const low = reader.u32();
-  const time = reader.u32() * 2 ** 32 + low;
-  if (time > 253402300799999999) reader.fail("its time is after the year 9999");
-  return time;
 }
 
 /** @param {Header} header @param {number} type @param {Reader} reader */
@@ -176,8 +166,7 @@ export function branchOf(reader, length) {
 
 /** @param {Reader} reader @returns {RunName[]} */
 function runsOf(reader) {
-  /** @type {RunName[]} */
-  const runs = [];
+  const runs = /** @type {RunName[]} */ ([]);
   const places = new Set();
   while (reader.left) {
     const length = reader.varint();
@@ -198,7 +187,7 @@ export function packOf(reader) {
   const id = reader.id();
   if (kind === 2) {
     if (reader.left) reader.fail("a pack in it has a wrong name");
-    return { path: packPath(id), base: 0, id };
+    return { path: `packs/${id.slice(0, 2)}/${id}`, base: 0, id };
   }
   const version = reader.varint();
   return { path: commitPath(branchOf(reader, reader.left), version), base: 0, id };
@@ -207,7 +196,6 @@ export function packOf(reader) {
 /**
  * Return the commits that a commit carries: those right before it on its branch, the newest first.
  * @param {Uint8Array} bytes of the section @param {Stored} stored
- * @returns {Stored[]}
  */
 export function carriedBy(bytes, stored) {
   const found = [];
@@ -229,7 +217,6 @@ export function carriedBy(bytes, stored) {
 /**
  * Return the commits that a group commit has decided besides its leader, in order. Their own files may not exist yet.
  * @param {Uint8Array} bytes of the section @param {number} offset of the section in the file @param {Stored} leader
- * @returns {Stored[]}
  */
 export function decidedBy(bytes, offset, leader) {
   const { path, header: { group } } = leader;

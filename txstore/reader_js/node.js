@@ -11,8 +11,7 @@ import { FORMAT, MAX_SMALL, MAX_TAGS } from "./source.js";
 
 export * from "./errors.js";
 
-/** @typedef {import("./source.js").End} End */
-/** @typedef {import("./source.js").Source} Source */
+/** @import { Source } from "./source.js" */
 
 /** @implements {Source} */
 class DirectorySource {
@@ -25,29 +24,30 @@ class DirectorySource {
 
   /** @param {string} path */
   async small(path) {
-    const found = await unlessMissing(() => this.read(path, () => [0, MAX_SMALL]));
+    const found = await this.read(path, () => [0, MAX_SMALL]);
     if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
     return found?.bytes;
   }
 
   /** @param {string} path @param {number} begin @param {number} end */
   async range(path, begin, end) {
-    return unlessMissing(() => this.read(path, () => [begin, end]).then(({ bytes }) => bytes));
+    return (await this.read(path, () => [begin, end]))?.bytes;
   }
 
   /** @param {string} path @param {number} length */
   tail(path, length) {
-    return unlessMissing(() => this.read(path, (size) => [Math.max(0, size - length), size]));
+    return this.read(path, (size) => [Math.max(0, size - length), size]);
   }
 
   /** @param {string} path */
   list(path) {
-    return unlessMissing(() => readdir(`${this.url}/${path}`)).then((names) => names ?? []);
+    return readdir(`${this.url}/${path}`).catch(unlessMissing).then((names) => names ?? []);
   }
 
-  /** @param {string} path @param {(size: number) => [number, number]} which @returns {Promise<End>} */
+  /** @param {string} path @param {(size: number) => [number, number]} which */
   async read(path, which) {
-    const opened = await openFile(`${this.url}/${path}`);
+    const opened = await openFile(`${this.url}/${path}`).catch(unlessMissing);
+    if (!opened) return undefined;
     try {
       const { size, ino, ctimeMs } = await opened.stat();
       const [begin, end] = which(size);
@@ -69,15 +69,9 @@ class DirectorySource {
   }
 }
 
-/** @template T @param {() => Promise<T>} action @returns {Promise<T | undefined>} */
-async function unlessMissing(action) {
-  try {
-    return await action();
-  } catch (error) {
-    const { code } = /** @type {NodeJS.ErrnoException} */ (error);
-    if (code === "ENOENT" || code === "ENOTDIR") return undefined;
-    throw error;
-  }
+/** @param {NodeJS.ErrnoException} error */
+function unlessMissing(error) {
+  if (error.code !== "ENOENT" && error.code !== "ENOTDIR") throw error;
 }
 
 /** Open a repository: a directory by its path or `file:` URL, or any other URL. @param {string | URL} place @param {Parameters<typeof openUrl>[1]} [options] */

@@ -4,13 +4,12 @@ import { Cache } from "./cache.js";
 import { Commits, follows } from "./commits.js";
 import { Reader, checked, checkedJson } from "./bytes.js";
 import { CorruptionError, NotFoundError, RequestError, UnsupportedError, erased } from "./errors.js";
-import { branchOf, commitPath, newer } from "./header.js";
+import { branchOf, checkFeatures, commitPath, newer } from "./header.js";
 import { Store } from "./store.js";
 import { FORMAT, withSignal } from "./source.js";
 
-/** @typedef {import("./header.js").Stored} Stored */
-/** @typedef {import("./source.js").Reading} Reading */
-/** @typedef {import("./source.js").Source} Source */
+/** @import { Stored } from "./header.js" */
+/** @import { Reading, Source } from "./source.js" */
 
 /**
  * @typedef {object} Options
@@ -30,30 +29,22 @@ import { FORMAT, withSignal } from "./source.js";
 
 /** @type {Branch} */
 const MAIN = { id: "main", name: "main", fork: undefined, lineage: [] };
-const NONE = "0".repeat(32);
-/** Commits that are read at once for a log. */
-const AT_ONCE = 8;
-/** Enough of a commit file's end for most headers. */
-const HEADER_TAIL = 1024;
+export const NONE = "0".repeat(32);
+const AT_ONCE = 8; // commits that are read at once for a log
+const HEADER_TAIL = 1024; // enough of a commit file's end for most headers
 
 /** Open a repository over a source. @param {Source} source @param {Options} options @param {Reading} reading */
 export async function open(source, options, reading) {
-  const format = await source.small(FORMAT, { ...reading, isMutable: true });
-  if (!format) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
-  return new Repository(source, repositoryOf(format), options);
-}
-
-/** @param {Uint8Array} bytes of `format.json` */
-function repositoryOf(bytes) {
+  const bytes = await source.small(FORMAT, { ...reading, isMutable: true });
+  if (!bytes) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
   const reader = new Reader(bytes, FORMAT);
   const { members: { txstore: version, repository }, texts, isRight } = checkedJson(bytes, FORMAT);
   if (Number.isInteger(version) && version > 1) throw newer(FORMAT, `format version ${version}`);
   if (!isRight) reader.fail("it has a wrong checksum");
   const [required, optional] = ["required", "optional"].map((name) => texts.get(name) ?? "");
   if (version !== 1 || !/^[0-9a-f]{32}$/.test(repository) || ![required, optional].every((bits) => /^-?\d+$/.test(bits))) reader.fail("it names no repository");
-  const unknown = Number(BigInt.asUintN(32, BigInt(required))) & ~1;
-  if (unknown) throw newer(FORMAT, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
-  return /** @type {string} */ (repository);
+  checkFeatures(FORMAT, Number(BigInt.asUintN(32, BigInt(required))));
+  return new Repository(source, repository, options);
 }
 
 export class Repository {
@@ -71,13 +62,10 @@ export class Repository {
     this.names = new Map([["main", "main"]]);
   }
 
-  // --- what a user calls
-
   /**
    * Return a store for zarrita: the repository as one commit has it.
    * @param {string | number} [at] a branch, a tag, the id of a commit, or a version of the branch `main`
    * @param {{ signal?: AbortSignal }} [reading]
-   * @returns {Promise<Store>}
    */
   async at(at = "main", reading = {}) {
     return withSignal(this.find(at).then((stored) => this.storeOf(stored)), reading.signal);
@@ -85,14 +73,20 @@ export class Repository {
 
   /** Return the commits of a branch, the newest first. @param {{ branch?: string, limit?: number, signal?: AbortSignal }} [options] @returns {Promise<Commit[]>} */
   async log({ branch = "main", limit = Infinity, signal } = {}) {
-    return withSignal(this.logOf(branch, limit), signal);
+    const read = async () => {
+      const record = await this.branch(branch);
+      if (!record) throw new NotFoundError(`${this.source.url}: there is no branch ${JSON.stringify(branch)}`);
+      const found = [];
+      for await (const stored of this.walk(record, limit)) found.push(this.commitOf(stored));
+      return found;
+    };
+    return withSignal(read(), signal);
   }
 
   /** Return the names of the branches. Needs a server that lists names. @param {Reading} [reading] @returns {Promise<string[]>} */
   async branches(reading = {}) {
     const records = await Promise.all((await this.list("branches", reading)).map((name) => this.recordOf(name)));
-    const names = records.filter((record) => record !== undefined).map((record) => record.name);
-    return ["main", ...names.sort()];
+    return ["main", ...records.flatMap((record) => record?.name ?? []).sort()];
   }
 
   /** Return the names of the tags. Needs a server that lists names. @param {Reading} [reading] @returns {Promise<string[]>} */
@@ -109,8 +103,6 @@ export class Repository {
     };
   }
 
-  // --- names
-
   /** @param {string} directory @param {Reading} reading */
   async list(directory, reading) {
     const names = await this.source.list(directory, reading);
@@ -118,18 +110,22 @@ export class Repository {
     return names.filter(isName);
   }
 
+  /** Return what reads the record of a branch or a tag, behind its magic. @param {string} path @param {string} magic */
+  async named(path, magic) {
+    const bytes = await this.source.small(path, { isMutable: true });
+    const reader = bytes && checked(bytes, path);
+    reader?.magic(magic);
+    return reader;
+  }
+
   /** @param {string} name @returns {Promise<Branch | undefined>} */
   async recordOf(name) {
-    const path = `branches/${name.toLowerCase()}`;
-    const bytes = await this.source.small(path, { isMutable: true });
-    if (!bytes) return undefined;
-    const reader = checked(bytes, path);
-    reader.magic("TXSTBRN1");
+    const reader = await this.named(`branches/${name.toLowerCase()}`, "TXSTBRN1");
+    if (!reader) return undefined;
     const [id, fork] = [reader.id(), reader.id()];
     reader.take(16);
     const given = reader.text(reader.u8());
-    /** @type {{ id: string, upto: number }[]} */
-    const lineage = [];
+    const lineage = /** @type {Branch["lineage"]} */ ([]);
     while (reader.left) {
       const upto = reader.varint();
       lineage.push({ upto, id: branchOf(reader, reader.varint()) });
@@ -148,11 +144,8 @@ export class Repository {
 
   /** Return what a tag names. @param {string} name @returns {Promise<{ id: string, version: number, branch: string } | undefined>} */
   async tag(name) {
-    const path = `tags/${name}`;
-    const bytes = isName(name) ? await this.source.small(path, { isMutable: true }) : undefined;
-    if (!bytes) return undefined;
-    const reader = checked(bytes, path);
-    reader.magic("TXSTTAG1");
+    const reader = isName(name) ? await this.named(`tags/${name}`, "TXSTTAG1") : undefined;
+    if (!reader) return undefined;
     const [version, id] = [reader.u64(), reader.id()];
     return { id, version, branch: branchOf(reader, reader.left) };
   }
@@ -160,14 +153,10 @@ export class Repository {
   /** @param {string} name */
   async tagged(name) {
     const tag = await this.tag(name);
-    if (!tag) return undefined;
-    const { id, version, branch } = tag;
-    const stored = await this.commits.stored(branch, version);
-    if (stored?.header.id !== id) throw new CorruptionError(`tags/${name}: the commit ${id} that it names is gone. Restore the repository from a backup`);
+    const stored = tag && (await this.commits.stored(tag.branch, tag.version));
+    if (stored?.header.id !== tag?.id) throw new CorruptionError(`tags/${name}: the commit ${tag?.id} that it names is gone. Restore the repository from a backup`);
     return stored;
   }
-
-  // --- commits
 
   /** @param {Stored | undefined} stored */
   storeOf(stored) {
@@ -176,7 +165,15 @@ export class Repository {
 
   /** @param {string | number} at @returns {Promise<Stored | undefined>} undefined: no commit was made yet */
   async find(at) {
-    if (typeof at === "number") return this.version(at);
+    if (typeof at === "number") {
+      const head = await this.head(MAIN);
+      const { oldestKept, version } = head?.header ?? { oldestKept: 0, version: -1 };
+      const isKept = Number.isInteger(at) && at >= oldestKept && at <= version;
+      const stored = isKept ? await this.commits.made("main", at) : undefined;
+      if (stored) return stored;
+      const kept = head ? `: those that are kept are ${oldestKept} to ${version}` : "";
+      throw new NotFoundError(`${this.source.url}: there is no version ${at}${kept}`);
+    }
     const branch = await this.branch(at);
     if (branch) return this.head(branch);
     const tagged = await this.tagged(at);
@@ -191,14 +188,6 @@ export class Repository {
     throw new NotFoundError(`${this.source.url}: ${JSON.stringify(at)} is no branch, tag or commit here`);
   }
 
-  /** @param {number} version */
-  async version(version) {
-    const head = await this.head(MAIN);
-    const stored = Number.isInteger(version) && version >= 0 && head && version <= head.header.version ? await this.commits.made("main", version) : undefined;
-    if (stored && version >= /** @type {Stored} */ (head).header.oldestKept) return stored;
-    throw new NotFoundError(`${this.source.url}: there is no version ${version}${head ? `: those that are kept are ${head.header.oldestKept} to ${head.header.version}` : ""}`);
-  }
-
   /** @param {Branch} branch @returns {Promise<Stored | undefined>} */
   async head(branch) {
     const [below] = branch.lineage;
@@ -210,17 +199,6 @@ export class Repository {
     return fork;
   }
 
-  // --- history
-
-  /** @param {string} name @param {number} limit */
-  async logOf(name, limit) {
-    const branch = await this.branch(name);
-    if (!branch) throw new NotFoundError(`${this.source.url}: there is no branch ${JSON.stringify(name)}`);
-    const found = [];
-    for await (const stored of this.walk(branch, limit)) found.push(this.commitOf(stored));
-    return found;
-  }
-
   /** Yield the commits of a branch, the newest first, down to the oldest that is kept. @param {Branch} branch @param {number} [limit] @returns {AsyncGenerator<Stored>} */
   async *walk(branch, limit = Infinity) {
     const head = await this.head(branch);
@@ -230,7 +208,6 @@ export class Repository {
   /**
    * Yield a commit and its ancestors by the first parent, the newest first, down to the oldest that is kept.
    * @param {Stored} newest @param {number} [limit] @param {number} [oldestKept] of its branch, if that is known
-   * @returns {AsyncGenerator<Stored>}
    */
   async *below(newest, limit = Infinity, oldestKept) {
     let last = newest;
@@ -261,14 +238,11 @@ export class Repository {
       if (!below || !follows(last, below)) throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
       left--;
       yield (last = below);
-      if (fork !== undefined) floor = await this.floor(last.header);
+      if (fork === undefined) continue;
+      const { branch: other, version: kept } = last.header; // all that is kept, if this branch was deleted
+      const head = (await this.isLiving(other)) ? await this.commits.newest(other) : undefined;
+      floor = head?.header.oldestKept ?? kept;
     }
-  }
-
-  /** Return the oldest kept version of the branch that a commit lies in. Of a deleted branch, only that commit is kept. @param {import("./header.js").Header} header */
-  async floor({ branch, version }) {
-    const newest = (await this.isLiving(branch)) ? await this.commits.newest(branch) : undefined;
-    return newest?.header.oldestKept ?? version;
   }
 
   /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */
@@ -279,8 +253,6 @@ export class Repository {
     const records = await Promise.all(names.filter(isName).map((name) => this.recordOf(name)));
     return records.some((record) => record?.id === id);
   }
-
-  // --- erasures
 
   /** Say why a value is zeros, if a record of an erasure does. @param {string} key @param {number} checksum of the value, as its ref has it */
   async checkErasures(key, checksum) {

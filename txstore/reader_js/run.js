@@ -1,10 +1,11 @@
 /** A sorted run: finds keys in it, and lists them. See format.md, "Runs". */
 
-import { Reader, compare, joined, startsWith } from "./bytes.js";
+import { Reader, compare, countBefore, joined, startsWith } from "./bytes.js";
 import { crc32c } from "./checksums.js";
 import { newer, packOf } from "./header.js";
 
-/** @typedef {import("./header.js").Place} Place */
+/** @import { Cache } from "./cache.js" */
+/** @import { Place, RunName } from "./header.js" */
 
 export const TOMBSTONE = 0;
 export const VALUE = 1;
@@ -15,11 +16,9 @@ const TRAILER = 64;
 const RECORD = 32;
 const MAX_BLOCK = 16384;
 export const MAX_KEY = 4096;
-/** The part of a run that its index takes, and the least of its end that is read at first. */
-const INDEX_PART = 0.016;
-const LEAST = 8192;
-/** Blocks that are read at once. */
-const AT_ONCE = 128;
+const INDEX_PART = 0.016; // the part of a run that its index takes
+const LEAST = 8192; // the least of its end that is read at first
+const AT_ONCE = 128; // blocks that are read at once
 
 /**
  * An entry: what a run says of a key.
@@ -32,10 +31,7 @@ const AT_ONCE = 128;
 
 /** One run whose index has been read. Its blocks are read when a key is looked up, and kept by `blocks`. */
 export class Run {
-  /**
-   * @param {Index} index @param {Read} read offsets are from the start of the run @param {number} seq of entries that name none
-   * @param {import("./cache.js").Cache<Entry[]>} blocks
-   */
+  /** @param {Index} index @param {Read} read @param {number} seq of entries that name none @param {Cache<Entry[]>} blocks */
   constructor(index, read, seq, blocks) {
     this.index = index;
     this.read = read;
@@ -43,7 +39,7 @@ export class Run {
     this.blocks = blocks;
   }
 
-  /** Read the index of a run. @param {Read} read @param {Place} lies the file @param {import("./header.js").RunName} name @param {import("./cache.js").Cache<Entry[]>} blocks */
+  /** Read the index of a run. @param {Read} read @param {Place} lies the file @param {RunName} name @param {Cache<Entry[]>} blocks */
   static async open(read, lies, { offset, length, entries, seq }, blocks) {
     const within = /** @type {Read} */ ((begin, end) => read(offset + begin, offset + end));
     const guess = Math.max(0, length - LEAST - Math.ceil(length * INDEX_PART));
@@ -67,7 +63,6 @@ export class Run {
   /**
    * Yield the entries whose keys begin so, in order, block by block. The longer that goes on, the more blocks are read at once.
    * @param {Uint8Array} prefix @param {Uint8Array} [start] the first key to look at @param {number} [since] only entries with a higher seq, or with none
-   * @returns {AsyncGenerator<Entry[]>}
    */
   async *below(prefix, start = prefix, since = 0) {
     const { index } = this;
@@ -100,7 +95,6 @@ export class Run {
   /**
    * Return the blocks in which one of the names right below a prefix ends, and the next begins, each with the former.
    * @param {Uint8Array} prefix @param {Uint8Array} start @param {number} most
-   * @returns {{ run: Run, block: number, name: Uint8Array }[]}
    */
   borders(prefix, start, most) {
     const { index } = this;
@@ -140,15 +134,7 @@ export class Run {
 }
 
 /** Return the place of the first entry whose key is not below this one. @param {Entry[]} entries @param {Uint8Array} key */
-function placeOf(entries, key) {
-  let [low, high] = [0, entries.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (compare(entries[middle].key, key) < 0) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
+const placeOf = (entries, key) => countBefore(entries.length, (each) => compare(entries[each].key, key) < 0);
 
 /** Return where the index of a run begins. @param {Uint8Array} end of the run @param {number} length @param {string} path */
 function beginOfIndex(end, length, path) {
@@ -254,13 +240,7 @@ class Index {
 
   /** Return the block that a key would be in; -1: it is before all. @param {Uint8Array} key */
   blockOf(key) {
-    let [low, high] = [0, this.count];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (compare(this.firstKey(middle), key) <= 0) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
+    return countBefore(this.count, (block) => compare(this.firstKey(block), key) <= 0) - 1;
   }
 }
 
@@ -273,8 +253,7 @@ function entriesOf(bytes, index, block, seq) {
   const end = bytes.length - 4 - 4 * restarts;
   if (restarts < 1 || end <= 0) whole.fail("a block has an impossible end");
   const reader = new Reader(bytes.subarray(0, end), path);
-  /** @type {Entry[]} */
-  const entries = [];
+  const entries = /** @type {Entry[]} */ ([]);
   let key = new Uint8Array(0);
   let row = 0;
   while (reader.left) {
@@ -286,19 +265,14 @@ function entriesOf(bytes, index, block, seq) {
     key = new Uint8Array(shared + unshared);
     for (let each = 0; each < key.length; each++) key[each] = each < shared ? before[each] : reader.bytes[rest + each]; // faster than parts of arrays
     if (entries.length ? compare(before, key) >= 0 : compare(key, index.firstKey(block)) !== 0) reader.fail("the keys of a block are out of order");
-    const kind = reader.u8();
-    entries.push(refOf(reader, key, kind, reader.varint() || seq, index));
+    const [kind, own] = [reader.u8(), reader.varint() || seq];
+    if (![TOMBSTONE, VALUE, FOREIGN, ERASED].includes(kind)) throw newer(path, `a ref of kind ${kind}`);
+    const place = kind === TOMBSTONE ? index.lies : index.packs[reader.varint()];
+    if (!place) reader.fail("an entry names a pack that its run does not");
+    const [offset, length] = kind === TOMBSTONE ? [0, 0] : [reader.varint(), reader.varint()];
+    entries.push({ key, kind, seq: own, place, offset, length, checksum: kind === TOMBSTONE ? 0 : reader.u32() });
   }
   return entries;
-}
-
-/** @param {Reader} reader @param {Uint8Array} key @param {number} kind @param {number} seq @param {Index} index @returns {Entry} */
-function refOf(reader, key, kind, seq, index) {
-  if (kind === TOMBSTONE) return { key, kind, seq, place: index.lies, offset: 0, length: 0, checksum: 0 };
-  if (kind !== VALUE && kind !== FOREIGN && kind !== ERASED) throw newer(reader.path, `a ref of kind ${kind}`);
-  const place = index.packs[reader.varint()];
-  if (!place) reader.fail("an entry names a pack that its run does not");
-  return { key, kind, seq, place, offset: reader.varint(), length: reader.varint(), checksum: reader.u32() };
 }
 
 /** Tell whether a text may be a key, but for its length. @param {string} key */

@@ -4,20 +4,13 @@ import { joined } from "./bytes.js";
 import { CorruptionError, RequestError } from "./errors.js";
 
 /**
- * What the reader needs to know of where the files lie.
- * @typedef {object} Source
- * @property {string} url
- * @property {(path: string, options?: Reading) => Promise<Uint8Array | undefined>} small a small file. undefined: there is
- *   no such file
- * @property {(path: string, begin: number, end: number, options?: Reading) => Promise<Uint8Array | undefined>} range
- *   from `begin` to `end`, which both lie in the file
- * @property {(path: string, length: number, options?: Reading) => Promise<End | undefined>} tail at most so many of the
- *   last bytes
- * @property {(path: string, options?: Reading) => Promise<string[] | undefined>} list the names in a directory.
- *   undefined: the server tells no names
+ * What the reader needs to know of where the files lie. What reads a file returns undefined if there is none.
+ * @typedef {Pick<HttpSource, "url" | "small" | "range" | "tail" | "list"> & Hints} Source
+ *
+ * @typedef {object} Hints
+ * @property {typeof fetch} [fetch] what makes requests, if that is not the global one
  * @property {Map<string, string>} [tags] of which version each file was when it was read last, as its host says
- * @property {() => Promise<number>} [place] where head caches were written that tell of these files; without it, it is not
- *   known
+ * @property {() => Promise<number>} [place] where head caches were written that tell of these files, if that is known
  */
 
 /** @typedef {object} Reading @property {AbortSignal} [signal] @property {boolean} [isMutable] whether the file may be replaced: no cache may answer for the server */
@@ -32,24 +25,18 @@ import { CorruptionError, RequestError } from "./errors.js";
  * @property {boolean} [listsPages] whether the server is known to list names by pages: else that is found out
  */
 
-/** Ranges of one file with less than this between them are read by one request. */
-const GAP = 16 << 10;
-/** No request for several ranges is longer. */
-const JOINED = 8 << 20;
-/** No more is read of a file at once, whatever a header or an entry declares. */
-const MAX_RANGE = 1 << 30;
-/** No small file is longer. */
-export const MAX_SMALL = 4 << 20;
-/** No more is read of a file that a server sends whole, as it knows no ranges. */
-const MAX_WHOLE = 256 << 20;
-/** No page of a list is longer, and no list has more pages or names. */
-const MAX_LIST = 64 << 20;
-const MAX_PAGES = 10_000;
+const GAP = 16 << 10; // ranges of one file with less than this between them are read by one request
+const JOINED = 8 << 20; // no request for several ranges is longer
+export const MAX_SMALL = 4 << 20; // no small file is longer
+const MAX_RANGE = 1 << 30; // no more is read of a file at once, whatever a header or an entry declares
+const MAX_WHOLE = 256 << 20; // no more is read of a file that a server sends whole, as it knows no ranges
+const MAX_LIST = 64 << 20; // no page of a list is longer
+const MAX_PAGES = 10_000; // no list has more, nor more names
 const MAX_NAMES = 10_000_000;
-/** Files of which the version is remembered. */
-export const MAX_TAGS = 10_000;
+export const MAX_TAGS = 10_000; // files of which the version is remembered
 export const FORMAT = "format.json";
 const FIRST_PAUSE = 100;
+const ADVICE = ": give credentials by the option `fetch` or `init`, or open the bucket to readers";
 const MISSING = new Set([404, 410]);
 const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 
@@ -60,7 +47,6 @@ const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
  * @typedef {{ begin: number, end: number, isWhole?: boolean } | { tail: number }} Part
  */
 
-/** @implements {Source} */
 export class HttpSource {
   /** @param {string} url @param {HttpOptions} options */
   constructor(url, options = {}) {
@@ -76,19 +62,19 @@ export class HttpSource {
     this.way = options.listsPages ? Promise.resolve(this.listPage.bind(this)) : undefined;
   }
 
-  /** By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
+  /** Read a small file. By a range, too: for ranges, browsers ask the server not to compress. @param {string} path @param {Reading} [options] */
   async small(path, options = {}) {
     const found = await this.file(path, { begin: 0, end: MAX_SMALL }, options);
     if (found && found.size > MAX_SMALL) throw new CorruptionError(`${path}: it has ${found.size} bytes, and at most ${MAX_SMALL} are possible`);
     return found?.bytes;
   }
 
-  /** @param {string} path @param {number} length @param {Reading} [options] */
+  /** Read at most so many of the last bytes. @param {string} path @param {number} length @param {Reading} [options] */
   async tail(path, length, options = {}) {
     return this.file(path, { tail: length }, options);
   }
 
-  /** @param {string} path @param {number} begin @param {number} end @param {Reading} [options] */
+  /** Read from `begin` to `end`, which both lie in the file. @param {string} path @param {number} begin @param {number} end @param {Reading} [options] */
   async range(path, begin, end, options = {}) {
     if (begin === end) return new Uint8Array(0);
     /** @type {Promise<Uint8Array | undefined>} */
@@ -107,8 +93,7 @@ export class HttpSource {
   send(path) {
     const wanted = (this.wanted.get(path) ?? []).sort((one, other) => one.begin - other.begin);
     this.wanted.delete(path);
-    /** @type {Wanted[]} */
-    let group = [];
+    let group = /** @type {Wanted[]} */ ([]);
     let end = 0;
     for (const each of wanted) {
       if (group.length && (each.begin > end + GAP || Math.max(end, each.end) - group[0].begin > JOINED)) {
@@ -127,14 +112,7 @@ export class HttpSource {
     try {
       const isWhole = end - begin > JOINED; // a part of what others want, too, is not refused to them
       const answer = await this.file(path, { begin, end, isWhole }, {});
-      for (const each of group) {
-        const bytes = answer?.bytes.subarray(each.begin - begin, each.end - begin);
-        if (bytes && bytes.length !== each.end - each.begin) {
-          each.reject(new CorruptionError(`${path}: it ends before byte ${each.end}`));
-        } else {
-          each.resolve(bytes);
-        }
-      }
+      for (const each of group) each.resolve(answer?.bytes.subarray(each.begin - begin, each.end - begin));
     } catch (error) {
       for (const each of group) each.reject(error);
     }
@@ -157,7 +135,6 @@ export class HttpSource {
   /**
    * Return a part of a file, with the length of the file. undefined: there is no such file.
    * @param {string} path @param {Part} part @param {Reading} options @param {string} [target]
-   * @returns {Promise<End | undefined>}
    */
   async answer(path, part, options, target = this.target(path)) {
     const range = "tail" in part ? `-${part.tail}` : `${part.begin}-${part.end - 1}`;
@@ -174,7 +151,6 @@ export class HttpSource {
    * Make a request, and make it again if there was no answer. undefined: there is no such file.
    * @template T
    * @param {string} target @param {RequestInit} init @param {Reading} options @param {(response: Response) => Promise<T>} read @param {number} [retries]
-   * @returns {Promise<T | undefined>}
    */
   async request(target, init, options, read, retries = this.retries) {
     for (let attempt = 0; ; attempt++) {
@@ -189,18 +165,18 @@ export class HttpSource {
         });
         if (MISSING.has(response.status)) return undefined;
         if (response.ok || response.status === 416) return await read(response);
-        last = new RequestError(`${target}: the server answers ${response.status}${adviceFor(response.status)}`, response.status);
+        const advice = [401, 403].includes(response.status) ? ADVICE : "";
+        last = new RequestError(`${target}: the server answers ${response.status}${advice}`, response.status);
         if (!PASSING.has(response.status)) throw last;
       } catch (error) {
         // fetch throws TypeError when there is no answer, or when one was cut
-        if (!(error instanceof TypeError) && !(error instanceof CutError) && error !== last) throw error;
-        if (error === last && !PASSING.has(/** @type {RequestError} */ (error).status ?? 0)) throw error;
-        /** @type {string} */
-        const reason = error instanceof CutError ? error.message : `no answer (${error instanceof Error ? error.message : error}). In a browser, the server has to allow this page by CORS`;
-        last = error instanceof RequestError ? error : new RequestError(`${target}: ${reason}`, undefined, { cause: error });
+        if (!(error instanceof TypeError) && !(error instanceof CutError)) throw error;
+        const reason = error instanceof CutError ? error.message : `no answer (${error.message}). In a browser, the server has to allow this page by CORS`;
+        last = new RequestError(`${target}: ${reason}`, undefined, { cause: error });
       }
       if (attempt >= retries) throw last;
-      await pause(FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random()), options.signal);
+      const pause = FIRST_PAUSE * 2 ** attempt * (0.5 + Math.random());
+      await withSignal(new Promise((resolve) => setTimeout(resolve, pause)), options.signal);
     }
   }
 
@@ -213,8 +189,10 @@ export class HttpSource {
 
   /** HTTP has no lists of names: this understands the pages that servers make of directories, and S3's answers. @param {string} path @param {Reading} [options] */
   async list(path, options = {}) {
-    this.way ??= this.findWay();
-    const way = await withSignal(this.way, options.signal);
+    const found = (this.way ??= this.findWay());
+    const forget = () => (this.way = undefined);
+    found.then((way) => way ?? forget(), forget); // there may be no commit yet
+    const way = await withSignal(found, options.signal);
     return way && ((await way(path, options)) ?? []);
   }
 
@@ -224,16 +202,9 @@ export class HttpSource {
     /** @type {Way[]} */
     const ofBuckets = [this.listBucket.bind(this, "", parts), this.listBucket.bind(this, `/${parts[0]}`, parts.slice(1))];
     const tried = (/** @type {Way} */ way) => way("commits", {}, 1).catch(unlessBusy);
-    try {
-      if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
-      const found = await Promise.all(ofBuckets.map(tried));
-      const way = ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
-      if (!way) this.way = undefined; // there may be no commit yet
-      return way;
-    } catch (error) {
-      this.way = undefined;
-      throw error;
-    }
+    if ((await tried(this.listPage.bind(this)))?.length) return this.listPage.bind(this);
+    const found = await Promise.all(ofBuckets.map(tried));
+    return ofBuckets.find((_, each) => found[each]?.length) ?? ofBuckets.find((_, each) => found[each]);
   }
 
   /** @param {string} path @param {Reading} options @param {number} [retries] @returns {Promise<string[] | undefined>} */
@@ -341,8 +312,7 @@ async function answered(response, target, part) {
 /** Read an answer of at most so many bytes, or no more of it than is enough. @param {Response} response @param {string} target @param {number} most @param {number} [enough] */
 async function bodyOf(response, target, most, enough = Infinity) {
   const reader = response.body?.getReader();
-  /** @type {Uint8Array[]} */
-  const parts = [];
+  const parts = /** @type {Uint8Array[]} */ ([]);
   const limit = Math.min(most, enough);
   const declared = Number(response.headers.get("Content-Length"));
   let length = limit === most && declared > most ? declared : 0; // then nothing of it is read
@@ -357,11 +327,6 @@ async function bodyOf(response, target, most, enough = Infinity) {
   return joined(parts);
 }
 
-/** @param {number} status */
-function adviceFor(status) {
-  return status === 401 || status === 403 ? ": give credentials by the option `fetch` or `init`, or open the bucket to readers" : "";
-}
-
 /** @param {string} text */
 function unescaped(text) {
   return text.replace(/&(amp|lt|gt|quot|apos|#(\d+)|#x([0-9a-f]+));/gi, (_, name, decimal, hexadecimal) =>
@@ -369,11 +334,6 @@ function unescaped(text) {
       ? String.fromCodePoint(decimal ? Number(decimal) : parseInt(hexadecimal, 16))
       : /** @type {Record<string, string>} */ ({ amp: "&", lt: "<", gt: ">", quot: '"', apos: "'" })[name.toLowerCase()],
   );
-}
-
-/** @param {number} milliseconds @param {AbortSignal} [signal] @returns {Promise<void>} */
-function pause(milliseconds, signal) {
-  return withSignal(new Promise((resolve) => setTimeout(resolve, milliseconds)), signal);
 }
 
 /** Wait for a promise, or until a signal says to wait no more. @template T @param {Promise<T>} promise @param {AbortSignal} [signal] @returns {Promise<T>} */

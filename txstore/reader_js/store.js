@@ -10,8 +10,7 @@ import { HttpSource, checkRange, withSignal } from "./source.js";
 /** @typedef {{ signal?: AbortSignal }} Reading */
 /** @typedef {{ offset: number, length: number } | { suffixLength: number }} Range */
 
-/** Milliseconds. */
-const STRETCH = 10;
+const STRETCH = 10; // milliseconds
 
 /** Return what lets others run for a moment where that was long ago: a page has to be drawn meanwhile. */
 export function rests() {
@@ -35,16 +34,14 @@ export class Store {
   /**
    * Return a value; undefined if there is no such key.
    * @param {string} key with or without a slash before it @param {Reading} [reading]
-   * @returns {Promise<Uint8Array | undefined>}
    */
   async get(key, reading = {}) {
-    return withSignal(this.value(key, reading), reading.signal);
+    return withSignal(this.entry(key).then((entry) => entry && this.whole(entry, key, reading)), reading.signal);
   }
 
   /**
    * Return a part of a value; undefined if there is no such key. The checksum of the whole value is not compared.
    * @param {string} key @param {Range} range @param {Reading} [reading]
-   * @returns {Promise<Uint8Array | undefined>}
    */
   async getRange(key, range, reading = {}) {
     return withSignal(this.part(key, range, reading), reading.signal);
@@ -53,7 +50,6 @@ export class Store {
   /**
    * Yield the keys that begin so, in the order of their bytes.
    * @param {string} [prefix] @param {Reading} [reading] @param {string} [start] the first one to look at
-   * @returns {AsyncGenerator<string>}
    */
   async *keys(prefix = "", reading = {}, start = prefix) {
     for await (const page of this.pages(prefix, start, reading)) for (const [key] of page) yield key;
@@ -62,7 +58,6 @@ export class Store {
   /**
    * Yield the keys that begin so, from one on, with their entries, which name the commits that have set them: many at a time.
    * @param {string} [prefix] @param {string} [start] @param {Reading} [reading]
-   * @returns {AsyncGenerator<[string, Entry][]>}
    */
   async *pages(prefix = "", start = prefix, reading = {}) {
     const [wanted, first] = [prefix, start].map((each) => encode(each.replace(/^\//, "")));
@@ -78,8 +73,7 @@ export class Store {
       }));
       const left = sources.filter(({ isDone }) => !isDone);
       if (!left.length) return;
-      /** @type {[string, Entry][]} */
-      const found = [];
+      const found = /** @type {[string, Entry][]} */ ([]);
       while (left.every(({ page, at }) => at < page.length)) {
         // The one with the least key goes on up to the next one's. Of one key, the newest entry counts.
         const [first, ...others] = left.sort((one, other) => compare(one.page[one.at].key, other.page[other.at].key) || one.run - other.run);
@@ -134,8 +128,6 @@ export class Store {
     throw new CorruptionError(`${place.path}: a run has an impossible key`);
   }
 
-  // --- look-ups
-
   /** @param {import("./header.js").RunName} name @returns {import("./header.js").Place} */
   fileOf({ pack }) {
     const { path, base, id } = /** @type {import("./header.js").Stored} */ (this.stored);
@@ -178,12 +170,6 @@ export class Store {
     return undefined;
   }
 
-  /** @param {string} key @param {Reading} reading */
-  async value(key, reading) {
-    const entry = await this.entry(key);
-    return entry && this.whole(entry, key, reading);
-  }
-
   /** @param {Entry} entry @param {string} key @param {Reading} reading */
   async whole(entry, key, reading) {
     const { place, offset, length, checksum } = entry;
@@ -221,18 +207,15 @@ export class Store {
     const url = reader.text(urlLength);
     const version = reader.text(reader.left);
     if (!/^https?:/.test(url)) throw new ForeignError(`${url}: a value lies in this file, which this reader can't open: it reads http and https only`);
-    if (!this.repository.options.allowForeign?.(url)) {
-      throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
-    }
+    const { source: { fetch = globalThis.fetch }, options: { allowForeign } } = this.repository;
+    if (!allowForeign?.(url)) throw new ForeignError(`${url}: a value lies in this file, outside of the repository. Allow it by \`allowForeign: (url) => ...\``);
     checkRange(url, offset, offset + length);
     if (!length) return new Uint8Array(0);
-    /** @type {string | null} */
-    let etag = null;
-    const { fetch } = /** @type {HttpSource} */ (this.repository.source);
+    let etag = /** @type {string | null} */ (null);
     const source = new HttpSource(url, {
       fetch: async (input, init) => {
-        const response = await (fetch ?? globalThis.fetch)(input, init);
-        if (response.redirected && !this.repository.options.allowForeign?.(response.url)) {
+        const response = await fetch(input, init);
+        if (response.redirected && !allowForeign(response.url)) {
           throw new ForeignError(`${url}: a value lies in this file, whose server leads to another URL, at ${new URL(response.url).origin}. Allow that, too`);
         }
         etag = response.headers.get("ETag");

@@ -53,7 +53,7 @@ def hover(page: Any, x: float, y: float) -> None:
     """
 
     def points() -> bool:
-        if box := page.locator(".stage canvas, .frame").first.bounding_box():
+        if box := page.locator(".stage .curves, .frame").first.bounding_box():
             page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
         return bool(page.locator(".readout").inner_text())
 

@@ -358,7 +358,7 @@ def test_lines_scalars_and_text(look: Look, weather: txstore.Repository, path: s
         expect(page.locator(".stage")).to_contain_text(shown)
     else:
         shows(page, np.asarray(array[:], dtype="f8"))
-        assert page.locator(".stage canvas").count() == 1
+        assert page.locator(".stage svg.lines").count() == 1
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -5,6 +5,7 @@ import { compare } from "./answers/compare.js";
 import { constraintsOf, feedsOf, viewsOf } from "./answers/declared.js";
 import { History } from "./answers/history.js";
 import { Nodes } from "./answers/nodes.js";
+import { Cache } from "./reader/cache.js";
 import { openRepository } from "./reader/index.js";
 
 const MOST_COMPARED = 1000; // nodes
@@ -22,36 +23,30 @@ export const address = (path) => new URL(path, document.baseURI);
 /** Where plain Zarr tools find a node. */
 export const zarrAddress = (ref, path = "") => address(`at/${encodeURIComponent(ref)}/${path ? `${path.split("/").map(encodeURIComponent).join("/")}/` : ""}`).href;
 
-// --- from files
-
-let opened = null;
-
-function there() {
-  return (opened ??= openRepository(files, { listsPages: hasServer }).then(
-    (repository) => ({ repository, history: new History(repository), nodes: new Nodes(repository) }),
-    (error) => {
-      opened = null;
-      throw error;
-    },
-  ));
-}
+const opened = new Cache(1);
+const there = () => opened.get("", 1, async () => {
+  const repository = await openRepository(files, { listsPages: hasServer });
+  return { repository, history: new History(repository), nodes: new Nodes() };
+});
 
 const asked = (question) => async (...parameters) => question(await there(), ...parameters);
 /** As `asked`, of a commit. */
-const of = (question) => asked(async (all, ref, ...parameters) => question(all, await all.history.stored(ref), ...parameters));
+const of = (question) => asked(async (all, ref, ...parameters) =>
+  question(all, all.repository.storeOf(await all.history.stored(ref)), ...parameters));
 
 /** What only the server knows. */
 async function ask(path, signal) {
-  let response;
-  try {
-    response = await fetch(address(path), { signal, credentials: "same-origin" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. Is `txstore serve` still running?", { cause: error });
-  }
+  const silent = "The server does not answer. Is `txstore serve` still running?";
+  const response = await fetch(address(path), { signal, credentials: "same-origin" }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error(silent, { cause: error });
+  });
   if (response.ok) return response.json();
+  throw await errorOf(response);
+}
+
+async function errorOf(response) {
   const failed = await response.json().catch(() => null); // the status is enough
-  throw new Error(failed?.error?.message ?? `the server answered ${response.status}`);
+  return new Error(failed?.error?.message ?? `the server answered ${response.status}`);
 }
 
 export const api = {
@@ -65,30 +60,33 @@ export const api = {
     return { ...about, ...names };
   },
   commits: asked(({ history }, parameters, signal) => history.commits(parameters, signal)),
-  commit: of(async ({ history, nodes }, stored, signal) => {
-    const parent = await history.parent(stored);
-    const commit = history.told(stored);
+  commit: of(async ({ repository, history, nodes }, store, signal) => {
+    const parent = await history.parent(store.stored);
+    const commit = history.told(store.stored);
     if (parent === undefined) return { commit, changed: null, truncated: false }; // no longer kept
-    const found = await compare(nodes, parent, stored, MOST_COMPARED, signal);
+    const found = await compare(nodes, [repository.storeOf(parent ?? undefined), store], MOST_COMPARED, signal);
     return { commit, changed: found.nodes, truncated: found.truncated };
   }),
-  commitOf: of(({ history }, stored) => history.told(stored)),
-  bySeq: of(async ({ history }, stored, seq) => {
+  commitOf: of(({ history }, { stored }) => history.told(stored)),
+  bySeq: of(async ({ history }, { stored }, seq) => {
     const found = await history.bySeq(stored, seq);
     return found && history.told(found);
   }),
-  diff: asked(async ({ history, nodes }, a, b, signal) => {
-    const [before, after] = await Promise.all([history.stored(a), history.stored(b)]);
-    return { before: history.told(before), after: history.told(after), ...(await compare(nodes, before, after, MOST_COMPARED, signal)) };
+  diff: asked(async ({ repository, history, nodes }, a, b, signal) => {
+    const commits = await Promise.all([history.stored(a), history.stored(b)]);
+    const found = await compare(nodes, commits.map((each) => repository.storeOf(each)), MOST_COMPARED, signal);
+    const [before, after] = commits.map((each) => history.told(each));
+    return { before, after, ...found };
   }),
-  tree: of(({ nodes }, stored, parameters, signal) => nodes.members(stored, parameters, signal)),
-  node: of(({ nodes }, stored, path) => nodes.node(stored, path)),
+  tree: of(({ nodes }, store, parameters, signal) => nodes.members(store, parameters, signal)),
+  node: of(({ nodes }, store, path) => nodes.node(store, path)),
   /** What takes time for each key of a node, or for each view. */
-  measured: of(async ({ history, nodes }, stored, path, signal) => ({
-    constraints: constraintsOf(stored, path), views: await viewsOf(history, stored, path, signal), ...(await nodes.measured(stored, path, signal)),
+  measured: of(async ({ history, nodes }, store, path, signal) => ({
+    constraints: constraintsOf(store.stored, path), views: await viewsOf(history, store.stored, path, signal),
+    ...(await nodes.measured(store, path, signal)),
   })),
-  chunks: of(({ history, nodes }, stored, path, part, signal) => nodes.chunks(stored, path, part, history, signal)),
-  usage: of(({ nodes }, stored, signal) => nodes.usage(stored, signal)),
+  chunks: of(({ history, nodes }, store, path, part, signal) => nodes.chunks(store, path, part, history, signal)),
+  usage: of(({ nodes }, store, signal) => nodes.usage(store, signal)),
   feeds: hasServer ? (signal) => ask("api/feeds", signal) : asked(({ history }) => ({ feeds: feedsOf(history) })),
   transactions: (signal) => ask("api/transactions", signal),
   locks: (signal) => ask("api/locks", signal),
@@ -106,28 +104,21 @@ export async function valuesOf(ref, path) {
       // What the reader does not read, the server does: values in other files, and those that an erasure of rows has replaced.
       if (!hasServer && error.name === "ForeignError") throw new Error("Its values lie in files outside of the repository, which this page does not read: run `txstore serve`.", { cause: error });
       if (!hasServer || !["ForeignError", "UnsupportedError"].includes(error.name)) throw error;
-      return throughServer(zarrAddress(store.commit.id, prefix + key).slice(0, -1), range, signal);
     }
+    const url = zarrAddress(store.commit.id, prefix + key).slice(0, -1);
+    const { offset, length, suffixLength } = range ?? {};
+    const bytes = suffixLength === undefined ? `${offset}-${offset + length - 1}` : `-${suffixLength}`;
+    const headers = range && { Range: `bytes=${bytes}` };
+    const response = await fetch(url, { signal, headers, credentials: "same-origin" });
+    if (response.status === 404) return undefined;
+    if (!response.ok || (range && response.status !== 206)) throw await errorOf(response);
+    return new Uint8Array(await response.arrayBuffer());
   };
-}
-
-async function throughServer(url, range, signal) {
-  const headers = range && { Range: range.suffixLength === undefined ? `bytes=${range.offset}-${range.offset + range.length - 1}` : `bytes=-${range.suffixLength}` };
-  const response = await fetch(url, { signal, headers, credentials: "same-origin" });
-  if (response.status === 404) return undefined;
-  if (!response.ok || (range && response.status !== 206)) {
-    const failed = await response.json().catch(() => null);
-    throw new Error(failed?.error?.message ?? `the server answered ${response.status}`);
-  }
-  return new Uint8Array(await response.arrayBuffer());
 }
 
 /** Follow the repository. Calls `on` for commits, for "heads" that have moved, and for "live" or "lost"; without a server once, for "files". */
 export function follow(on) {
-  if (!hasServer) {
-    on("files");
-    return;
-  }
+  if (!hasServer) return on("files");
   const events = new EventSource(address("api/events"));
   events.addEventListener("open", () => on("live"));
   events.addEventListener("error", () => on("lost"));

@@ -2,7 +2,6 @@
 
 import { IMPOSSIBLE } from "./answers/nodes.js";
 import { valuesOf } from "./api.js";
-import { EVERYTHING, part } from "./words.js";
 
 const MANY_CHUNKS = 256; // that are read without being asked for: of more, the page shows some values
 const MANY_BYTES = 16 << 20;
@@ -16,6 +15,7 @@ const MOST_OF_CHUNK = 256 << 20;
 const MOST_ALONG = 1 << 17; // chunks along a dimension
 const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
 const IDLE = 2; // workers that are kept
+const BINS = 48; // of a histogram
 export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
@@ -26,7 +26,7 @@ export function parseSelection(text, shape) {
   if (parts.length !== shape.length) return null;
   const clip = (value, length) => Math.min(Math.max(0, value), length);
   const found = parts.map((each, i) => {
-    if (each === EVERYTHING) return [0, shape[i]];
+    if (each === ":") return [0, shape[i]];
     const [start, stop] = each.split(":").map(Number);
     return stop === undefined ? clip(start, Math.max(0, shape[i] - 1)) : [clip(start, shape[i]), clip(stop, shape[i])];
   });
@@ -34,7 +34,7 @@ export function parseSelection(text, shape) {
   return isGood && found.filter(Array.isArray).length <= 2 ? found : null;
 }
 
-export const writeSelection = (selection) => selection.map(part).join(",");
+export const writeSelection = (selection) => selection.map((each) => [each].flat().join(":")).join(",");
 
 /** The whole of the last two dimensions, or as much as an overview can be of, and the first of the others. */
 export function firstSelection({ shape, chunks }) {
@@ -71,8 +71,6 @@ function stepsOf(node, selection, [mostChunks, mostBytes]) {
     if (points === 1 || (chunks <= mostChunks && bytes <= mostBytes)) return steps;
   }
 }
-
-// --- reading
 
 const isNumeric = ({ dtype }) => /^(bool|u?int\d+|float\d+|complex\d+|numpy\.(datetime|timedelta)64|[<>|][biufcmM]\d.*)$/.test(dtype);
 
@@ -158,12 +156,9 @@ function decoded(question, valueOf, signal, progress) {
 }
 
 /** Figures of what was read. */
-export function statistics(values, bins = 48) {
-  let min = Infinity;
-  let max = -Infinity;
-  let sum = 0;
-  let finite = 0;
-  let nan = 0;
+export function statistics(values) {
+  let [min, max] = [Infinity, -Infinity];
+  let [sum, finite, nan] = [0, 0, 0];
   for (const value of values) {
     if (Number.isFinite(value)) {
       if (value < min) min = value;
@@ -172,8 +167,10 @@ export function statistics(values, bins = 48) {
       finite += 1;
     } else if (Number.isNaN(value)) nan += 1;
   }
-  const histogram = new Array(bins).fill(0);
-  const scale = max > min ? bins / (max - min) : 0;
-  if (finite) for (const value of values) if (Number.isFinite(value)) histogram[Math.min(bins - 1, Math.floor((value - min) * scale))] += 1;
-  return finite ? { min, max, mean: sum / finite, finite, nan, infinite: values.length - finite - nan, histogram } : { finite, nan, infinite: values.length - nan, histogram };
+  const counts = { finite, nan, infinite: values.length - finite - nan };
+  if (!finite) return counts;
+  const histogram = new Array(BINS).fill(0);
+  const scale = max > min ? BINS / (max - min) : 0;
+  for (const value of values) if (Number.isFinite(value)) histogram[Math.min(BINS - 1, Math.floor((value - min) * scale))] += 1;
+  return { ...counts, min, max, mean: sum / finite, histogram };
 }

@@ -1,8 +1,8 @@
 // The chunk map: the grid of an array, each chunk in the colour of the commit that wrote it.
 
 import { api } from "./api.js";
-import { color, h, replace, sharp } from "./dom.js";
-import { failure, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
+import { color, h, onKeys, replace } from "./dom.js";
+import { asker, link, moment, notice, pythonRef, pythonRepository } from "./parts.js";
 import { count, plural, quoted, short, title } from "./words.js";
 
 const TALLEST = 520;
@@ -13,19 +13,15 @@ const PALETTE = 8;
 export function drawChunkMap(into, context) {
   const { node, commit, signal, view } = context;
   const lengths = node.shards ?? node.chunks;
-  if (!Array.isArray(lengths) || node.shape.some((each) => each === 0)) {
-    replace(into, notice("There is no grid of chunks to show."));
-    return;
-  }
+  if (!Array.isArray(lengths) || node.shape.some((each) => each === 0))
+    return void replace(into, notice("There is no grid of chunks to show."));
   const grid = node.shape.map((length, i) => Math.max(1, Math.ceil(length / lengths[i])));
   const from = grid.map(() => 0);
-  const [rowAxis, columnAxis] = grid.length > 1 ? [grid.length - 2, grid.length - 1] : [null, 0];
+  const [rowAxis, columnAxis] = [grid.length - 2, grid.length - 1];
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   let found = null;
-  let commits = [];
   let colored = "blame";
   let at = [0, 0];
-  let turn = 0;
 
   const tooltip = h("p", { class: "readout", role: "status" });
   const stage = h("div", { class: "card stage" });
@@ -40,12 +36,14 @@ export function drawChunkMap(into, context) {
   const sliders = grid.flatMap((length, i) => (i === rowAxis || i === columnAxis || length === 1 ? [] : [slider(i)]));
   replace(into, h("div", { class: "controls" }, modes, sliders.length ? h("div", { class: "sliders" }, sliders) : null),
     h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, tooltip), legend));
-  context.setPython(`${pythonRepository()}.blame(${[quoted(node.path), pythonBlameRef(context.ref)].filter(Boolean).join(", ")}).chunks`);
-  view.onTheme(() => found && into.contains(stage) && draw());
+  const blamed = [quoted(node.path), pythonRef(context.ref).replace(/^tag=/, "")].filter(Boolean).join(", ");
+  context.setPython(`${pythonRepository()}.blame(${blamed}).chunks`);
+  view.themed = () => found && into.contains(stage) && draw();
   let wide = 0; // of the stage, when it was last drawn
   const observer = new ResizeObserver(() => found && stage.clientWidth !== wide && draw());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
+  const ask = asker(signal);
   load();
 
   function slider(i) {
@@ -58,39 +56,33 @@ export function drawChunkMap(into, context) {
       } }), output);
   }
 
-  async function load() {
-    const mine = ++turn;
+  function load() {
     const shape = grid.map((length, i) => (i === rowAxis || i === columnAxis ? length : 1));
-    try {
-      const answer = await api.chunks(commit, node.path, { from: [...from], shape }, signal);
-      if (mine !== turn) return;
+    ask(stage, (own) => api.chunks(commit, node.path, { from: [...from], shape }, own), (answer) => {
       found = answer;
-      commits = answer.commits.slice(0, NAMED);
       draw();
-    } catch (error) {
-      if (error.name !== "AbortError" && mine === turn) replace(stage, failure(error));
-    }
-  }
-
-  /** Rows and columns of cells, and how many chunks one cell stands for. */
-  function cells() {
-    const steps = found.step ?? grid.map(() => 1);
-    const along = (axis) => Math.ceil(grid[axis] / steps[axis]);
-    return { rows: rowAxis === null ? 1 : along(rowAxis), columns: along(columnAxis), steps };
+    });
   }
 
   const colorOf = (index) => (found.seqs.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.seqs.length - 1)));
 
   function draw() {
-    const { rows, columns } = cells();
+    const [columns = 1, rows = 1] = found.shape.slice(-2).reverse(); // of cells
     wide = stage.clientWidth;
     if (wide <= 0) return;
     const hadFocus = stage.contains(document.activeElement);
     const side = Math.min(56, (wide - 2 * MARGIN) / columns, Math.max(2, TALLEST / rows));
     const width = Math.max(1, Math.round(side * columns));
     const height = Math.max(8, Math.round(side * rows));
-    const canvas = h("canvas", { class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map", "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.` });
-    const context2d = sharp(canvas, width, height);
+    const scale = devicePixelRatio; // so that it is sharp on dense screens, too
+    const canvas = h("canvas", {
+      class: "map", tabindex: 0, role: "application", "aria-roledescription": "chunk map",
+      "aria-label": `Chunk map of ${plural(rows, "row")} and ${plural(columns, "column")}. Arrows choose a chunk.`,
+      width: Math.round(width * scale), height: Math.round(height * scale),
+      style: { width: `${width}px`, height: `${height}px` },
+    });
+    const context2d = canvas.getContext("2d");
+    context2d.scale(scale, scale);
     const colors = new Map();
     const gap = side > 5 ? 1 : 0;
     const empty = color("--empty");
@@ -110,26 +102,24 @@ export function drawChunkMap(into, context) {
       Object.assign(cursor.style, { left: `${(at[1] * width) / columns}px`, top: `${(at[0] * height) / rows}px`, width: `${width / columns}px`, height: `${height / rows}px` });
       tell();
     };
-    canvas.addEventListener("pointermove", (event) => {
-      at = [Math.min(rows - 1, Math.floor((event.offsetY / height) * rows)), Math.min(columns - 1, Math.floor((event.offsetX / width) * columns))];
+    const moveTo = (row, column) => {
+      at = [Math.min(rows - 1, Math.max(0, row)), Math.min(columns - 1, Math.max(0, column))];
       place();
-    });
+    };
+    canvas.addEventListener("pointermove", ({ offsetX, offsetY }) =>
+      moveTo(Math.floor((offsetY / height) * rows), Math.floor((offsetX / width) * columns)));
     canvas.addEventListener("click", open);
     canvas.addEventListener("focus", place);
-    canvas.addEventListener("keydown", (event) => {
-      const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-      if (event.key === "Enter") open();
-      if (!steps) return;
-      event.preventDefault();
-      at = [Math.min(rows - 1, Math.max(0, at[0] + steps[0])), Math.min(columns - 1, Math.max(0, at[1] + steps[1]))];
-      place();
-    });
+    const step = (down, across) => () => moveTo(at[0] + down, at[1] + across);
+    onKeys(canvas, () => ({
+      Enter: open, ArrowUp: step(-1, 0), ArrowDown: step(1, 0), ArrowLeft: step(0, -1), ArrowRight: step(0, 1),
+    }));
     replace(stage, h("div", { class: "map-frame" }, canvas, cursor));
     if (hadFocus) canvas.focus({ preventScroll: true });
     drawLegend();
   }
 
-  const cell = () => found.cells[at[0] * cells().columns + at[1]];
+  const cell = () => found.cells[at[0] * (found.shape.at(-1) ?? 1) + at[1]];
 
   /** The commit that the map has by this number: null if it is no longer kept. Of many commits, the older ones are looked for one by one. */
   const writer = async (index) => (found.commits[index] === undefined ? (found.commits[index] = await api.bySeq(commit, found.seqs[index])) : found.commits[index]);
@@ -141,10 +131,10 @@ export function drawChunkMap(into, context) {
   }
 
   async function tell() {
-    const { steps } = cells();
+    const { step } = found;
     const index = cell();
-    const chunk = from.map((each, i) => (i === rowAxis ? at[0] * steps[i] : i === columnAxis ? at[1] * steps[i] : each));
-    const many = steps.reduce((a, b) => a * b, 1);
+    const chunk = from.map((each, i) => (i === rowAxis ? at[0] * step[i] : i === columnAxis ? at[1] * step[i] : each));
+    const many = step.reduce((a, b) => a * b, 1);
     const where = `Chunk [${chunk.join(", ")}]${many > 1 ? ` and ${count(many - 1)} beside it` : ""}: `;
     const here = `${at}`;
     const by = index < 0 ? null : await writer(index).catch(view.tell);
@@ -153,6 +143,7 @@ export function drawChunkMap(into, context) {
   }
 
   function drawLegend() {
+    const commits = found.commits.slice(0, NAMED);
     const counts = new Map();
     for (const index of found.cells) counts.set(index, (counts.get(index) ?? 0) + 1);
     const written = found.this >= 0 ? counts.get(found.this) : 0;
@@ -176,9 +167,4 @@ function ramp(part) {
   const [newest, middle, oldest] = ["--newest", "--middle", "--oldest"].map((name) => color(name).match(/\d+/g).map(Number));
   const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
   return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
-}
-
-function pythonBlameRef(ref) {
-  const found = pythonRef(ref);
-  return found.startsWith("tag=") ? found.slice(4) : found;
 }

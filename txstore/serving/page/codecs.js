@@ -71,14 +71,8 @@ function decodeBloscLz(input, out) {
     if (control >= 32) {
       let length = (control >> 5) - 1;
       const high = (control & 31) << 8;
-      let code;
-      if (length === 6) {
-        do {
-          code = input[read++] ?? 0;
-          length += code;
-        } while (code === 255);
-      }
-      code = input[read++];
+      if (length === 6) for (let more = 255; more === 255; length += more) more = input[read++] ?? 0;
+      const code = input[read++];
       let from = written - high - code;
       if (code === 255 && high === 31 << 8) {
         from = written - ((input[read] << 8) | input[read + 1]) - BLOSCLZ_FAR;
@@ -200,10 +194,8 @@ export function decodeBlosc(input, most) {
   const out = new Uint8Array(total);
   for (let block = 0, start = 0; start < total; block++, start += blocksize) {
     const length = Math.min(blocksize, total - start);
-    const splits =
-      !(flags & 16) && length === blocksize && typesize <= MAX_SPLITS && blocksize / typesize >= MIN_SPLIT
-        ? typesize
-        : 1;
+    const isLong = length === blocksize && blocksize / typesize >= MIN_SPLIT;
+    const splits = !(flags & 16) && isLong && typesize <= MAX_SPLITS ? typesize : 1;
     const part = length / splits;
     const raw = new Uint8Array(length);
     let at = view.getUint32(16 + 4 * block, true);
@@ -240,15 +232,12 @@ export function withoutChecksum(input) {
 }
 
 function register(name, decode, more = {}) {
-  const encode = () => {
-    throw new Error("read only");
-  };
   const fromConfig = (_, meta) => {
     const most = limitOf(meta);
-    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), encode, ...more };
+    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), ...more };
   };
   const codec = { kind: "bytes_to_bytes", fromConfig };
-  for (const each of [name, `numcodecs.${name}`]) registry.set(each, () => Promise.resolve(codec));
+  for (const each of [name, `numcodecs.${name}`]) registry.set(each, async () => codec);
 }
 
 register("blosc", decodeBlosc);

@@ -1,12 +1,11 @@
-// The differences between two commits: nodes, fields, attributes, regions; and for arrays, pictures of before, after and
-// difference.
+// The differences between two commits: nodes, fields, attributes, regions; pictures of arrays, before and after.
 
 import { api } from "./api.js";
 import { read, statistics } from "./arrays.js";
 import { h, icon, replace } from "./dom.js";
 import { table } from "./node.js";
-import { failure, line, link, notice, pythonAt, pythonRepository, repository } from "./parts.js";
-import { DIVERGING, MAP_NAMES, drawColorBar, drawImage, drawLines } from "./picture.js";
+import { failure, line, link, mainBranch, notice, pythonAt, pythonRepository, repository } from "./parts.js";
+import { DIVERGING, MAP_NAMES, colorBar, drawImage, ends, lines } from "./picture.js";
 import { count, isId, json, lengths, plural, quoted, short, shown, size } from "./words.js";
 
 const NODES_SHOWN = 200;
@@ -15,24 +14,18 @@ const WIDE = 2048; // an image longer than this is shown by its first part
 const CHANGES = ["added", "removed", "moved", "changed"];
 
 export async function show(view, parts) {
-  const head = (repository.branches.find((each) => each.name === "main") ?? repository.branches[0])?.head;
+  const head = mainBranch()?.head;
   let [a, b] = parts;
   b ??= head;
-  if (!b) {
-    replace(view.root, h("h1", {}, "Compare"), notice("Nothing was ever committed here."));
-    return;
-  }
+  if (!b) return void replace(view.root, h("h1", {}, "Compare"), notice("Nothing was ever committed here."));
   if (!a) {
     const { commit } = await api.commit(b, view.signal);
     a = commit.parents?.[0] ?? commit.id;
   }
   const results = h("div", {}, notice("Comparing …"));
-  const go = (from, to) => {
-    location.hash = link.diff(from, to);
-  };
+  const go = (from, to) => { location.hash = link.diff(from, to); };
   const fields = [field("Before", a), field("After", b)];
-  replace(
-    view.root,
+  replace(view.root,
     h("div", { class: "tools" }, h("h1", {}, "Compare"),
       h("form", { class: "compare", onsubmit: (event) => { event.preventDefault(); go(...fields.map((each) => each.querySelector("input").value.trim() || head)); } },
         fields[0], fields[1],
@@ -40,10 +33,8 @@ export async function show(view, parts) {
         h("button", { class: "icon", type: "button", "aria-label": "Swap before and after", title: "Swap", onclick: () => go(b, a) }, icon("swap"))),
       h("datalist", { id: "refs" }, [...repository.branches, ...repository.tags].slice(0, 1000).map((each) => h("option", { value: each.name })))),
     results,
-    line(`${pythonRepository()}.diff(${pythonAt(a)}, ${pythonAt(b)})`),
-  );
-  const found = await api.diff(a, b, view.signal);
-  draw(results, found, view);
+    line(`${pythonRepository()}.diff(${pythonAt(a)}, ${pythonAt(b)})`));
+  draw(results, await api.diff(a, b, view.signal), view);
 }
 
 function field(label, ref) {
@@ -52,20 +43,15 @@ function field(label, ref) {
 
 function draw(into, found, view) {
   const ends = { a: found.before?.id, b: found.after.id };
-  if (!found.nodes.length) {
-    replace(into, notice("Nothing differs."));
-    return;
-  }
+  if (!found.nodes.length) return replace(into, notice("Nothing differs."));
   const counts = CHANGES.map((change) => [change, found.nodes.filter((each) => each.change === change).length]).filter(([, many]) => many);
   const shownNodes = found.nodes.slice(0, NODES_SHOWN);
-  replace(
-    into,
+  return replace(into,
     h("p", { class: "counts" },
       counts.map(([change, many]) => h("span", {}, h("span", { class: `badge ${change}` }, change), " ", count(many))),
       h("span", { class: "quiet" }, `${short(ends.a)} → ${short(ends.b)}`)),
     h("div", { class: "card diffs" }, shownNodes.map((node, i) => nodeRow(node, ends, view, found.nodes.length === 1 || (i === 0 && node.kind === "array")))),
-    found.truncated || shownNodes.length < found.nodes.length ? notice("More differs than is shown: the line of Python below tells all of it.") : null,
-  );
+    found.truncated || shownNodes.length < found.nodes.length ? notice("More differs than is shown: the line of Python below tells all of it.") : null);
 }
 
 function nodeRow(node, ends, view, isOpen) {
@@ -78,12 +64,7 @@ function nodeRow(node, ends, view, isOpen) {
       node.moved_from !== undefined && node.moved_from !== null ? h("span", { class: "quiet cut" }, `from ${node.moved_from || "/"}`) : null,
       h("small", { class: "quiet end" }, summary(node))),
     body);
-  let isDrawn = false;
-  details.addEventListener("toggle", () => {
-    if (!details.open || isDrawn) return;
-    isDrawn = true;
-    drawBody(body, node, ends, view);
-  });
+  details.addEventListener("toggle", () => drawBody(body, node, ends, view), { once: true });
   details.open = isOpen;
   return details;
 }
@@ -112,8 +93,7 @@ function drawBody(body, node, ends, view) {
     h("pre", { class: "come" }, json(each.after)),
   ]));
   const pictures = h("div", { class: "pictures" });
-  replace(
-    body,
+  replace(body,
     node.fields?.length ? [h("h3", {}, "Description"), values(node.fields)] : null,
     node.attributes?.length ? [h("h3", {}, "Attributes"), values(node.attributes)] : null,
     node.regions?.length ? [h("h3", {}, "Regions"), regionsOf(node)] : null,
@@ -122,8 +102,7 @@ function drawBody(body, node, ends, view) {
     h("p", { class: "actions" },
       node.change === "removed" ? null : h("a", { class: "button small", href: link.tree(ends.b, node.path) }, "Open after"),
       node.change === "added" || !ends.a ? null : h("a", { class: "button small", href: link.tree(ends.a, node.moved_from ?? node.path) }, "Open before")),
-    node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null,
-  );
+    node.kind === "array" ? line(`${pythonRepository()}.diff(${ends.a ? quoted(ends.a) : "None"}, ${quoted(ends.b)}).values(${quoted(node.path)})`) : null);
   if (node.kind === "array" && node.change !== "moved" && hasOtherValues(node))
     drawPictures(pictures, node, ends, view).catch((error) => { if (error.name !== "AbortError") replace(pictures, failure(error)); });
 }
@@ -136,37 +115,30 @@ function regionsOf(node) {
     node.regions.length > REGIONS_SHOWN ? h("span", { class: "quiet" }, `and ${count(node.regions.length - REGIONS_SHOWN)} more`) : null);
 }
 
-/** What to show of an array: of the last two dimensions the whole, at the place of the first region that differs. */
-function lookAt(node, shape) {
-  const region = node.regions?.[0];
-  return shape.map((length, i) => {
-    if (i < shape.length - 2) return Math.min(region?.[i]?.[0] ?? 0, length - 1);
-    return [0, Math.min(length, WIDE)];
-  });
-}
-
 async function drawPictures(into, node, ends, view) {
   replace(into, notice("Reading before and after …"));
   const [before, after] = await Promise.all([
     node.change === "added" ? null : api.node(ends.a, node.path, view.signal), node.change === "removed" ? null : api.node(ends.b, node.path, view.signal),
   ]);
   const sides = [before, after].filter(Boolean);
-  if (sides.some((each) => each.shape.length !== sides[0].shape.length)) {
-    replace(into, notice("They have other dimensions: there is nothing to subtract."));
-    return;
-  }
+  if (sides.some((each) => each.shape.length !== sides[0].shape.length))
+    return replace(into, notice("They have other dimensions: there is nothing to subtract."));
   const longest = sides[0].shape.map((_, i) => Math.max(...sides.map((each) => each.shape[i])));
-  const selection = lookAt(node, longest);
+  // Of the last two dimensions the whole, at the place of the first region that differs.
+  const selection = longest.map((length, i) =>
+    i < longest.length - 2 ? Math.min(node.regions[0]?.[i][0] ?? 0, length - 1) : [0, Math.min(length, WIDE)]);
   const readSide = async (ref, array) => {
     const own = array && clipped(selection, array.shape);
     return own ? read(ref, array, own, { signal: view.signal }) : null;
   };
   const [old, now] = await Promise.all([readSide(ends.a, before), readSide(ends.b, after)]);
   const found = [old, now].filter(Boolean);
-  if (!found.length || found.some((each) => !each.isNumeric)) {
-    replace(into, found.length ? values(old, now) : null);
-    return;
+  if (!found.every((each) => each.isNumeric)) {
+    const textOf = (value) => JSON.stringify(value) ?? String(value);
+    const texts = [old, now].map((side) => (side ? Array.from(side.values.slice(0, 20), textOf).join("\n") : "–"));
+    return replace(into, table(["Before", "After"], [texts.map((text) => h("pre", {}, text))]));
   }
+  if (!found.length) return replace(into);
   const figures = found.map((each) => statistics(each.values));
   const min = Math.min(...figures.map((each) => each.min ?? Infinity));
   const max = Math.max(...figures.map((each) => each.max ?? -Infinity));
@@ -177,27 +149,19 @@ async function drawPictures(into, node, ends, view) {
     replace(into, caption, h("div", { class: "triple" },
       old ? figure("Before", old, MAP_NAMES[0], min, max) : noFigure("Before", "not there"), now ? figure("After", now, MAP_NAMES[0], min, max) : noFigure("After", "not there"), difference ? differenceFigure(difference) : noFigure("Difference", old && now ? "read in other steps: zoom in on each" : "nothing to subtract")));
   else if (found[0].shape.length === 1) {
-    const both = h("canvas", { role: "img", "aria-label": "Before, dashed, and after" });
-    const change = h("canvas", { role: "img", "aria-label": "Difference" });
-    replace(into, caption, h("div", { class: "legend-row" }, h("span", { class: "key before" }, "before"), h("span", { class: "key after" }, "after")), both, difference ? [h("p", { class: "quiet" }, "Difference"), change] : null);
-    const paint = () => {
-      const width = Math.max(260, into.clientWidth - 4);
-      const first = selection.find(Array.isArray)[0];
-      drawLines(both, [old && { values: old.values, color: "--gone", isDashed: true }, now && { values: now.values, color: "--accent" }].filter(Boolean), { width, height: 220, first, step: found[0].step[0] ?? 1, min, max });
-      if (difference) {
-        const { min: low = 0, max: high = 0 } = statistics(difference.values);
-        drawLines(change, [{ values: difference.values, color: "--come" }], { width, height: 140, first, step: found[0].step[0] ?? 1, min: low, max: high });
-      }
-    };
-    paint();
-    view.onTheme(paint);
+    const [first] = selection.find(Array.isArray);
+    const common = { width: Math.max(260, into.clientWidth - 4), first, step: found[0].step[0] };
+    const curves = (label, series, options) =>
+      h("div", { class: "curves", role: "img", "aria-label": label }, lines(series, { ...common, ...options })[0]);
+    const both = [old && { values: old.values, kind: "before" }, now && { values: now.values, kind: "now" }];
+    const keys = ["before", "after"].map((each) => h("span", { class: `key ${each}` }, each));
+    const change = difference && { height: 140, min: 0, max: 0, ...statistics(difference.values) };
+    replace(into, caption, h("div", { class: "legend-row" }, keys),
+      curves("Before, dashed, and after", both.filter(Boolean), { height: 220, min, max }),
+      difference && [h("p", { class: "quiet" }, "Difference"),
+        curves("Difference", [{ values: difference.values, kind: "change" }], change)]);
   } else
     replace(into, h("p", { class: "scalar" }, old ? shown(old.values[0]) : "–", " → ", now ? shown(now.values[0]) : "–"));
-}
-
-function values(old, now) {
-  const list = (found) => h("pre", {}, found ? [...found.values.slice(0, 20)].map((each) => JSON.stringify(each) ?? String(each)).join("\n") : "–");
-  return table(["Before", "After"], [[list(old), list(now)]]);
 }
 
 /** A selection within a shape, or null where it lies outside. */
@@ -228,9 +192,7 @@ function figure(label, found, map, min, max) {
   const canvas = h("canvas", { class: found.shape[1] < 320 ? "coarse" : "", role: "img", "aria-label": `${label}: ${lengths(found.shape)} values` });
   drawImage(canvas, found, { map, min, max });
   canvas.style.aspectRatio = String(Math.min(3, Math.max(0.4, found.shape[1] / found.shape[0])));
-  const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
-  drawColorBar(scale, map);
-  return h("figure", {}, canvas, scale, h("div", { class: "ends" }, h("span", {}, shown(min)), h("span", {}, shown(max))), h("figcaption", {}, label));
+  return h("figure", {}, canvas, colorBar(map), ends({ min, max }), h("figcaption", {}, label));
 }
 
 function differenceFigure(difference) {

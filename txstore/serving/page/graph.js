@@ -15,10 +15,7 @@ export const COLORS = 8;
 export function layOut(commits) {
   const awaited = []; // of each lane the id that comes next in it, or null
   const rows = [];
-  const free = () => {
-    const found = awaited.indexOf(null);
-    return found < 0 ? awaited.length : found;
-  };
+  const free = () => (awaited.includes(null) ? awaited.indexOf(null) : awaited.length);
   for (const commit of commits) {
     let lane = awaited.indexOf(commit.id);
     const above = [];
@@ -26,7 +23,7 @@ export function layOut(commits) {
     if (lane < 0) lane = free();
     awaited.forEach((id, i) => { if (id === commit.id) awaited[i] = null; });
     const below = [];
-    (commit.parents ?? []).filter(Boolean).forEach((parent, i) => {
+    commit.parents.forEach((parent, i) => {
       let at = awaited.indexOf(parent);
       if (i === 0 && (at < 0 || at > lane)) {
         // The line of first parents is straight; a lane that waits for the same commit joins it there.
@@ -60,12 +57,9 @@ export function draw(row, wide, isMerge) {
   const lines = [];
   const add = (path, lane) => lines.push(svg("path", { d: path, class: `lane c${lane % COLORS}` }));
   for (const [lane, goesOn] of row.above)
-    if (goesOn) add(`M${x(lane)} 0V${ROW}`, lane);
-    else add(curve(x(lane), x(row.lane), 0, middle), lane);
+    add(goesOn ? `M${x(lane)} 0V${ROW}` : curve(x(lane), x(row.lane), 0, middle), lane);
   for (const lane of row.below) add(curve(x(row.lane), x(lane), middle, ROW), lane);
-  return svg(
-    "svg", { class: "graph", width: wide, height: ROW, viewBox: `0 0 ${wide} ${ROW}`, "aria-hidden": "true" },
-    lines,
-    svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}` }),
-  );
+  const kind = `dot c${row.lane % COLORS} ${isMerge ? "merge" : ""}`;
+  const dot = svg("circle", { cx: x(row.lane), cy: middle, r: isMerge ? 4 : 5, class: kind });
+  return svg("svg", { class: "graph", width: wide, height: ROW, "aria-hidden": "true" }, lines, dot);
 }

@@ -2,25 +2,22 @@
 
 import { api, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
-import { failure, link, notice, repository } from "./parts.js";
+import { failure, link, mainBranch, notice, repository } from "./parts.js";
 import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
-const VIEWS = {
-  history: () => import("./history.js"),
-  tree: () => import("./tree.js"),
-  diff: () => import("./diff.js"),
-  work: () => import("./work.js"),
-  usage: () => import("./usage.js"),
+const VIEWS = { // their names, where they lead, and what draws them
+  history: ["History", () => link.history(), () => import("./history.js")],
+  tree: ["Data", () => link.tree(lookedAt), () => import("./tree.js")],
+  diff: ["Compare", () => "#/diff", () => import("./diff.js")],
+  work: ["Work", () => "#/work", () => import("./work.js")],
+  usage: ["Usage", () => link.usage(lookedAt), () => import("./usage.js")],
 };
 const TOAST_SECONDS = 6;
 
 const main = document.getElementById("main");
-let current = null; // the view that is shown: {name, abort, onCommit}
-
-const ref = { now: "main" }; // the commit, tag or branch that was looked at last
-
-// --- where we are
+let current = null; // the view that is shown; `moved`, `committed` and `themed` are what it does then
+let lookedAt = "main"; // the commit, tag or branch that was looked at last
 
 function parse() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -45,11 +42,9 @@ async function route() {
     /** Write the current view into the address, without drawing it again. */
     permalink: (hash) => history.replaceState(null, "", hash),
     tell: (error) => { if (error.name !== "AbortError") toast(error.message, "bad"); },
-    onCommit: (told) => { view.committed = told; },
-    onTheme: (told) => { view.themed = told; },
-    setRef: (name) => {
-      ref.now = name;
-      drawNavigation(view.name);
+    setRef: (ref) => {
+      lookedAt = ref;
+      drawNavigation(name);
     },
   };
   current = view;
@@ -59,10 +54,10 @@ async function route() {
     if (!repository.exists && name !== "work") {
       main.replaceChildren(root);
       replace(root, h("h1", {}, "Nothing was written yet"), notice("What is committed first appears here by itself."));
-      view.onCommit(route);
+      view.committed = route;
       return;
     }
-    const module = await VIEWS[name]();
+    const module = await VIEWS[name][2]();
     if (abort.signal.aborted) return;
     main.replaceChildren(root);
     main.scrollTop = 0;
@@ -78,20 +73,9 @@ async function route() {
 }
 
 function drawNavigation(name) {
-  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
-  const at = ref.now || head?.name || "main";
-  const entries = [
-    ["history", "History", link.history()],
-    ["tree", "Data", link.tree(at)],
-    ["diff", "Compare", "#/diff"],
-    ["work", "Work", "#/work"],
-    ["usage", "Usage", link.usage(at)],
-  ];
-  replace(document.getElementById("nav"), entries.map(([key, label, href]) =>
-    h("a", { href, "aria-current": key === name ? "page" : null }, label)));
+  replace(document.getElementById("nav"), Object.entries(VIEWS).map(([key, [label, href]]) =>
+    h("a", { href: href(), "aria-current": key === name ? "page" : null }, label)));
 }
-
-// --- what is live
 
 async function refresh() {
   Object.assign(repository, await api.repository());
@@ -99,16 +83,18 @@ async function refresh() {
   document.title = `${repository.name || repository.url} · TxStore`;
 }
 
+const STATES = {
+  files: [
+    "from files",
+    "Read from the files of the repository, without a server: load the page again to see new commits.",
+  ],
+  lost: ["offline", "The server does not answer; the page tries again."],
+};
+
 function told(kind, event) {
   const live = document.getElementById("live");
-  if (kind === "files") {
-    live.textContent = "from files";
-    live.title = "Read from the files of the repository, without a server: load the page again to see new commits.";
-    return;
-  }
-  live.classList.toggle("on", kind !== "lost");
-  live.textContent = kind === "lost" ? "offline" : "live";
-  live.title = kind === "lost" ? "The server does not answer; the page tries again." : "New commits appear by themselves.";
+  [live.textContent, live.title] = STATES[kind] ?? ["live", "New commits appear by themselves."];
+  live.classList.toggle("on", !STATES[kind]);
   if (kind === "commit") arrived(true);
   // The heads come first again: they show the commits that were made while the page was not connected.
   if (kind === "heads" && Object.entries(event).some(([name, id]) => repository.head?.[name] !== id)) arrived(false);
@@ -146,8 +132,6 @@ function toast(text, kind, href) {
   setTimeout(() => shown.remove(), TOAST_SECONDS * 1000);
 }
 
-// --- colours
-
 const THEMES = { "": ["system", "as the system"], light: ["light", "light"], dark: ["dark", "dark"] };
 
 function drawTheme() {
@@ -172,28 +156,7 @@ function nextTheme() {
   current?.themed?.();
 }
 
-// --- keys
-
-const KEYS = [
-  ["1 … 5", "the views: History, Data, Compare, Work, Usage"],
-  ["↑ ↓ Page Home End", "in the history: another commit; in the tree: another node"],
-  ["Enter", "in the history: the data of the commit"],
-  ["← →", "in the tree: close, open; on tabs: the next one"],
-  ["+ − 0, arrows", "on a picture: nearer, farther, the whole, aside"],
-  ["arrows, Enter", "on a chunk map: another chunk, its commit"],
-  ["?", "this list"],
-];
-
-function help() {
-  const dialog = h("dialog", { class: "card", "aria-labelledby": "keys-title" },
-    h("h2", { id: "keys-title" }, "Keys"),
-    h("dl", { class: "keys" }, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, what)))),
-    h("form", { method: "dialog" }, h("button", { class: "button" }, "Close")),
-    h("p", { class: "quiet" }, "Nothing is written through this page."));
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-}
+const help = () => document.getElementById("keys").showModal();
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
@@ -202,19 +165,16 @@ addEventListener("keydown", (event) => {
   else if (event.key === "?") help();
 });
 
-// --- begin
-
 document.getElementById("help").addEventListener("click", help);
 document.getElementById("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.themed?.());
 addEventListener("hashchange", route);
 drawTheme();
 drawNavigation("history");
-VIEWS[parse().name]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
+VIEWS[parse().name][2]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();
-  const head = repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
-  if (head) ref.now = head.name;
+  lookedAt = mainBranch()?.name ?? lookedAt;
   await route();
   follow(told);
 } catch (error) {

@@ -4,7 +4,7 @@ import { IMPOSSIBLE } from "./answers/nodes.js";
 import { api, hasServer, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
-import { facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
+import { asker, facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
 import { drawPreview } from "./preview.js";
 import { count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
 
@@ -15,9 +15,11 @@ export function drawNode(panel, context) {
   const isArray = node.kind === "array";
   const python = h("div", { class: "python" });
   context.setPython = (text) => replace(python, line(text));
-  context.snapshot = `${pythonRepository()}.snapshot(${pythonRef(ref)})`;
-  context.commit = node.commit ?? ref; // what never changes, so that the browser may keep what it read of it
-  context.setPython(openLine(context));
+  const path = node.path ? `, path=${quoted(node.path)}` : "";
+  const snapshot = `${pythonRepository()}.snapshot(${pythonRef(ref)})`;
+  context.opening = `zarr.open_${isArray ? "array" : "group"}(${snapshot}${path}, mode="r")`;
+  context.commit = node.commit; // what never changes, so that the browser may keep what it read of it
+  context.setPython(context.opening);
 
   const checked = (draw) => (into) => (node.shape ? draw(into) : replace(into, failure(new Error(IMPOSSIBLE))));
   const pages = isArray
@@ -30,52 +32,36 @@ export function drawNode(panel, context) {
     context.tab = key;
     context.query = new URLSearchParams({ view: key });
     context.view.permalink(link.tree(ref, node.path, key === pages[0][0] ? "" : `view=${key}`));
-    context.setPython(openLine(context));
+    context.setPython(context.opening);
   });
   const told = summary(node);
-  replace(panel, crumbs(context), told, list, body, python);
-  measure();
+  const names = node.path.split("/").slice(0, -1);
+  const crumbs = h("div", { class: "crumbs" },
+    h("nav", { "aria-label": "Path" },
+      h("a", { href: link.tree(ref), "aria-label": "The root" }, "/"),
+      names.map((name, i) => [h("a", { href: link.tree(ref, names.slice(0, i + 1).join("/")) }, name), h("span", { class: "quiet" }, "/")])),
+    h("h1", {}, icon(isArray ? "array" : "group"), nameOf(node.path)));
+  replace(panel, crumbs, told, list, body, python);
+  measure().catch(context.view.tell);
 
   /** Fill in the slow facts last, so that the rest of the page does not wait for them. */
   async function measure() {
-    try {
-      await context.drawn;
-      Object.assign(node, await api.measured(context.commit, node.path, context.signal));
-      told.replaceWith(summary(node));
-      if (context.tab === "details") drawDetails(body, context);
-    } catch (error) {
-      context.view.tell(error);
-    }
+    await context.drawn;
+    Object.assign(node, await api.measured(context.commit, node.path, context.signal));
+    told.replaceWith(summary(node));
+    if (context.tab === "details") drawDetails(body, context);
   }
 }
 
-function openLine({ snapshot, node }) {
-  const path = node.path ? `, path=${quoted(node.path)}` : "";
-  return node.kind === "array" ? `zarr.open_array(${snapshot}${path}, mode="r")` : `zarr.open_group(${snapshot}${path}, mode="r")`;
-}
-
-function crumbs({ ref, node }) {
-  const names = node.path ? node.path.split("/") : [];
-  return h("div", { class: "crumbs" },
-    h("nav", { "aria-label": "Path" },
-      h("a", { href: link.tree(ref), "aria-label": "The root" }, "/"),
-      names.slice(0, -1).map((name, i) => [h("a", { href: link.tree(ref, names.slice(0, i + 1).join("/")) }, name), h("span", { class: "quiet" }, "/")])),
-    h("h1", {}, icon(node.kind === "array" ? "array" : "group"), nameOf(node.path)));
-}
-
 function summary(node) {
-  if (node.kind !== "array")
-    return h("p", { class: "summary" }, ["group", members(node), stored(node)].filter(Boolean).map(word));
-  return h("p", { class: "summary" },
-    [lengths(node.shape), dtypeOf(node), [node.logical_bytes === null ? null : size(node.logical_bytes), stored(node)].filter(Boolean).join(", "), present(node)].filter(Boolean).map(word));
+  const stored = node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`;
+  const bytes = [node.logical_bytes === null ? null : size(node.logical_bytes), stored].filter(Boolean).join(", ");
+  const ofArray = () => [lengths(node.shape), dtypeOf(node), bytes, present(node)];
+  const told = node.kind === "array" ? ofArray() : ["group", members(node), stored];
+  return h("p", { class: "summary" }, told.filter(Boolean).map((text) => h("span", {}, text)));
 }
 
 export const members = ({ children, hasMore }) => (hasMore ? `more than ${plural(children, "member")}` : plural(children, "member"));
-
-const stored = (node) => (node.stored_bytes === undefined ? null : `${size(node.stored_bytes)} stored`);
-
-const word = (text) => h("span", {}, text);
-
 export const dtypeOf = (node) => (typeof node.dtype === "string" ? node.dtype : json(node.dtype));
 
 function present(node) {
@@ -87,8 +73,8 @@ function drawDetails(into, context) {
   const { node, commit } = context;
   const address = zarrAddress(commit, node.path);
   const isArray = node.kind === "array";
-  const constraints = node.constraints ?? [];
-  const views = node.views ?? [];
+  const { constraints = [], views = [], chunks_stored: { present, total } = {} } = node; // as far as it was measured
+  const codecs = node.codecs?.map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
   const attributes = Object.entries(node.exact?.attributes ?? {});
   const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
   replace(into,
@@ -100,42 +86,32 @@ function drawDetails(into, context) {
       isArray && node.shards && ["Shards", lengths(node.shards)],
       isArray && ["Data type", h("span", { class: "mono" }, dtypeOf(node))],
       isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.exact.document.fill_value))],
-      isArray && ["Codecs", codecs(node)],
+      isArray && ["Codecs", h("span", { class: "mono", title: json(node.codecs) }, codecs.join(" → ") || "none")],
       isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
       node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
-      isArray && node.chunks_stored?.total && ["Chunks stored", meter(node.chunks_stored)],
+      isArray && total > 0 && ["Chunks stored",
+        h("meter", { min: 0, max: total, value: present, "aria-label": "Chunks stored" }),
+        ` ${count(present)} of ${count(total)}`],
     ])),
-    h("div", { class: "card pad" }, h("h2", {}, "Attributes"),
+    card("Attributes",
       attributes.length ? table(["Name", "Value"], attributes.map(([name, value]) => [name, h("pre", {}, typeof value === "string" ? value : json(value))])) : notice("There are none.")),
-    constraints.length
-      ? h("div", { class: "card pad" }, h("h2", {}, "Constraints"),
-          table(["Name", "What every commit has to keep"], constraints.map(({ name, ...value }) => [name, h("pre", {}, json(value))])))
-      : null,
-    views.length
-      ? h("div", { class: "card pad" }, h("h2", {}, "Views"),
-          table(["Name", "Kind", "Derived", "Of", "Makes", "Now"], views.map((view) => [
-            view.name, view.kind, view.when === "commit" ? "by each commit" : "later",
-            view.sources.join(", "), view.outputs.join(", "), view.current ? "current" : "behind",
-          ])))
-      : null,
-    hasServer
-      ? h("div", { class: "card pad" }, h("h2", {}, "Open in"),
-          line(address, "Zarr"),
-          isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
-          notice("These pages are on other hosts. Nothing is sent there until you follow a link, and they must be able to reach this server."))
-      : null);
+    constraints.length > 0 && card("Constraints",
+      table(["Name", "What every commit has to keep"], constraints.map(({ name, ...value }) => [name, h("pre", {}, json(value))]))),
+    views.length > 0 && card("Views",
+      table(["Name", "Kind", "Derived", "Of", "Makes", "Now"], views.map((view) => [
+        view.name, view.kind, view.when === "commit" ? "by each commit" : "later",
+        view.sources.join(", "), view.outputs.join(", "), view.current ? "current" : "behind",
+      ]))),
+    hasServer && card("Open in",
+      line(address, "Zarr"),
+      isArray || node.attributes?.multiscales || node.attributes?.ome ? elsewhere(address, node) : null,
+      notice("These pages are on other hosts. Nothing is sent there until you follow a link, and they must be able to reach this server.")));
 }
+
+const card = (heading, ...content) => h("div", { class: "card pad" }, h("h2", {}, heading), content);
 
 /** Numbers that are not finite are strings in the documents of Zarr. */
 const isNumber = (value) => /^-?(NaN|Infinity)$/.test(value);
-
-function codecs(node) {
-  const names = (node.codecs ?? []).map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
-  return h("span", { class: "mono", title: json(node.codecs) }, names.join(" → ") || "none");
-}
-
-const meter = ({ present: stored, total }) =>
-  h("span", {}, h("meter", { min: 0, max: Math.max(1, total), value: stored, "aria-label": "Chunks stored" }), ` ${count(stored)} of ${count(total)}`);
 
 function elsewhere(address, node) {
   const state = { layers: [{ name: nameOf(node.path), source: `${node.zarr_format === 2 ? "zarr2" : "zarr3"}://${address}`, type: "image" }] };
@@ -157,28 +133,25 @@ export function table(heads, rows) {
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
 }
 
-async function drawMembers(into, { ref, commit, node, signal, firstPage }) {
+function drawMembers(into, { ref, commit, node, signal, firstPage }) {
   replace(into, notice("Reading …"));
   const body = h("tbody");
-  const button = h("button", { class: "button", type: "button" }, "Show more");
+  const button = h("button", { class: "button", type: "button", onclick: () => more() }, "Show more");
+  const heads = ["Name", "Shape", "Chunks", "Data type"].map((head) => h("th", { scope: "col" }, head));
+  heads.push(h("th", { scope: "col", class: "end" }, "Size"));
+  const shown = h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" },
+    h("table", { class: "members" }, h("thead", {}, h("tr", {}, heads)), body));
+  const ask = asker(signal);
   let after = null;
-  const more = async () => {
-    try {
-      const { nodes, next } = await (after === null ? firstPage(node.path) : api.tree(commit, { path: node.path, limit: MEMBERS, after }, signal));
-      body.append(...nodes.map((each) => memberRow(ref, each)));
-      after = next ?? null;
-      button.hidden = after === null;
-    } catch (error) {
-      if (error.name !== "AbortError") replace(into, failure(error));
-    }
-  };
-  button.addEventListener("click", more);
-  await more();
-  if (signal.aborted || into.querySelector(".failure")) return;
-  replace(into, body.children.length
-    ? h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Members" }, h("table", { class: "members" },
-        h("thead", {}, h("tr", {}, ["Name", "Shape", "Chunks", "Data type", "Size"].map((head) => h("th", { scope: "col", class: head === "Size" ? "end" : null }, head)))), body))
-    : notice("Nothing lies here."), button);
+  const { path } = node;
+  const page = (own) => (after ? api.tree(commit, { path, limit: MEMBERS, after }, own) : firstPage(path));
+  const more = () => ask(into, page, ({ nodes, next }) => {
+    body.append(...nodes.map((each) => memberRow(ref, each)));
+    button.hidden = next === null;
+    if (!after) replace(into, nodes.length ? shown : notice("Nothing lies here."), button);
+    after = next;
+  });
+  return more();
 }
 
 function memberRow(ref, each) {

@@ -1,10 +1,12 @@
 // Elements that several views use.
 
-import { h, icon } from "./dom.js";
+import { h, icon, onKeys, replace } from "./dom.js";
 import { ago, isId, plural, quoted, short, size, when } from "./words.js";
 
 /** What is known of the repository, for all views: `main.js` fills it, and again when a commit comes. */
 export const repository = { url: "", name: "", branches: [], tags: [] };
+
+export const mainBranch = () => repository.branches.find((each) => each.name === "main") ?? repository.branches[0];
 
 export const link = {
   history: (id) => (id ? `#/history/${id}` : "#/history"),
@@ -30,7 +32,7 @@ export function pythonAt(ref) {
   return branch && !repository.tags.some((each) => each.name === ref) ? quoted(branch.head) : quoted(ref);
 }
 
-export async function copy(text, button) {
+async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -42,9 +44,8 @@ export async function copy(text, button) {
     document.execCommand("copy");
     field.remove();
   }
-  const before = [...button.childNodes];
-  button.replaceChildren(icon("done"), button.classList.contains("icon") ? "" : " Copied");
-  setTimeout(() => button.replaceChildren(...before), 1400);
+  replace(button, icon("done"));
+  setTimeout(() => replace(button, icon("copy")), 1400);
 }
 
 /** A line to be copied: of Python, or an address. */
@@ -55,42 +56,59 @@ export function line(text, label = "Python") {
 }
 
 export const chip = (kind, name) => h("span", { class: `chip ${kind}` }, icon(kind), h("span", {}, name));
-
-export const chips = (commit) => [(commit.branches ?? []).map((name) => chip("branch", name)), (commit.tags ?? []).map((name) => chip("tag", name))];
-
+export const chips = (commit) =>
+  [commit.branches.map((name) => chip("branch", name)), commit.tags.map((name) => chip("tag", name))];
 export const moment = (time) => h("time", { datetime: time, title: when(time) }, ago(time));
 
 /** Name and value pairs. */
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, ...value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-
 export const notice = (text, ...more) => h("p", { class: "quiet notice" }, text, more);
-
 export const failure = (error) =>
   h("div", { class: "failure", role: "alert" }, h("strong", {}, error.name === "NotFoundError" ? "Not here. " : "That did not work. "), error.message);
 
+/** What begins a turn, and ends the one before: it returns a signal that is aborted then, or when the given one is. */
+export function turns(signal) {
+  let last = new AbortController();
+  signal.addEventListener("abort", () => last.abort(), { once: true });
+  return () => {
+    last.abort();
+    if (!signal.aborted) last = new AbortController();
+    return last.signal;
+  };
+}
+
+/** What asks, and draws the answer, or says in an element why there is none; of several, only the last one counts. */
+export function asker(signal) {
+  const begin = turns(signal);
+  return async (into, ask, draw) => {
+    const own = begin();
+    try {
+      const answer = await ask(own);
+      if (!own.aborted) draw(answer, own);
+    } catch (error) {
+      if (!own.aborted) replace(into, failure(error));
+    }
+  };
+}
+
 /** What a commit wrote: "3 keys of 1 array, 2 MiB". */
-export function written({ statistics = {}, stored_bytes: bytes }) {
-  const deleted = (statistics.keys_deleted ?? 0) + (statistics.prefixes_deleted ?? 0);
-  return [
-    statistics.keys_set ? `${plural(statistics.keys_set, "key")} in ${plural(statistics.arrays ?? 0, "array")}` : null,
-    deleted ? `${plural(deleted, "key")} deleted` : null,
-    bytes ? size(bytes) : null,
-  ].filter(Boolean).join(", ");
+export function written({ statistics: { keys_set: set, arrays, keys_deleted, prefixes_deleted, bytes_set: bytes } }) {
+  const deleted = keys_deleted + prefixes_deleted;
+  const keys = set && `${plural(set, "key")} in ${plural(arrays, "array")}`;
+  return [keys, deleted && `${plural(deleted, "key")} deleted`, bytes && size(bytes)].filter(Boolean).join(", ");
 }
 
 /** A select of branches and tags; of a commit, too, if that is what is shown. */
-export function refPicker(ref, onChange, label = "At") {
+export function refPicker(ref, onChange) {
   const options = (kind, names) =>
     names.length ? h("optgroup", { label: kind }, names.slice(0, 1000).map((name) => h("option", { value: name, selected: name === ref }, name))) : null;
   const known = [...repository.branches, ...repository.tags].some((each) => each.name === ref);
-  return h(
-    "label", { class: "picker" }, h("span", {}, label),
+  return h("label", { class: "picker" }, h("span", {}, "At"),
     h("select", { onchange: (event) => onChange(event.target.value) },
       known ? null : h("optgroup", { label: "Commit" }, h("option", { value: ref, selected: true }, short(ref))),
       options("Branches", repository.branches.map((each) => each.name)),
-      options("Tags", repository.tags.map((each) => each.name))),
-  );
+      options("Tags", repository.tags.map((each) => each.name))));
 }
 
 /** Tabs. `pages` are [key, label, draw]; draw(panel) fills the panel when it is first shown. */
@@ -110,14 +128,12 @@ export function tabs(pages, chosen, onChoose) {
     if (told) onChoose(pages[at][0]);
     pages[at][2](panel);
   }
-  list.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
+  const go = (step) => {
     const next = (buttons.findIndex((each) => each.tabIndex === 0) + step + pages.length) % pages.length;
     choose(pages[next][0], true);
     buttons[next].focus();
-  });
+  };
+  onKeys(list, () => ({ ArrowRight: () => go(1), ArrowLeft: () => go(-1) }));
   choose(chosen, false);
   return [list, panel];
 }

@@ -1,6 +1,7 @@
 // Drawing numbers: images with colour maps, lines, histograms.
 
-import { color, sharp } from "./dom.js";
+import { statistics } from "./arrays.js";
+import { h, svg } from "./dom.js";
 import { shown } from "./words.js";
 
 const MAPS = {
@@ -13,20 +14,15 @@ export const MAP_NAMES = Object.keys(MAPS);
 export const DIVERGING = "Blue – red";
 const STEPS = 256;
 
-const tables = new Map();
-
 /** 256 colours, each as the number that an Uint32Array over the pixels of a canvas takes (little-endian, opaque). */
 function table(name) {
-  if (!tables.has(name)) {
-    const anchors = MAPS[name].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-    tables.set(name, Uint32Array.from({ length: STEPS }, (_, i) => {
-      const at = (i / (STEPS - 1)) * (anchors.length - 1);
-      const low = Math.min(Math.floor(at), anchors.length - 2);
-      const [r, g, b] = anchors[low].map((each, k) => Math.round(each + (anchors[low + 1][k] - each) * (at - low)));
-      return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
-    }));
-  }
-  return tables.get(name);
+  const anchors = MAPS[name].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+  return Uint32Array.from({ length: STEPS }, (_, i) => {
+    const at = (i / (STEPS - 1)) * (anchors.length - 1);
+    const low = Math.min(Math.floor(at), anchors.length - 2);
+    const [r, g, b] = anchors[low].map((each, k) => Math.round(each + (anchors[low + 1][k] - each) * (at - low)));
+    return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
+  });
 }
 
 /** Draw values as an image, one pixel each; values that are not finite stay transparent. */
@@ -47,39 +43,29 @@ export function drawImage(canvas, { values, shape }, { map, min, max }) {
   context.putImageData(image, 0, 0);
 }
 
-/** Hatch the places that no chunk is stored for. */
-export function drawHatch(canvas, places, shape, width, height) {
-  const context = sharp(canvas, width, height);
-  const [rows, columns] = shape;
-  context.beginPath();
-  for (const [top, bottom, left, right] of places) context.rect((left / columns) * width, (top / rows) * height, ((right - left) / columns) * width, ((bottom - top) / rows) * height);
-  context.clip();
-  // One stroke is seen on dark colours, the other on light ones.
-  if (places.length)
-    for (const [style, aside] of [["#ffffff70", 0], ["#00000060", 1]]) {
-      context.strokeStyle = style;
-      context.beginPath();
-      for (let x = -height + aside; x < width; x += 8) {
-        context.moveTo(x, height);
-        context.lineTo(x + height, 0);
-      }
-      context.stroke();
-    }
+/** What hatches the places that no chunk is stored for. */
+export function hatch(places, [rows, columns], width, height) {
+  const [x, y] = [(at) => round((at / columns) * width), (at) => round((at / rows) * height)];
+  const box = ([top, bottom, left, right]) => `M${x(left)} ${y(top)}H${x(right)}V${y(bottom)}H${x(left)}z`;
+  const path = `path("${places.map(box).join("")}")`;
+  return h("div", { class: "cover", hidden: !places.length, style: { "clip-path": path } });
 }
 
-export function drawColorBar(canvas, map) {
+/** A bar of all colours. */
+export function colorBar(map) {
+  const canvas = h("canvas", { class: "scale", "aria-hidden": "true" });
   drawImage(canvas, { values: Float32Array.from({ length: STEPS }, (_, i) => i), shape: [1, STEPS] }, { map, min: 0, max: STEPS - 1 });
+  return canvas;
 }
 
-export function drawHistogram(canvas, histogram, width, height) {
-  const context = sharp(canvas, width, height);
-  const most = Math.max(1, ...histogram);
-  const bar = width / histogram.length;
-  context.fillStyle = color("--accent-mid");
-  histogram.forEach((each, i) => {
-    const tall = each ? Math.max(1, (each / most) * (height - 2)) : 0;
-    context.fillRect(i * bar + 0.5, height - tall, Math.max(1, bar - 1), tall);
-  });
+/** What the ends of a bar, or of a histogram, mean. */
+export const ends = ({ min, max }) => h("div", { class: "ends" }, h("span", {}, shown(min)), h("span", {}, shown(max)));
+
+/** How many values lie where between the least and the greatest. */
+export function histogram({ histogram: counts, min, max }) {
+  const most = Math.max(1, ...counts);
+  const bars = counts.map((each) => h("span", { style: { height: each ? `max(1px, ${(100 * each) / most}%)` : "0" } }));
+  return h("div", { class: "bars", role: "img", "aria-label": `Histogram from ${shown(min)} to ${shown(max)}` }, bars);
 }
 
 /** Round numbers between two, some five of them. */
@@ -102,84 +88,51 @@ const onAxis = (at) => {
 const MARGIN = { left: 64, right: 14, top: 12, bottom: 26 };
 
 /**
- * Draw lines over one another. Where there are more values than pixels, each column shows all of its values, from the
- * lowest to the highest. `series` are {values, color}; `first` and `step` say where in the array they lie, and `label`, if
- * there is one, what these places are called.
+ * Lines over one another, and what tells which value lies at an x. Where there are more values than pixels, each column
+ * shows all of its values, from the lowest to the highest. `series` are {values, kind}; `first` and `step` say where in
+ * the array they lie, and `label`, if there is one, what these places are called.
  */
-export function drawLines(canvas, series, { width, height, first = 0, step = 1, min, max, label = shown }) {
-  const context = sharp(canvas, width, height);
+export function lines(series, { width, height, first = 0, step = 1, min, max, label = shown }) {
   const length = Math.max(...series.map((each) => each.values.length));
   const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   const spread = max > min ? max - min : Math.abs(max) || 1;
   const low = min - spread * 0.04;
   const high = max + spread * 0.04;
-  const x = (i) => MARGIN.left + (length > 1 ? (i / (length - 1)) * inner.width : inner.width / 2);
-  const y = (value) => MARGIN.top + (1 - (value - low) / (high - low)) * inner.height;
-  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-  context.lineWidth = 1;
-  context.strokeStyle = color("--line");
-  context.fillStyle = color("--muted");
-  context.textBaseline = "middle";
-  context.textAlign = "right";
-  for (const at of ticks(low, high)) {
-    const level = Math.round(y(at)) + 0.5;
-    context.beginPath();
-    context.moveTo(MARGIN.left, level);
-    context.lineTo(width - MARGIN.right, level);
-    context.stroke();
-    context.fillText(onAxis(at), MARGIN.left - 8, level);
-  }
-  context.textBaseline = "top";
-  for (const at of ticks(first, first + (length - 1) * step, label === shown ? 6 : 4)) {
-    const place = x((at - first) / step);
-    context.textAlign = place > width - 40 ? "right" : "center";
-    if (Number.isInteger(at)) context.fillText(label(at), place, height - MARGIN.bottom + 8);
-  }
-  for (const { values, color: name, isDashed } of series) {
-    context.strokeStyle = color(name);
-    context.lineWidth = 1.5;
-    context.setLineDash(isDashed ? [5, 4] : []);
-    context.lineJoin = "round";
-    context.beginPath();
-    if (values.length > inner.width * 2) drawEnvelope(context, values, x, y, inner.width);
-    else {
-      let isDown = false;
-      values.forEach((value, i) => {
-        if (!Number.isFinite(value)) isDown = false;
-        else if (isDown) context.lineTo(x(i), y(value));
-        else {
-          context.moveTo(x(i), y(value));
-          isDown = true;
-        }
-      });
-    }
-    context.stroke();
-    context.setLineDash([]);
-    if (values.length < 40) {
-      context.fillStyle = color(name);
-      values.forEach((value, i) => {
-        if (!Number.isFinite(value)) return;
-        context.beginPath();
-        context.arc(x(i), y(value), 2.5, 0, 7);
-        context.fill();
-      });
-    }
-  }
-  return (clientX) => Math.min(length - 1, Math.max(0, Math.round(((clientX - MARGIN.left) / inner.width) * (length - 1))));
+  const x = (i) => round(MARGIN.left + (length > 1 ? (i / (length - 1)) * inner.width : inner.width / 2));
+  const y = (value) => round(MARGIN.top + (1 - (value - low) / (high - low)) * inner.height);
+  const levels = ticks(low, high).map((at) => [
+    svg("path", { class: "level", d: `M${MARGIN.left} ${Math.round(y(at)) + 0.5}H${width - MARGIN.right}` }),
+    svg("text", { x: MARGIN.left - 8, y: y(at), "text-anchor": "end", "dominant-baseline": "central" }, onAxis(at)),
+  ]);
+  const steps = ticks(first, first + (length - 1) * step, label === shown ? 6 : 4).filter(Number.isInteger);
+  const places = steps.map((at) => {
+    const place = { x: x((at - first) / step), y: height - MARGIN.bottom + 8 };
+    const anchor = place.x > width - 40 ? "end" : "middle";
+    return svg("text", { ...place, "text-anchor": anchor, "dominant-baseline": "hanging" }, label(at));
+  });
+  const drawn = series.map(({ values, kind }) => {
+    const d = values.length > inner.width * 2 ? envelope(values, x, y, inner.width) : through(values, x, y);
+    const dot = (value, i) => Number.isFinite(value) && svg("circle", { class: kind, cx: x(i), cy: y(value), r: 2.5 });
+    return [svg("path", { class: kind, d }), values.length < 40 && Array.from(values, dot)];
+  });
+  const clip = (i) => Math.min(length - 1, Math.max(0, Math.round(i)));
+  const placeAt = (at) => clip(((at - MARGIN.left) / inner.width) * (length - 1));
+  return [svg("svg", { class: "lines", width, height }, levels, places, drawn), placeAt];
 }
 
-function drawEnvelope(context, values, x, y, columns) {
+const round = (at) => Math.round(at * 100) / 100;
+
+/** A path through all values that are finite. */
+function through(values, x, y) {
+  const command = (i) => (Number.isFinite(values[i - 1]) ? "L" : "M");
+  return Array.from(values, (value, i) => (Number.isFinite(value) ? `${command(i)}${x(i)} ${y(value)}` : "")).join("");
+}
+
+function envelope(values, x, y, columns) {
   const per = values.length / columns;
-  for (let column = 0; column < columns; column++) {
-    let low = Infinity;
-    let high = -Infinity;
-    for (let i = Math.floor(column * per); i < Math.min(values.length, Math.ceil((column + 1) * per)); i++) {
-      if (values[i] < low) low = values[i];
-      if (values[i] > high) high = values[i];
-    }
-    if (low > high || !Number.isFinite(low) || !Number.isFinite(high)) continue;
-    const at = x(Math.floor(column * per));
-    context.moveTo(at, y(low) + 0.5);
-    context.lineTo(at, y(high) - 0.5);
-  }
+  const column = (_, at) => {
+    const { min, max } = statistics(values.subarray(Math.floor(at * per), Math.ceil((at + 1) * per)));
+    return min === undefined ? "" : `M${x(Math.floor(at * per))} ${y(min) + 0.5}V${y(max) - 0.5}`;
+  };
+  return Array.from({ length: columns }, column).join("");
 }

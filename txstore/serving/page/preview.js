@@ -2,26 +2,23 @@
 
 import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
 import { coordinates } from "./coordinates.js";
-import { h, replace } from "./dom.js";
-import { facts, failure, link, notice } from "./parts.js";
-import { DIVERGING, MAP_NAMES, drawColorBar, drawHatch, drawHistogram, drawImage, drawLines } from "./picture.js";
-import { count, lengths, plural, quoted, shown, size } from "./words.js";
+import { h, onKeys, replace } from "./dom.js";
+import { facts, failure, link, notice, turns } from "./parts.js";
+import { DIVERGING, MAP_NAMES, colorBar, drawImage, ends, hatch, histogram, lines } from "./picture.js";
+import { count, lengths, plural, shown, size } from "./words.js";
 
 const SLIDER_WAIT = 60; // milliseconds, so that a slider that is drawn along does not ask for all on its way
 const TALLEST = 600;
+const FIGURES = { min: "Minimum", max: "Maximum", mean: "Mean" };
 
 let map = MAP_NAMES[0]; // kept from one array to the next
 
 export function drawPreview(into, context) {
   const { node, commit, ref, query, view, signal } = context;
-  const isEmpty = node.shape.some((each) => each === 0);
-  if (isEmpty) {
-    replace(into, notice("The array has no elements."));
-    return null;
-  }
+  if (node.shape.some((each) => each === 0)) return replace(into, notice("The array has no elements."));
   let selection = parseSelection(query.get("sel"), node.shape) ?? firstSelection(node);
   let result = null;
-  let turn = null;
+  const begin = turns(signal);
   let wide = 0; // of the stage, when it was last drawn
   let axes = []; // coordinates of the dimensions, where there are some and they are known by now
   let placeSliders = []; // what tells sliders what their places are called
@@ -36,23 +33,19 @@ export function drawPreview(into, context) {
   const status = h("p", { class: "quiet status", role: "status" });
   replace(into, controls, h("div", { class: "preview" }, h("div", { class: "stage-column" }, stage, status), side));
   drawControls();
-  view.onTheme(() => result && into.contains(stage) && drawResult());
+  view.themed = () => result && into.contains(stage) && drawResult();
   const observer = new ResizeObserver(() => result && stage.clientWidth !== wide && drawResult());
   observer.observe(stage);
   signal.addEventListener("abort", () => observer.disconnect(), { once: true });
-  tellCoordinates();
+  tellCoordinates().catch(view.tell);
   return update();
 
   /** Say what places are called, when that is known: what is seen does not wait for it. */
   async function tellCoordinates() {
-    try {
-      axes = await coordinates(context);
-      placeSliders.forEach((tell) => tell());
-      if (result) drawResult();
-      if (pointed) point(...pointed);
-    } catch (error) {
-      view.tell(error);
-    }
+    axes = await coordinates(context);
+    placeSliders.forEach((tell) => tell());
+    if (result) drawResult();
+    if (pointed) point(...pointed);
   }
 
   function drawControls() {
@@ -63,8 +56,7 @@ export function drawPreview(into, context) {
     const choices = [...planes, ...node.shape.map((_, i) => [[i], `along ${name(i)}`])];
     placeSliders = [];
     const sliders = selection.flatMap((each, i) => (Array.isArray(each) ? [] : [slider(i)]));
-    replace(
-      controls,
+    replace(controls,
       node.shape.length > 1
         ? h("label", { class: "picker" }, h("span", {}, "Show"),
             h("select", { onchange: (event) => setPlane(choices[event.target.selectedIndex][0]) },
@@ -79,8 +71,7 @@ export function drawPreview(into, context) {
         ? h("div", { class: "zoom", role: "group", "aria-label": "Zoom" },
             button("−", "Farther", () => zoom(2)), button("+", "Nearer", () => zoom(0.5)), button("Whole", "The whole", whole))
         : null,
-      sliders.length ? h("div", { class: "sliders" }, sliders) : null,
-    );
+      sliders.length ? h("div", { class: "sliders" }, sliders) : null);
   }
 
   function slider(i) {
@@ -93,9 +84,8 @@ export function drawPreview(into, context) {
     tell();
     let waiting = 0;
     const set = (value) => {
-      const at = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
-      selection[i] = at;
-      field.value = range.value = at;
+      selection[i] = Math.min(Math.max(0, Math.round(Number(value) || 0)), last);
+      field.value = range.value = selection[i];
       tell();
       clearTimeout(waiting);
       waiting = setTimeout(update, SLIDER_WAIT);
@@ -130,17 +120,13 @@ export function drawPreview(into, context) {
   }
 
   async function update(everything = false) {
-    turn?.abort();
-    turn = new AbortController();
-    const mine = turn;
-    const stop = () => mine.abort();
-    signal.addEventListener("abort", stop, { once: true });
+    const own = begin();
     const whole = selection.every((each, i) => !Array.isArray(each) || (each[0] === 0 && each[1] === node.shape[i]));
     const isFirst = whole && selection.every((each) => Array.isArray(each) || each === 0);
     if (context.tab === "preview") {
       view.permalink(link.tree(ref, node.path, isFirst ? "" : `sel=${writeSelection(selection)}`));
       const of = pythonSelection(selection, node.shape);
-      context.setPython(`zarr.open_array(${context.snapshot}${node.path ? `, path=${quoted(node.path)}` : ""}, mode="r")[${of || "..."}]`);
+      context.setPython(`${context.opening}[${of || "..."}]`);
     }
     stage.classList.add("waiting");
     const asked = selection.map((each) => (Array.isArray(each) ? [...each] : each));
@@ -148,8 +134,8 @@ export function drawPreview(into, context) {
     try {
       for (const isGlance of [true, false]) {
         const tell = (done, all) => { if (all > 8) status.textContent = `Reading chunk ${count(done)} of ${count(all)} …`; };
-        const found = await read(commit, node, asked, { signal: mine.signal, everything, isGlance, progress: tell });
-        if (mine.signal.aborted) return;
+        const found = await read(commit, node, asked, { signal: own, everything, isGlance, progress: tell });
+        if (own.aborted) return;
         if (!found) continue;
         pointed = null;
         result = { ...found, selection: asked, milliseconds: performance.now() - begun };
@@ -159,14 +145,12 @@ export function drawPreview(into, context) {
         stage.classList.remove("waiting");
       }
     } catch (error) {
-      if (error.name === "AbortError" || mine.signal.aborted) return;
+      if (own.aborted) return;
       result = null;
       replace(stage, failure(error));
       replace(side);
       status.textContent = "";
-    } finally {
-      if (turn === mine) stage.classList.remove("waiting");
-      signal.removeEventListener("abort", stop);
+      stage.classList.remove("waiting");
     }
   }
 
@@ -186,7 +170,7 @@ export function drawPreview(into, context) {
   function drawValues() {
     const { values, shape } = result;
     const columns = shape.length === 2 ? shape[1] : 1;
-    const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, indexOf(Math.floor(i / columns), i % columns)), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
+    const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, `[${indices(Math.floor(i / columns), i % columns).join(", ")}]`), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
       total() > listed.length ? notice(`The first ${count(listed.length)} of ${count(total())}.`) : null);
   }
@@ -196,40 +180,33 @@ export function drawPreview(into, context) {
     return result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
   }
 
-  /** Where in the array a value lies, as text. */
-  function indexOf(row, column) {
-    return `[${indices(row, column).join(", ")}]`;
-  }
-
+  /** Where in the array a value lies. */
   function indices(row, column) {
-    const at = result.shape.length === 2 ? [row, column] : [row + column];
-    let kept = 0;
-    return result.selection.map((each) => (Array.isArray(each) ? each[0] + at[kept] * (result.step[kept++] ?? 1) : each));
+    const [at, steps] = [result.shape.length === 2 ? [row, column] : [row + column], [...result.step]];
+    return result.selection.map((each) => (Array.isArray(each) ? each[0] + at.shift() * steps.shift() : each));
   }
 
   /** Say a value, where it lies in the array, and what that place is called. */
   function point(row, column, value) {
     pointed = [row, column, value];
-    const called = indices(row, column).flatMap((at, i) => axes[i]?.label(at) ?? []);
-    readout.textContent = `${indexOf(row, column)} = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
-  }
-
-  /** A part of a dimension, and what its ends are called. */
-  function span(i) {
-    const [start, stop] = result.selection[i];
-    return `${name(i)} ${start}:${stop}${axes[i] ? `, ${axes[i].label(start)} to ${axes[i].label(stop - 1)}` : ""}`;
+    const place = indices(row, column);
+    const called = place.flatMap((at, i) => axes[i]?.label(at) ?? []);
+    readout.textContent = `[${place.join(", ")}] = ${shown(value)}${called.length ? ` at ${called.join(", ")}` : ""}`;
   }
 
   function drawLine() {
-    const { values, selection: [first], step, statistics: figures } = { ...result, selection: result.selection.filter(Array.isArray) };
-    const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${values.length} values along ${name(result.selection.findIndex(Array.isArray))}` });
-    const place = drawLines(canvas, [{ values, color: "--accent" }], { width: wide, height: 340, first: first[0], step: step[0] ?? 1, min: figures.min ?? 0, max: figures.max ?? 1, label: axes[result.selection.findIndex(Array.isArray)]?.label });
-    canvas.addEventListener("pointermove", (event) => {
-      const at = place(event.offsetX);
+    const { values, selection, step, statistics: { min = 0, max = 1 } } = result;
+    const along = selection.findIndex(Array.isArray);
+    const where = { first: selection[along][0], step: step[0], label: axes[along]?.label };
+    const [drawn, placeAt] = lines([{ values, kind: "now" }], { width: wide, height: 340, min, max, ...where });
+    const label = `${values.length} values along ${name(along)}`;
+    const frame = h("div", { class: "curves", tabindex: 0, role: "img", "aria-label": label }, drawn);
+    frame.addEventListener("pointermove", (event) => {
+      const at = placeAt(event.offsetX);
       point(0, at, values[at]);
     });
-    onKeys(canvas);
-    replace(stage, canvas, readout);
+    onKeys(frame, moves);
+    replace(stage, frame, readout);
   }
 
   function drawPlane() {
@@ -238,26 +215,24 @@ export function drawPreview(into, context) {
     const ratio = Math.min(4, Math.max(0.3, rows / columns));
     const width = Math.min(wide, Math.round(TALLEST / ratio));
     const height = Math.round(width * ratio);
-    const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "" });
-    drawImage(canvas, result, { map, ...range(figures) });
+    const extent = { width: `${width}px`, height: `${height}px` };
+    const canvas = h("canvas", { class: shape[1] < width ? "coarse" : "", style: extent });
+    const { min = 0, max = 1 } = figures;
+    // Colours that diverge have nothing in their middle.
+    const most = map === DIVERGING && min < 0 && max > 0 ? Math.max(-min, max) : null;
+    drawImage(canvas, result, most ? { map, min: -most, max: most } : { map, min, max });
     const down = result.selection.findIndex(Array.isArray); // the dimension of the rows
     const isTurned = Boolean(axes[down]?.isLatitude && axes[down].ascends); // north is on top
-    const rowAt = (part) => Math.min(1, Math.max(0, isTurned ? 1 - part : part));
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const cover = h("canvas", { class: "cover" });
-    drawHatch(cover, missing, shape, width, height);
-    if (isTurned) canvas.style.transform = cover.style.transform = "scaleY(-1)";
+    const rowAt = (part) => (isTurned ? 1 - part : part);
     const box = h("div", { class: "box", hidden: true });
     const frame = h("div", {
-      class: "frame", tabindex: 0, role: "img",
+      class: `frame ${isTurned ? "turned" : ""}`, tabindex: 0, role: "img", style: { width: `${width}px` },
       "aria-label": `Image of ${lengths(shape)} values, ${figures.finite ? `${shown(figures.min)} to ${shown(figures.max)}` : "none finite"}. Plus and minus zoom, arrows move.`,
-    }, canvas, cover, box);
-    frame.style.width = `${width}px`;
+    }, canvas, hatch(missing, shape, width, height), box);
     const at = (event) => {
       const bounds = canvas.getBoundingClientRect();
-      const clip = (value, length) => Math.min(Math.max(0, value), length);
-      return [clip((event.clientY - bounds.top) / bounds.height, 1), clip((event.clientX - bounds.left) / bounds.width, 1)];
+      const found = [(event.clientY - bounds.top) / bounds.height, (event.clientX - bounds.left) / bounds.width];
+      return found.map((each) => Math.min(1, Math.max(0, each)));
     };
     let from = null;
     frame.addEventListener("pointerdown", (event) => {
@@ -272,10 +247,8 @@ export function drawPreview(into, context) {
       point(row, column, values[row * shape[1] + column]);
       if (!from) return;
       box.hidden = false;
-      box.style.top = `${Math.min(from[0], here[0]) * 100}%`;
-      box.style.left = `${Math.min(from[1], here[1]) * 100}%`;
-      box.style.height = `${Math.abs(here[0] - from[0]) * 100}%`;
-      box.style.width = `${Math.abs(here[1] - from[1]) * 100}%`;
+      const [[top, height], [left, width]] = here.map((each, i) => [Math.min(from[i], each), Math.abs(each - from[i])]);
+      for (const [side, part] of Object.entries({ top, height, left, width })) box.style[side] = `${part * 100}%`;
     });
     frame.addEventListener("pointerup", (event) => {
       const to = at(event);
@@ -283,40 +256,32 @@ export function drawPreview(into, context) {
       from = null;
       box.hidden = true;
       if (!begun || Math.abs(to[0] - begun[0]) * height < 8 || Math.abs(to[1] - begun[1]) * width < 8) return;
-      [begun[0], to[0]] = [rowAt(begun[0]), rowAt(to[0])];
-      let kept = 0;
+      const ends = [[rowAt(begun[0]), rowAt(to[0])], [begun[1], to[1]]].map((each) => each.sort((a, b) => a - b));
       selection = result.selection.map((each) => {
         if (!Array.isArray(each)) return each;
-        const [low, high] = [Math.min(begun[kept], to[kept]), Math.max(begun[kept], to[kept])];
-        kept += 1;
+        const [low, high] = ends.shift();
         const start = each[0] + Math.floor(low * (each[1] - each[0]));
         return [start, Math.max(start + 1, each[0] + Math.ceil(high * (each[1] - each[0])))];
       });
       update();
     });
-    onKeys(frame, isTurned ? -1 : 1);
-    const ranges = result.selection.flatMap((each, i) => (Array.isArray(each) ? [span(i)] : []));
-    replace(stage, h("div", { class: "axes" }, h("span", {}, `${isTurned ? "↑" : "↓"} ${ranges[0]}`), h("span", {}, `→ ${ranges[1]}`)), frame, readout);
+    onKeys(frame, () => moves(isTurned ? -1 : 1));
+    const [rowsOf, columnsOf] = result.selection.flatMap((each, i) => {
+      const ends = Array.isArray(each) && axes[i] ? `, ${axes[i].label(each[0])} to ${axes[i].label(each[1] - 1)}` : "";
+      return Array.isArray(each) ? [`${name(i)} ${each.join(":")}${ends}`] : [];
+    });
+    const labels = [`${isTurned ? "↑" : "↓"} ${rowsOf}`, `→ ${columnsOf}`].map((text) => h("span", {}, text));
+    replace(stage, h("div", { class: "axes" }, labels), frame, readout);
   }
 
-  function onKeys(element, down = 1) {
-    element.addEventListener("keydown", (event) => {
-      const isPlane = result.shape.length === 2;
-      const keys = {
-        "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
-        ArrowLeft: () => zoom(1, isPlane ? { 1: -0.25 } : { 0: -0.25 }), ArrowRight: () => zoom(1, isPlane ? { 1: 0.25 } : { 0: 0.25 }),
-        ArrowUp: () => isPlane && zoom(1, { 0: -0.25 * down }), ArrowDown: () => isPlane && zoom(1, { 0: 0.25 * down }),
-      };
-      if (!keys[event.key] || event.ctrlKey || event.metaKey) return;
-      event.preventDefault();
-      keys[event.key]();
-    });
-  }
-  /** Colours that diverge have nothing in their middle. */
-  function range({ min = 0, max = 1 }) {
-    if (map !== DIVERGING || min >= 0 || max <= 0) return { min, max };
-    const most = Math.max(-min, max);
-    return { min: -most, max: most };
+  function moves(down = 1) {
+    const last = result.shape.length - 1; // the dimension of the columns
+    const move = (aside) => () => zoom(1, aside);
+    return {
+      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: whole,
+      ArrowLeft: move({ [last]: -0.25 }), ArrowRight: move({ [last]: 0.25 }),
+      ...(last && { ArrowUp: move({ 0: -0.25 * down }), ArrowDown: move({ 0: 0.25 * down }) }),
+    };
   }
 
   function drawStatus() {
@@ -330,24 +295,13 @@ export function drawPreview(into, context) {
 
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
-    if (!figures) {
-      replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
-      return;
-    }
-    const bars = h("canvas", { role: "img", "aria-label": figures.finite ? `Histogram from ${shown(figures.min)} to ${shown(figures.max)}` : "No finite value" });
-    const scale = h("canvas", { class: "scale", "aria-hidden": "true" });
-    const wide = 232;
-    if (figures.finite && shape.length) {
-      drawHistogram(bars, figures.histogram, wide, 84);
-      if (shape.length === 2) drawColorBar(scale, map);
-    }
-    replace(side, h("div", { class: "card pad figures" },
+    if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
+    return replace(side, h("div", { class: "card pad figures" },
       h("h2", {}, isOverview ? "Of what is shown" : "Values"),
-      figures.finite && shape.length ? [bars, shape.length === 2 ? scale : null, h("div", { class: "ends" }, h("span", {}, shown(figures.min)), h("span", {}, shown(figures.max)))] : null,
+      figures.finite && shape.length > 0 && [histogram(figures), shape.length === 2 && colorBar(map), ends(figures)],
       facts([
-        figures.finite ? ["Minimum", h("span", { class: "mono" }, shown(figures.min))] : null,
-        figures.finite ? ["Maximum", h("span", { class: "mono" }, shown(figures.max))] : null,
-        figures.finite ? ["Mean", h("span", { class: "mono" }, shown(figures.mean))] : null,
+        ...Object.entries(FIGURES).map(([each, label]) =>
+          figures.finite && [label, h("span", { class: "mono" }, shown(figures[each]))]),
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
         ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.document.fill_value)}` : "none"],

@@ -13,22 +13,16 @@ export async function show(view, parts) {
   const ref = parts[0] ?? "main";
   view.setRef(ref);
   const body = h("div", {}, notice("Measuring …"));
-  replace(
-    view.root,
-    h("div", { class: "tools" }, h("h1", {}, "Usage"), refPicker(ref, (name) => {
-      location.hash = link.usage(name);
-    })),
+  replace(view.root,
+    h("div", { class: "tools" }, h("h1", {}, "Usage"), refPicker(ref, (name) => { location.hash = link.usage(name); })),
     body,
-    repository.branches.some((each) => each.name === ref) ? line(`${pythonRepository()}.usage(${ref === "main" ? "" : `branch=${quoted(ref)}`}).arrays`) : null,
-  );
-  const found = await api.usage(ref, view.signal);
-  const { arrays, total } = found; // the largest first
+    repository.branches.some((each) => each.name === ref) ? line(`${pythonRepository()}.usage(${ref === "main" ? "" : `branch=${quoted(ref)}`}).arrays`) : null);
+  const { arrays, total } = await api.usage(ref, view.signal); // the largest first
   const most = arrays[0]?.bytes || 1;
   const largest = arrays.slice(0, PARTS).filter((each) => each.bytes > SMALL * total).map((each, i) => [each.path || "/", each.bytes, `use-${i}`]);
   const others = total - largest.reduce((sum, each) => sum + each[1], 0);
   if (others > 0) largest.push(["all others", others, "use-others"]);
-  replace(
-    body,
+  replace(body,
     h("div", { class: "card pad" },
       h("p", { class: "big" }, size(total), h("small", { class: "quiet" }, ` stored at this commit: ${count(total)} bytes`)),
       h("div", { class: "stack", "aria-hidden": "true" }, largest.map(([, bytes, kind]) => h("span", { class: kind, style: { "flex-grow": String(bytes / total) } }))),
@@ -43,6 +37,5 @@ export async function show(view, parts) {
             h("td", { class: "bar-cell" }, h("span", { class: "bar-part", style: { width: `${(100 * each.bytes) / most}%` } })),
             h("td", { class: "end" }, count(each.keys)))))))
       : notice("The newest commit holds nothing."),
-    arrays.length > ROWS ? notice(`The ${count(ROWS)} largest of ${count(arrays.length)}.`) : null,
-  );
+    arrays.length > ROWS ? notice(`The ${count(ROWS)} largest of ${count(arrays.length)}.`) : null);
 }

@@ -19,15 +19,13 @@ export async function show(view) {
   const transactions = h("section", { "aria-labelledby": "open" });
   const locks = h("section", { "aria-labelledby": "held" });
   const feeds = h("section", { "aria-labelledby": "feeds" });
-  replace(
-    view.root,
+  replace(view.root,
     h("div", { class: "tools" }, h("h1", {}, "Work"), hasServer ? h("span", { class: "quiet" }, "looked at every 3 seconds") : null),
     h("div", { class: "work" },
       h("div", {}, h("h2", { id: "open" }, "Open transactions"), transactions),
       h("div", {}, h("h2", { id: "held" }, "Locks held"), locks,
         h("h2", { id: "feeds" }, "Feeds"), feeds)),
-    line(`${pythonRepository()}.transactions()`),
-  );
+    line(`${pythonRepository()}.transactions()`));
   const look = async (into, ask, draw) => {
     try {
       const told = await ask(view.signal);
@@ -45,13 +43,12 @@ export async function show(view) {
   if (!hasServer) {
     replace(transactions, notice("Open transactions are not in the files of a repository: `txstore serve` shows them."));
     replace(locks, notice("Locks are not in the files of a repository: `txstore serve` shows them."));
-    await all();
-    return;
+    return all();
   }
   const timer = setInterval(() => document.hidden || all(), EVERY);
   view.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
-  view.onCommit(all);
-  await all();
+  view.committed = all;
+  return all();
 }
 
 function drawTransactions({ visible, transactions }) {
@@ -76,7 +73,6 @@ function drawTransactions({ visible, transactions }) {
 }
 
 const sum = (processes, what) => processes.reduce((all, each) => all + (each[what] ?? 0), 0);
-
 const processOf = ({ host, pid, number }) => (pid === null || pid === undefined ? `process ${number ?? "?"}` : `${host ?? ""}${host ? ":" : ""}${pid}`);
 
 function state({ alive, sealed }) {

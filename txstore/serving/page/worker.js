@@ -8,15 +8,13 @@ const BATCH = 256; // chunks, and bytes of them, that are asked for at once, so 
 const BATCH_BYTES = 8 << 20;
 const NAT = -(2n ** 63n);
 
-// --- bytes, from the page
-
-const waiting = new Map(); // by number: what settles a request
+const waiting = new Map(); // by number: what answers a request
 let wants = []; // that were made since the last message
 let asked = 0;
 
 function fetchKey(key, range) {
-  return new Promise((resolve, reject) => {
-    waiting.set(++asked, { resolve, reject });
+  return new Promise((resolve) => {
+    waiting.set(++asked, resolve);
     if (wants.push([asked, key.slice(1), range]) === 1) setTimeout(() => postMessage({ wants: wants.splice(0) }), 0);
   });
 }
@@ -24,7 +22,7 @@ function fetchKey(key, range) {
 onmessage = async ({ data }) => {
   if ("answers" in data) {
     for (const [number, bytes] of data.answers) {
-      waiting.get(number).resolve(bytes);
+      waiting.get(number)(bytes);
       waiting.delete(number);
     }
     return;

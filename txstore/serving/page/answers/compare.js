@@ -13,7 +13,8 @@ export async function* differing(stores, path = "", signal) {
     signal?.throwIfAborted();
     await rest();
     const fresh = keys.filter((key) => !seen.has(key) && seen.add(key));
-    const pairs = await Promise.all(fresh.map((key) => Promise.all(stores.map((store) => entryOf(store, key)))));
+    const entriesOf = (key) => Promise.all(stores.map((store) => unlessErased(store.entry(key))));
+    const pairs = await Promise.all(fresh.map(entriesOf));
     for (const [i, [before, after]] of pairs.entries()) if ((before || after) && !(before && after && isSame(before, after))) yield { key: fresh[i], before, after };
   }
 }
@@ -44,29 +45,21 @@ function ancestorOf(stores) {
   return [one, other].every(({ oldestKept, seq, version }) => oldestKept + seq - version <= since) ? since : 0;
 }
 
-/** The entry of a key. An erased value is one that differs from none. */
-async function entryOf(store, key) {
-  try {
-    return await store.entry(key);
-  } catch (error) {
-    if (error.name === "ErasedError") return undefined;
-    throw error;
-  }
-}
+/** An erased value is one that differs from none. */
+const unlessErased = (asked) =>
+  asked.catch((error) => (error.name === "ErasedError" ? undefined : Promise.reject(error)));
 
 /** Of a value that an erasure of rows has replaced, an entry has the checksum 0. */
 const isSame = (one, other) =>
   one.length === other.length && one.checksum === other.checksum && one.kind === other.kind && (one.checksum !== 0 || placeOf(one) === placeOf(other));
-
 const placeOf = ({ place, offset }) => `${place.path} ${place.id} ${place.base + offset}`;
 
 /** What differs, by node. `before` is null if there was nothing. */
-export async function compare(nodes, before, after, most, signal) {
-  const stores = [before, after].map((stored) => nodes.repository.storeOf(stored ?? undefined));
+export async function compare(nodes, stores, most, signal) {
   const sides = new Map(); // by path: what was there before and after
   const at = (path) => {
-    if (!sides.has(path)) sides.set(path, Promise.all(stores.map((store) => described(nodes, store, path))));
-    return sides.get(path);
+    const read = () => Promise.all(stores.map((store) => unlessErased(described(nodes, store, path))));
+    return sides.get(path) ?? sides.set(path, read()).get(path);
   };
   const changes = new Map();
   let [bytes_added, bytes_dropped, count] = [0, 0, 0];
@@ -91,13 +84,8 @@ export async function compare(nodes, before, after, most, signal) {
 }
 
 async function described(nodes, store, path) {
-  try {
-    const found = store.stored ? await nodes.described(store, path) : null;
-    return found && { ...found, ...found.exactly() };
-  } catch (error) {
-    if (error.name === "ErasedError") return null;
-    throw error;
-  }
+  const found = await nodes.described(store, path);
+  return found && { ...found, ...found.exactly() };
 }
 
 /** The path of the node that a key belongs to: the array above it, or what is right above. */
@@ -192,7 +180,6 @@ const isEqual = (one, other) =>
   one === other ||
   (isObject(one) && isObject(other) && Array.isArray(one) === Array.isArray(other) && Object.keys(one).length === Object.keys(other).length &&
     Object.keys(one).every((name) => Object.hasOwn(other, name) && isEqual(one[name], other[name])));
-
 const changed = (path, before, after) => ({ name: path.length > 1 ? path : path[0], before, after });
 
 /** Attributes that differ, those in nested objects one by one. */

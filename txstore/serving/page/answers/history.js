@@ -2,11 +2,11 @@
 
 import { follows } from "../reader/commits.js";
 import { NotFoundError } from "../reader/errors.js";
+import { NONE } from "../reader/repository.js";
 import { differing } from "./compare.js";
 import { hasKeys } from "./nodes.js";
 
 const SOUGHT = 200; // commits that are looked at for one answer about a path
-const NONE = "0".repeat(32);
 const KEPT = 20_000; // commits that are remembered
 const WALKS = 100; // walks that are remembered
 
@@ -39,8 +39,7 @@ export class History {
   async byDigits(digits) {
     for (const [id, stored] of this.known) if (id.startsWith(digits)) return stored;
     if (!this.heads.length) await this.look();
-    const walk = new Walk(this, this.heads.map(([, stored]) => stored));
-    for (let stored = await walk.next(); stored; stored = await walk.next()) if (this.note(stored).header.id.startsWith(digits)) return stored;
+    for await (const stored of this.walk()) if (this.note(stored).header.id.startsWith(digits)) return stored;
     return undefined;
   }
 
@@ -85,12 +84,12 @@ export class History {
 
   /** Commits, the newest first: of all branches, or from one on. With a path, those that changed something there. `next` tells how to go on. */
   async commits({ from, before, path, limit }, signal) {
-    const walk = this.walks.get(before) ?? new Walk(this, from ? [await this.stored(from)] : this.heads.map(([, stored]) => stored));
+    const walk = this.walks.get(before) ?? this.walk(from && (await this.stored(from)));
     this.walks.delete(before);
     const found = [];
     for (let looked = 0; found.length < limit && looked < (path ? SOUGHT : limit); looked++) {
       signal?.throwIfAborted();
-      const stored = await walk.next();
+      const { value: stored } = await walk.next();
       if (!stored) return { commits: found, next: null };
       this.note(stored);
       if (!path || (await this.hasChanged(stored, path))) found.push(this.told(stored));
@@ -115,13 +114,12 @@ export class History {
   }
 
   told(stored) {
-    const { header } = stored;
-    const { id, version, branch, time, author, message, properties, parent, mergedParent } = this.repository.commitOf(stored);
-    const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = header.statistics;
+    const { time, parent, mergedParent, ...commit } = this.repository.commitOf(stored);
+    const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = stored.header.statistics;
     return {
-      id, branch, version, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(), author, message, properties,
+      ...commit, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
       statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
-      ...(this.called.get(id) ?? { branches: [], tags: [] }),
+      ...(this.called.get(commit.id) ?? { branches: [], tags: [] }),
     };
   }
 
@@ -149,43 +147,28 @@ export class History {
     for await (const each of this.line(stored)) if (each.header.seq <= seq) return each.header.seq === seq ? this.note(each) : null;
     return null;
   }
-}
 
-/** Commits and their ancestors, each once, the newest first. */
-class Walk {
-  constructor(history, begin) {
-    this.history = history;
-    this.seen = new Set();
-    this.lines = []; // {line, head}: ancestors by the first parent, and the next of them
-    this.begin = [...begin];
-  }
-
-  async add(stored) {
-    const line = this.history.line(stored);
-    const { value: head } = await line.next();
-    if (head) this.lines.push({ line, head });
-  }
-
-  async next() {
-    for (const stored of this.begin.splice(0)) await this.add(stored);
-    while (this.lines.length) {
-      const newest = this.lines.reduce((one, other) => (other.head.header.time > one.head.header.time ? other : one));
+  /** Commits and their ancestors, each once, the newest first: of one commit, or of all branches. */
+  async *walk(begin) {
+    const seen = new Set();
+    let lines = []; // {line, head}: ancestors by the first parent, and the next of them
+    const add = async (stored) => {
+      const line = this.line(stored);
+      lines.push({ line, head: (await line.next()).value });
+    };
+    for (const stored of begin ? [begin] : this.heads.map(([, head]) => head)) await add(stored);
+    while (lines.length) {
+      const newest = lines.reduce((one, other) => (other.head.header.time > one.head.header.time ? other : one));
       const stored = newest.head;
-      if (this.seen.has(stored.header.id)) {
-        this.lines.splice(this.lines.indexOf(newest), 1); // another line goes on from here
-        continue;
-      }
-      this.seen.add(stored.header.id);
-      const { value } = await newest.line.next();
-      if (value) newest.head = value;
-      else this.lines.splice(this.lines.indexOf(newest), 1);
+      const isNew = !seen.has(stored.header.id); // else another line goes on from here
+      newest.head = isNew ? (await newest.line.next()).value : undefined;
+      lines = lines.filter(({ head }) => head);
+      if (!isNew) continue;
+      seen.add(stored.header.id);
       const { merged } = stored.header;
-      if (merged) {
-        const other = await this.history.repository.commits.made(merged.branch, merged.version);
-        if (other?.header.id === merged.id) await this.add(other);
-      }
-      return stored;
+      const other = merged && (await this.repository.commits.made(merged.branch, merged.version));
+      if (other && other.header.id === merged.id) await add(other);
+      yield stored;
     }
-    return undefined;
   }
 }

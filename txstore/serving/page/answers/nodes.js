@@ -12,14 +12,9 @@ const NAMED = 64; // commits of a map that are looked for at once
 
 export const prefixOf = (path) => (path ? `${path}/` : "");
 const product = (lengths) => lengths.reduce((a, b) => a * b, 1);
-
 export const isDocument = (name) => DOCUMENTS.includes(name);
 
 export class Nodes {
-  constructor(repository) {
-    this.repository = repository;
-  }
-
   /** The node at a path: its document, and what it says; `exactly` returns both to be compared and shown; null: nothing is there. */
   async described(store, path) {
     const read = async (name) => {
@@ -39,8 +34,7 @@ export class Nodes {
     return { ...found, kind, exactly: () => told(parseExactly) };
   }
 
-  async members(stored, { path = "", after, limit }, signal) {
-    const store = this.repository.storeOf(stored);
+  async members(store, { path = "", after, limit }, signal) {
     const names = [];
     const prefix = prefixOf(path);
     for await (const name of store.names(prefix, after ? `${prefix}${after}0` : prefix, limit)) { // "0" comes after "/"
@@ -51,14 +45,13 @@ export class Nodes {
       const each = prefixOf(path) + name;
       return this.told(store, each, await this.described(store, each));
     }));
-    return { commit: stored.header.id, nodes, next: names.length > limit ? names[limit - 1] : null };
+    return { commit: store.stored.header.id, nodes, next: names.length > limit ? names[limit - 1] : null };
   }
 
-  async node(stored, path) {
-    const store = this.repository.storeOf(stored);
+  async node(store, path) {
     const described = await this.described(store, path);
     if (!described && path && !(await hasKeys(store.pages(prefixOf(path))))) throw missing(path);
-    return { commit: stored.header.id, ...(await this.told(store, path, described)), document: described?.document ?? null, exact: described?.exactly() };
+    return { commit: store.stored.header.id, ...(await this.told(store, path, described)), document: described?.document ?? null, exact: described?.exactly() };
   }
 
   async told(store, path, described) {
@@ -79,8 +72,7 @@ export class Nodes {
   }
 
   /** The number of keys, bytes, and chunks or members, at and below a path. */
-  async measured(stored, path, signal) {
-    const store = this.repository.storeOf(stored);
+  async measured(store, path, signal) {
     const described = await this.described(store, path);
     const grid = described?.kind === "array" ? gridOf(described.document) : null;
     const prefix = prefixOf(path);
@@ -100,8 +92,7 @@ export class Nodes {
   }
 
   /** The stored bytes and keys of each array, and of what belongs to none, the largest first. */
-  async usage(stored, signal) {
-    const store = this.repository.storeOf(stored);
+  async usage(store, signal) {
     const kinds = new Map(); // of paths
     const kindOf = (path) => kinds.get(path) ?? kinds.set(path, this.described(store, path).then((found) => found?.kind ?? null)).get(path);
     const nodeOf = async (key) => {
@@ -123,12 +114,11 @@ export class Nodes {
       }
     }
     const found = [...arrays.values()].sort((one, other) => other.bytes - one.bytes);
-    return { commit: stored.header.id, total: found.reduce((sum, { bytes }) => sum + bytes, 0), arrays: found };
+    return { commit: store.stored.header.id, total: found.reduce((sum, { bytes }) => sum + bytes, 0), arrays: found };
   }
 
   /** The commit that has written each chunk in a part of an array's grid. A cell may cover several: it names the last one. */
-  async chunks(stored, path, { from, shape }, history, signal) {
-    const store = this.repository.storeOf(stored);
+  async chunks(store, path, { from, shape }, history, signal) {
     const described = await this.described(store, path);
     if (described?.kind !== "array") throw missing(path);
     const grid = gridOf(described.document);
@@ -155,11 +145,11 @@ export class Nodes {
     }
     const found = [...new Set(seqs)].filter(Boolean).sort((one, other) => other - one);
     const there = new Map(found.map((seq, at) => [seq, at]));
-    const known = await Promise.all(found.slice(0, NAMED).map((seq) => history.bySeq(stored, seq)));
+    const known = await Promise.all(found.slice(0, NAMED).map((seq) => history.bySeq(store.stored, seq)));
     return {
-      commit: stored.header.id, grid: grid.counts, from: low, shape: cells, step, seqs: found,
+      commit: store.stored.header.id, grid: grid.counts, from: low, shape: cells, step, seqs: found,
       commits: known.map((each) => each && history.told(each)), // null: no longer kept
-      cells: Array.from(seqs, (seq) => there.get(seq) ?? -1), this: there.get(stored.header.seq) ?? -1,
+      cells: Array.from(seqs, (seq) => there.get(seq) ?? -1), this: there.get(store.stored.header.seq) ?? -1,
     };
   }
 }
