@@ -32,7 +32,7 @@ class Recipe:
     def start(self, code: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-W", "ignore::FutureWarning", "-c", code], cwd=self.directory, text=True,
-            env={**os.environ, "PYTHONPATH": str(blocks.ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(blocks.ROOT), os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
