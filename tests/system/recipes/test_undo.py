@@ -1,4 +1,4 @@
-"""docs/how-to/undo.md: a bad month that was appended, with another behind it; undone late, again, at once, or killed."""
+"""docs/how-to/undo.md: a bad month with another appended behind it; undone late, again, at once, or killed."""
 
 from pathlib import Path
 
