@@ -130,7 +130,7 @@ def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
     code = f"import sys; sys.modules |= dict.fromkeys({missing.split()!r}); from txstore.cli.main import app; app()"
     words = [filled.url if each is None else each for each in arguments]
     ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1), ran.stderr
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
     assert f"pip install 'txstore[{extra}]'" in ran.stderr
 
 

@@ -74,7 +74,7 @@ def test_mv_cp_and_restore(changed: txstore.Repository) -> None:
     assert zarr.open_array(changed.snapshot(), path="z", mode="r")[5] == 5
     for arguments in (["mv", "z", "g"], ["mv", "no", "n"], ["cp", "z", "z/inside"], ["restore", "no", "--at", "0"]):
         result = run(arguments[0], changed.url, *arguments[1:])
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert run("restore", changed.url, "g").exit_code == 2
 
 
