@@ -193,9 +193,11 @@ class MergeConflictError(TxStoreError):
         self.is_cut = is_cut
         shown = "; ".join(map(str, self.conflicts[:5]))
         more = f"; and {len(self.conflicts) - 5} more" if len(self.conflicts) > 5 else ""
+        has_rows = any(getattr(each, "kind", None) == "append" for each in self.conflicts)
         super().__init__(
             f"{shown}{more}. {CUT + ' ' if is_cut else ''}Nothing was changed. Merge again with resolve={{path: "
             "'ours', 'theirs' or a function of a conflict}; this error's `conflicts` have the value of each side"
+            + (". To undo rows behind which others were appended, go by label: `upsert` (undo.md)" if has_rows else "")
         )
 
 

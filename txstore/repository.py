@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from txstore.deriving.definitions import ViewDefinition
     from txstore.interchange.checkout import Checkout
     from txstore.interchange.export import Export
+    from txstore.interchange.places import Source
     from txstore.interchange.publish import Published
     from txstore.interchange.references import References
     from txstore.labels import Upserted
@@ -1390,7 +1391,7 @@ class Repository:
     @keeps_nothing
     def import_from(
         self,
-        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        sources: Source | Sequence[Source],
         path: str = "",
         *,
         concat: str | int | None = None,
@@ -1399,7 +1400,9 @@ class Repository:
         format: str | None = None,
         branch: str = MAIN,
         message: str | None = None,
+        properties: Mapping[str, Any] | None = None,
         name: str | None = None,
+        replace: bool = False,
         verify: bool = True,
         storage_options: Mapping[str, Any] | None = None,
         progress: Wanted = None,
@@ -1408,10 +1411,11 @@ class Repository:
 
         Parameters
         ----------
-        sources : str, PathLike, or several
-            Paths, fsspec URLs, or patterns. Plain Zarr is copied byte for byte, without consolidated metadata.
+        sources : str, PathLike, zarr store, or several
+            Paths, fsspec URLs, patterns, or open stores of zarr. Plain Zarr is copied byte for byte, without
+            consolidated metadata.
         path : str
-            The path of the new group or array. Nothing may exist there yet.
+            The path of the new group or array. Nothing may exist there yet, unless `replace` says so.
         concat : str or int, optional
             Join several sources along this dimension: its name, or the number of an axis. Arrays without the dimension
             must be equal in all sources. The attributes are those of the first source.
@@ -1424,6 +1428,8 @@ class Repository:
             The format of the sources. By default TxStore detects it.
         name : str, optional
             A name for the transaction, which then survives this process: the same call continues an interrupted import.
+        replace : bool
+            Change what is at the path to what plain Zarr is now: only keys that differ are written, or deleted.
         verify : bool
             Read back all written data, and compare it.
         storage_options : dict, optional
@@ -1445,7 +1451,8 @@ class Repository:
         with showing(progress, "import") as told:
             return import_from(
                 self, sources, path, concat=concat, chunks=chunks, exclude=exclude, format=format, branch=branch,
-                message=message, name=name, verify=verify, storage_options=storage_options, progress=told,
+                message=message, properties=properties, name=name, replace=replace, verify=verify,
+                storage_options=storage_options, progress=told,
             )  # fmt: skip
 
     @keeps_nothing

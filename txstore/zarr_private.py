@@ -37,7 +37,8 @@ except ImportError as error:
         "newer TxStore"
     ) from error
 
-#: Runs a coroutine on `loop`, and waits: sync(coro, loop, timeout). Without it, calls stay on zarr's own thread.
+#: Runs a coroutine on `loop`, and waits: sync(coro, loop, timeout). Without it, calls stay on zarr's own thread,
+#: and an open store can't be imported.
 zarr_sync: Any = getattr(sync, "sync", None)
 
 #: The pipeline of zarr 3.4 and later that codes chunks in threads. Without it, `BatchedCodecPipeline` does the work.

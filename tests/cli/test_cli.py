@@ -105,7 +105,7 @@ def test_a_damaged_repository(command: tuple[str, ...], filled: txstore.Reposito
     path = Path(filled.url) / "format.json"
     good = path.read_bytes()
     path.write_text("{}")
-    assert_refused(call(command, Path(filled.url)), "format.json")
+    assert_refused(call(command, Path(filled.url)), "format.json", status=1)
     path.write_bytes(good)  # the repository is verified when the test ends
 
 
@@ -130,7 +130,7 @@ def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
     code = f"import sys; sys.modules |= dict.fromkeys({missing.split()!r}); from txstore.cli.main import app; app()"
     words = [filled.url if each is None else each for each in arguments]
     ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1), ran.stderr
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
     assert f"pip install 'txstore[{extra}]'" in ran.stderr
 
 
@@ -421,7 +421,7 @@ def test_ls_of_what_zarr_can_not_read(repo: txstore.Repository, fill_value: str)
         zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i8", fill_value=7)
         store["x/zarr.json"] = store["x/zarr.json"].replace(b'"fill_value": 7', b'"fill_value": ' + fill_value.encode())
     result = run("ls", repo.url, "x")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--keys lists raw keys" in result.stderr
     assert "x/zarr.json" in run("ls", repo.url, "--keys").stdout
 

@@ -31,7 +31,7 @@ def test_diff(changed: txstore.Repository) -> None:
     assert run("diff", changed.url, "v1").stdout == text == run("diff", changed.url, "0", "1").stdout
     assert run_json("diff", changed.url, "0", "1") == json.loads(json.dumps(changed.diff(0, 1).as_dict()))
     assert "nothing differs" in run("diff", changed.url, "1", "0", "--three-dot").stdout
-    assert run("diff", changed.url, "7").exit_code == 1
+    assert run("diff", changed.url, "7").exit_code == 2
 
 
 def test_show_names_what_was_changed(changed: txstore.Repository) -> None:
@@ -57,7 +57,7 @@ def test_blame_and_the_log_of_a_path(changed: txstore.Repository) -> None:
     assert told == json.loads(json.dumps(changed.blame("x").as_dict()))
     assert told["chunks"] == [1, 1, 0]
     assert run_json("blame", changed.url, "x", "--at", "0")["chunks"] == [0, 0, 0]
-    assert run("blame", changed.url, "nothing").exit_code == 1
+    assert run("blame", changed.url, "nothing").exit_code == 2
     assert [commit["message"] for commit in run_json("log", changed.url, "--path", "g")] == ["second", "first"]
     with changed.transaction("third") as store:
         zarr.create_group(store, path="other")
@@ -74,7 +74,7 @@ def test_mv_cp_and_restore(changed: txstore.Repository) -> None:
     assert zarr.open_array(changed.snapshot(), path="z", mode="r")[5] == 5
     for arguments in (["mv", "z", "g"], ["mv", "no", "n"], ["cp", "z", "z/inside"], ["restore", "no", "--at", "0"]):
         result = run(arguments[0], changed.url, *arguments[1:])
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert run("restore", changed.url, "g").exit_code == 2
 
 

@@ -90,7 +90,7 @@ def test_a_backup_that_can_not_be_made(path, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis").write_text("x")
     result = run("backup", path, tmp_path / "full")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "thesis" in result.stderr
     flip(path / FIRST, np.arange(8.0)[4:].tobytes())
     result = run("backup", path, tmp_path / "copy")

@@ -288,10 +288,27 @@ OF_A_REPOSITORY = sorted(set(COMMANDS) - {"demo", "import"})  # which makes it
 
 
 @pytest.mark.parametrize("name", OF_A_REPOSITORY)
-def test_1_where_there_is_no_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_2_where_there_is_no_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(run(*call(name, "none")), "there is no TxStore repository here")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo", "protect"}))
+def test_1_where_there_is_damage_and_2_where_it_is_newer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array("old.zarr", shape=(1,), dtype="i4")
+    with txstore.Repository("data.tx").transaction("first") as store:
+        zarr.create_array(store, name="a0", shape=(1,), dtype="i4", dimension_names=["x"])
+    good = Path("data.tx/format.json").read_bytes()
+    Path("data.tx/format.json").write_text('{"txstore": 7}')
+    assert_refused(run(*call(name, "data.tx")), "upgrade txstore")
+    Path("data.tx/format.json").write_bytes(good.replace(b'"', b"'", 1))
+    result = run(*call(name, "data.tx"))
+    assert result.exit_code == 1, result.output
+    assert "format.json" in result.output
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -329,7 +346,7 @@ def test_2_where_an_option_has_no_such_value(arguments: list[str | None], filled
 
 
 @pytest.mark.parametrize("name", sorted(name for name in COMMANDS if "COMMIT" in ARGUMENTS[name] or name in LOOKING))
-def test_1_where_there_is_no_such_commit(name: str, filled: txstore.Repository, tmp_path: Path) -> None:
+def test_2_where_there_is_no_such_commit(name: str, filled: txstore.Repository, tmp_path: Path) -> None:
     arguments = ["none" if each == "1" else each for each in call(name, filled.url)]
     arguments = [tmp_path / "copy" if each == "copy.json" else each for each in arguments]
     assert_refused(run(*arguments, *(["--at", "none"] if name in LOOKING else [])), "'none'")

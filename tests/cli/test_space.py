@@ -88,7 +88,7 @@ def test_erase(rewritten):
     assert (refused.exit_code, "--yes" in refused.output) == (2, True)
     asked = run("erase", rewritten.url, "a")
     assert (asked.exit_code, "for good?" in asked.output) == (1, True)
-    assert run("erase", rewritten.url, "b", "--yes").exit_code == 1
+    assert run("erase", rewritten.url, "b", "--yes").exit_code == 2
     assert rewritten.erasures() == []
     done = run_json("erase", rewritten.url, "a", "--yes")
     assert (done["paths"], done["commit"]["message"]) == (["a"], "erased 'a'")

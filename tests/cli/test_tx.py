@@ -227,7 +227,7 @@ def test_commit_of_what_the_dead_have_staged(repo: txstore.Repository) -> None:
 def test_a_conflict(run_17: txstore.Repository) -> None:
     with run_17.transaction() as store:
         store["b"] = b"other"
-    assert_refused(tx("commit", run_17.url, NAME), "'b'")
+    assert_refused(tx("commit", run_17.url, NAME), "'b'", status=1)
     assert named(run_17) == [NAME]
 
 

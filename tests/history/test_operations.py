@@ -307,5 +307,5 @@ def test_on_the_command_line(repo: txstore.Repository) -> None:
     as_json = run(app, ["log", repo.url, "--operations", "--json", "--limit", "1"])
     assert '"operation": "create tag"' in as_json.output
     refused = run(app, ["log", repo.url, "--operations", "--branch", "dev"])
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "leave out" in refused.output

@@ -153,7 +153,7 @@ def test_the_page_replaces_what_is_in_its_place(filled, tmp_path, outside, plant
 def test_the_page_goes_through_no_link(filled: txstore.Repository, outside: Path) -> None:
     Path(filled.url, "page").symlink_to(outside)
     told = run("page", filled.url)
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert "is a link, or below one" in told.stderr
     assert_untouched(outside)
 

@@ -853,7 +853,7 @@ def test_the_commands(repo: txstore.Repository, nc: Path, tmp_path: Path) -> Non
     touch(nc)
     done = CliRunner().invoke(app, ["verify", repo.url, "--source", str(nc.parent)])
     assert (done.exit_code, "it has changed" in done.output) == (1, True)
-    assert CliRunner().invoke(app, ["export", repo.url, str(tmp_path / "other")]).exit_code == 1
+    assert CliRunner().invoke(app, ["export", repo.url, str(tmp_path / "other")]).exit_code == 2
     for arguments in (["--concat", "time"], ["--source", "/={hush"]):
         done = CliRunner().invoke(app, ["import", str(nc.parent / "station.json"), repo.url, *arguments])
         assert done.exit_code == 2

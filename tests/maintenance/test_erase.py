@@ -492,7 +492,7 @@ def test_a_backup_erases_nothing_unasked(repo: txstore.Repository, tmp_path: Pat
     assert caught.value.values > 0
     assert dict(files_of(copy)) == before
     done = CliRunner().invoke(app, ["backup", repo.url, str(copy)])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "mallory" in done.output
     assert dict(files_of(copy)) == before
     (Path(repo.url) / "erased" / record.id).unlink()

@@ -83,5 +83,5 @@ def test_what_is_missing_is_named(repo: txstore.Repository, monkeypatch: pytest.
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[serve\]'"):
         repo.show()
     told = CliRunner().invoke(app, ["serve", repo.url])
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert "pip install 'txstore[serve]'" in told.output

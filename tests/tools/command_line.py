@@ -20,9 +20,9 @@ def run_json(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
-def assert_refused(result: Result, *words: str) -> None:
-    """One line on the standard error, and status 1; nothing else: no traceback."""
-    assert result.exit_code == 1
+def assert_refused(result: Result, *words: str, status: int = 2) -> None:
+    """One line on the standard error, and a status; nothing else: no traceback."""
+    assert result.exit_code == status, result.output
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("txstore: ")

@@ -103,5 +103,7 @@ def progress(repo: txstore.Repository) -> None:
     repo.backup("copy", progress=far)
     repo.optimize(progress=lambda done, total: print(done, total))
     repo.import_from("old.zarr", "old", branch="dev", progress=True)
+    repo.import_from([repo.snapshot(), "old.zarr"], concat=0)
+    repo.import_from(repo.snapshot(), properties={"job": 7}, replace=True)
     repo.export("out", at=repo.head(), progress=None)
     repo.publish("copy", progress=False)

@@ -1,7 +1,7 @@
 """The command line: each command parses its arguments, asks the repository, and prints; `--json` for scripts.
 
-Exit status: 0 success; 1 the command failed or found something wrong (no such repository or commit, faults, a torn read
-in the demo); 2 wrong usage.
+Exit status: 0 success; 1 the answer is bad (faults or damage, a conflict, a torn read in the demo); 2 there is no
+answer: wrong usage, no such repository or commit, no access.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from txstore.cli.options import shield, unshield
-from txstore.errors import TxStoreError
+from txstore.errors import ConflictError, ConstraintError, CorruptionError, MergeConflictError, TxStoreError
 from txstore.format.display import printable
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ P = ParamSpec("P")
 #: click's error for wrong usage; typer may have its own copy of click.
 _CommandError: Any = typer.BadParameter.__mro__[2]
 
+#: These say what is wrong with the data. After any other error the command has no answer.
+_BAD_ANSWERS = (ConflictError, ConstraintError, CorruptionError, MergeConflictError)
+
 #: Width, in columns, if the output is not a terminal: each row then stays on one line.
 _WIDE = 100_000
 #: From this width on, in columns, tables show the columns marked `?`, too.
@@ -45,7 +48,7 @@ _ROOMY = 100
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Print an error as one line on the standard error, and exit with status 1."""
+    """Print an error as one line on the standard error, and exit with status 1 for a bad answer, 2 for none."""
 
     @functools.wraps(command)
     def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -62,7 +65,7 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
 
             for line in traceback.format_exc().splitlines():
                 tell(_secrets().hide(line), err=True)
-            raise typer.Exit(1) from error
+            raise typer.Exit(2) from error
 
     return reporting
 
@@ -73,7 +76,7 @@ def _fail(error: Exception) -> NoReturn:
     else:
         told = str(error) or type(error).__name__
     tell(f"txstore: {_secrets().hide(' '.join(told.split()))}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(1 if isinstance(error, _BAD_ANSWERS) else 2)
 
 
 # --- hiding secrets of the command line

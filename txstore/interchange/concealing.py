@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from txstore.errors import TxStoreError
@@ -55,7 +55,7 @@ def _urls(places: Iterable[object]) -> Iterator[str]:
     for place in places:
         if isinstance(place, str | os.PathLike):
             yield os.fspath(place)
-        elif isinstance(place, Iterable) and not isinstance(place, Mapping | bytes):
+        elif isinstance(place, Sequence) and not isinstance(place, bytes):
             yield from _urls(place)
 
 

@@ -8,15 +8,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zarr.abc.store import Store
+
 from txstore.commit import MAIN, Commit
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import plain_document
-from txstore.format.keys import is_document
+from txstore.format.keys import document_key, is_document
 from txstore.interchange import zarr_arrays
 from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
-from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, places, stamp
+from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
 from txstore.progress import Progress
 from txstore.store import TxStore
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 @concealing
 def import_from(
     repo: OpenedRepository,
-    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    sources: Source | Sequence[Source],
     path: str = "",
     *,
     concat: str | int | None = None,
@@ -36,7 +38,9 @@ def import_from(
     format: str | None = None,
     branch: str = MAIN,
     message: str | None = None,
+    properties: Mapping[str, Any] | None = None,
     name: str | None = None,
+    replace: bool = False,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -44,8 +48,7 @@ def import_from(
     """See `Repository.import_from`."""
     if format not in (None, *FORMATS):
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    found = places(given, storage_options)
+    found = places([sources] if isinstance(sources, str | os.PathLike | Store) else sources, storage_options)
     if not found:
         raise ValueError("nothing to import: name at least one source")
     if len(found) > 1 and concat is None:
@@ -57,13 +60,16 @@ def import_from(
     for place in found:
         if place.is_local and "://" not in repo.url and f"{repo.url}/".startswith(f"{place.root}/"):
             raise SourceError(place.url, "the repository would lie inside of it: give the repository another place")
-    job = _Job(kind, found, checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify)
+    job = _Job(kind, found, checked_path(path), concat, dict(chunks or {}), tuple(exclude), verify, replace)
+    if replace and not job.is_copy:
+        raise ValueError("replace= is for plain Zarr, without concat=")
     files = job.files()
-    told = {PROPERTY: job.description(files)}
+    told = {**(properties or {}), PROPERTY: job.description(files)}
     message = message or f"import {found[0].url}" + (f" and {len(found) - 1} more" if found[1:] else "")
     with repo.transaction(message, name=name, branch=branch, properties=told) as store:
         check_same_import(repo, name, told)
-        check_free(repo, store, job.path)
+        if not replace:
+            check_free(repo, store, job.path)
         _Import(job, store, files, resuming=name is not None, progress=progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
@@ -82,6 +88,7 @@ class _Job:
     chunks: Mapping[str | int, int]
     exclude: tuple[str, ...]
     verify: bool
+    replace: bool
 
     @property
     def is_copy(self) -> bool:
@@ -159,11 +166,16 @@ class _Import:
         job, (place,), (files,) = self._job, self._job.places, self._files
         self._total = sum(file.size for file in files.values())
         documents = zarr_arrays.read_documents(place, files)
-        self._set(documents_at(self._store, job.path, documents, place.url, keeps_root=True))
+        self._set(described := documents_at(self._store, job.path, documents, place.url, keeps_root=True))
         self._advance(sum(files[key].size for key in documents))
         chunks = {key: file for key, file in files.items() if key not in documents}
+        if job.replace:
+            kept = {*described, *(document_key(job.path, key) for key in chunks)}
+            for key in [each for each in self._store.mapping.keys_below(job.path) if each not in kept]:
+                del self._store[key]
+        resuming = self._resuming and not job.replace
         zarr_arrays.copy_hierarchy(
-            place, chunks, self._store, job.path, verify=job.verify, resuming=self._resuming, advance=self._advance
+            place, chunks, self._store, job.path, verify=job.verify, resuming=resuming, advance=self._advance
         )
 
     def _copy_arrays(self) -> None:
@@ -181,7 +193,7 @@ class _Import:
 
     def _set(self, documents: Mapping[str, bytes]) -> None:
         for key, content in documents.items():
-            if not (self._resuming and key in self._store and self._store[key] == content):
+            if key not in self._store or self._store[key] != content:
                 self._store[key] = content
             if self._job.verify and self._store[key] != content:
                 raise CorruptionError(self._store.url, key=key, reason="what was staged is not what comes back")

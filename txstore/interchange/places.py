@@ -1,7 +1,8 @@
-"""Files outside the repository, at any fsspec URL: lists them, detects their kind, and tells if they changed."""
+"""Files outside the repository, at any fsspec URL or in a store: lists them, detects their kind, and their changes."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -9,11 +10,14 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
+from zarr.abc.store import Store
+from zarr.buffer import default_buffer_prototype
+from zarr.storage import LocalStore
 
 from txstore._native import local
 from txstore.errors import SourceError
@@ -21,6 +25,10 @@ from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.tree import real_path
+from txstore.zarr_private import zarr_sync
+
+#: What an import reads: a path, a URL, or a store of zarr.
+Source: TypeAlias = "str | os.PathLike[str] | Store"
 
 ZARR, NETCDF, HDF5 = "zarr", "netcdf", "hdf5"
 FORMATS = (ZARR, NETCDF, HDF5)
@@ -33,6 +41,8 @@ _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 _WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
+#: An open store is asked for so many sizes at a time.
+_AT_A_TIME = 64
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -233,6 +243,10 @@ class Place:
             self._check_unpacked(key, self.fs.info(self.path(key)))
         return bytes(self.fs.cat_file(self.path(key)))
 
+    def store(self) -> Any:
+        """Return what zarr opens."""
+        return self.fs.get_mapper(self.root)
+
     def has(self, key: str) -> bool:
         return bool(self.fs.exists(self.path(key)))
 
@@ -245,6 +259,8 @@ class Place:
             return ZARR
         if not self.fs.exists(self.root):
             raise SourceError(self.url, "there is nothing here; look at the path")
+        if self.has("snapshots") and self.has("manifests"):
+            raise SourceError(self.url, "this is Icechunk's: give import_from a session's store (from-icechunk.md)")
         if self.fs.isdir(self.root):
             raise SourceError(self.url, "this directory is no Zarr hierarchy: it has no zarr.json, .zgroup or .zarray")
         return self._format_of_file()
@@ -282,14 +298,52 @@ def _with_client(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def places(sources: Iterable[str | os.PathLike[str]], options: Mapping[str, Any] | None) -> list[Place]:
+class OpenStore(Place):
+    """A store of zarr that the caller has opened: a session's of Icechunk, or a snapshot. It tells no versions."""
+
+    is_local = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.url = type(store).__name__
+        self.root = ""
+
+    def files(self) -> dict[str, ForeignFile]:
+        return {key: ForeignFile(key, size, "") for key, size in sorted(zarr_sync(self._sizes()))}
+
+    async def _sizes(self) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+        keys = [key async for key in self._store.list()]
+        for start in range(0, len(keys), _AT_A_TIME):
+            some = keys[start : start + _AT_A_TIME]
+            found += zip(some, await asyncio.gather(*map(self._store.getsize, some)), strict=True)
+        return found
+
+    def read(self, key: str) -> bytes:
+        found = zarr_sync(self._store.get(key, default_buffer_prototype()))
+        if found is None:
+            raise SourceError(self.url, f"{key!r} has gone while it was read: let its writers end first")
+        content: bytes = found.to_bytes()
+        return content
+
+    def store(self) -> Store:
+        return self._store
+
+    def format(self) -> str:
+        return ZARR
+
+
+def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list[Place]:
     """Return the places of the sources; a pattern is replaced by its matches, `part-9` before `part-10`.
 
     Raises `SourceError` for a pattern without a match.
     """
     found: list[Place] = []
     for source in sources:
-        place = Place(source, options)
+        if isinstance(source, Store) and not isinstance(source, LocalStore):
+            found.append(OpenStore(source))
+            continue
+        place = Place(source.root if isinstance(source, LocalStore) else source, options)
         if not any(sign in place.root for sign in "*?[") or place.fs.exists(place.root):
             found.append(place)
             continue

@@ -69,21 +69,23 @@ def copy_hierarchy(
     resuming: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Stage the files that are not documents below `path`, unchanged. `resuming` skips files that are staged already.
+    """Stage the files that are not documents below `path`, unchanged, unless the same is there.
 
-    Raises `SourceError` if a file's length has changed, `CorruptionError` if it reads back differently.
+    `resuming` skips files that have a version, and are staged already. Raises `SourceError` if a file's length has
+    changed, `CorruptionError` if it reads back differently.
     """
     staged = store.mapping
     missing = []
     for key, file in files.items():
-        if resuming and document_key(path, key) in staged:
+        if resuming and file.version and document_key(path, key) in staged:
             advance(file.size)  # the sources are unchanged, and each file was staged whole or not at all
         else:
             missing.append(key)
     for key, content in in_parallel(place.read, missing, lambda key: files[key].size):
         check_size(place, files, key, content)
         target = document_key(path, key)
-        store[target] = content
+        if target not in staged or store[target] != content:
+            store[target] = content
         if verify and store[target] != content:
             raise CorruptionError(store.url, key=target, reason="what was staged is not what comes back")
         advance(len(content))
@@ -119,9 +121,8 @@ class ZarrArrays:
 
         self._place = place
         self._exclude = exclude
-        source = place.fs.get_mapper(place.root)
         # Consolidated metadata may be older than the documents, and name arrays outside of this place.
-        root = zarr.open(source, mode="r", use_consolidated=False)
+        root = zarr.open(place.store(), mode="r", use_consolidated=False)
         nodes: dict[str, Any] = {"": root}
         if isinstance(root, zarr.Group):
             below = root.members(max_depth=None, use_consolidated_for_children=False)
