@@ -91,6 +91,9 @@ class WebBackend(PlainBackend):
             raise denied from None
         raise FileNotFoundError(path)
 
+    def is_link(self, path: str) -> bool:
+        return False
+
     def list(self, directory: str) -> Objects:
         found = self._links(directory)
         if self._holds_repository and not self._lists:
