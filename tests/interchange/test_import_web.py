@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -200,6 +201,29 @@ def test_a_file_of_an_archive_that_is_longer_than_memory(
             repo.import_references(f"zip://long.json::{tmp_path}/a.zip")
         else:
             repo.import_from(f"zip::{tmp_path}/a.zip", exclude=["long.json"])
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_file_of_an_archive_that_is_longer_than_it_says(
+    repo: txstore.Repository, tmp_path: Path, method: int
+) -> None:
+    """A few kilobytes can be unpacked to as many gigabytes as there is memory."""
+    _write(tmp_path / "a.zarr")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file() and each.name != "0"):
+            packed.write(file, file.relative_to(tmp_path / "a.zarr"))
+        packed.writestr("x/c/0", bytes(200 << 20), compress_type=method)
+    content = (tmp_path / "a.zip").read_bytes()
+    assert len(content) < 1 << 20
+    (tmp_path / "a.zip").write_bytes(content.replace((200 << 20).to_bytes(4, "little"), (40).to_bytes(4, "little")))
+    tracemalloc.start()
+    try:
+        with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
+            repo.import_from(f"zip::{tmp_path}/a.zip")
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert repo.head() is None
 
 
 def test_a_link_of_another_user_among_the_matches(

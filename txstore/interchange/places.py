@@ -33,6 +33,8 @@ _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 _WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
+#: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
+_BOUNDED = (None, 0, 8)
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -202,9 +204,11 @@ class Place:
         return found
 
     def _check_unpacked(self, name: str, info: Mapping[str, Any]) -> None:
-        """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory."""
+        """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory, or may be."""
         from txstore.codecs.bounded_codecs import MOST_IN_MEMORY  # late: it imports zarr
 
+        if info.get("compress_type") not in _BOUNDED:
+            raise SourceError(self.url, f"{name!r} is packed neither by deflate nor not at all: unpack it yourself")
         size = int(info.get("size") or 0)
         if self._is_archive and size > MOST_IN_MEMORY and info.get("compress_size") != size:
             told = f"{name!r} is unpacked to {size:,} bytes, more than {MOST_IN_MEMORY:,}: unpack the archive yourself"
@@ -230,7 +234,10 @@ class Place:
 
     def read(self, key: str) -> bytes:
         if self._is_archive:
-            self._check_unpacked(key, self.fs.info(self.path(key)))
+            info = self.fs.info(self.path(key))
+            self._check_unpacked(key, info)
+            with self.fs.open(self.path(key), "rb") as file:  # unpacked as far as it is told to be long
+                return bytes(file.read(info["size"]))
         return bytes(self.fs.cat_file(self.path(key)))
 
     def has(self, key: str) -> bool:
