@@ -5,7 +5,11 @@ Of an answer, no more is kept than was asked for.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
 import re
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -46,6 +50,19 @@ class BoundedAnswer(aiohttp.ClientResponse):
                 )
             self._body = bytes(kept[:length])
         return self._body
+
+
+async def inner_host(request: Any) -> str | None:
+    """Return the host that an answer leads to if we alone may reach it; None for any public one, as archives have."""
+    here, headers = request.url, request.response.headers
+    there = here.join(type(here)(headers.get("Location") or headers.get("URI", "")))
+    if there.host == here.host and (there.port == here.port or (there.is_default_port() and here.is_default_port())):
+        return None
+    with contextlib.suppress(socket.gaierror):  # then nothing can be read there either
+        for *_, address in await asyncio.get_running_loop().getaddrinfo(there.host, None):
+            if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global:
+                return str(there.host)
+    return None
 
 
 class WebBackend(PlainBackend):
