@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import threading
 import tracemalloc
 import zipfile
@@ -23,6 +24,7 @@ import zarr
 import txstore
 from txstore.codecs import bounded_codecs
 from txstore.interchange import web_sources
+from txstore.storage.objects.backend import Refusal
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -161,6 +163,29 @@ def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path
     leads_to[0] = url
     repo.import_from(f"{url}/a.zarr")
     assert zarr.open_group(repo.snapshot(), mode="r")["x"][:12].tolist() == [0] * 10 + [10, 11]
+
+
+async def test_a_name_that_gets_another_address_after_it_was_looked_at(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(b"of-mine")
+    port = serve().rpartition(":")[2]
+    addresses, found = iter(["8.8.8.8"]), socket.getaddrinfo
+
+    class Leading(Handler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://data.example:{port}/secret")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def changing(host: Any, *how: Any, **more: Any) -> Any:
+        return found(next(addresses, "127.0.0.1") if host == "data.example" else host, *how, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", changing)
+    async with await web_sources.client() as session:
+        with pytest.raises(Refusal, match="not public"):
+            await session.get(f"{serve(Leading)}/x")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import aiohttp
 
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
+from txstore.storage.objects import web
 from txstore.storage.objects.urls import public
 from txstore.storage.objects.web import BoundedAnswer, inner_host
 
@@ -20,10 +21,8 @@ class AnswerInMemory(BoundedAnswer):
 
 async def client(**options: Any) -> aiohttp.ClientSession:
     """Return a client for fsspec's file systems of the web."""
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_redirect.append(_check_redirect)
-    own = {"response_class": AnswerInMemory, "trace_configs": [*options.pop("trace_configs", ()), tracing]}
-    return aiohttp.ClientSession(**{**own, **options})
+    session: aiohttp.ClientSession = web.client(_check_redirect, AnswerInMemory, **options)
+    return session
 
 
 async def _check_redirect(_: Any, __: Any, request: Any) -> None:

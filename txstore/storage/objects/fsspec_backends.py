@@ -88,14 +88,9 @@ def build_plain(target: Target) -> PlainBackend:
 
 
 async def _client(check: Callable[..., Awaitable[None]], **options: Any) -> Any:
-    import aiohttp
+    from txstore.storage.objects.web import BoundedAnswer, client
 
-    from txstore.storage.objects.web import BoundedAnswer
-
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_redirect.append(check)
-    own = {"trace_configs": [*options.pop("trace_configs", ()), tracing]}
-    return aiohttp.ClientSession(**{"response_class": BoundedAnswer, **options, **own})
+    return client(check, BoundedAnswer, **options)
 
 
 async def _refuse_inner_hosts(_: Any, __: Any, request: Any) -> None:
