@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +24,7 @@ import zarr
 import txstore
 from txstore.codecs import bounded_codecs
 from txstore.interchange import web_sources
+from txstore.storage.objects.backend import Refusal
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -162,6 +165,29 @@ def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path
     assert zarr.open_group(repo.snapshot(), mode="r")["x"][:12].tolist() == [0] * 10 + [10, 11]
 
 
+async def test_a_name_that_gets_another_address_after_it_was_looked_at(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(b"of-mine")
+    port = serve().rpartition(":")[2]
+    addresses, found = iter(["8.8.8.8"]), socket.getaddrinfo
+
+    class Leading(Handler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://data.example:{port}/secret")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def changing(host: Any, *how: Any, **more: Any) -> Any:
+        return found(next(addresses, "127.0.0.1") if host == "data.example" else host, *how, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", changing)
+    async with await web_sources.client() as session:
+        with pytest.raises(Refusal, match="not public"):
+            await session.get(f"{serve(Leading)}/x")
+
+
 @pytest.mark.parametrize(
     ("there", "is_followed"),
     [
@@ -200,6 +226,29 @@ def test_a_file_of_an_archive_that_is_longer_than_memory(
             repo.import_references(f"zip://long.json::{tmp_path}/a.zip")
         else:
             repo.import_from(f"zip::{tmp_path}/a.zip", exclude=["long.json"])
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_file_of_an_archive_that_is_longer_than_it_says(
+    repo: txstore.Repository, tmp_path: Path, method: int
+) -> None:
+    """A few kilobytes can be unpacked to as many gigabytes as there is memory."""
+    _write(tmp_path / "a.zarr")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file() and each.name != "0"):
+            packed.write(file, file.relative_to(tmp_path / "a.zarr"))
+        packed.writestr("x/c/0", bytes(200 << 20), compress_type=method)
+    content = (tmp_path / "a.zip").read_bytes()
+    assert len(content) < 1 << 20
+    (tmp_path / "a.zip").write_bytes(content.replace((200 << 20).to_bytes(4, "little"), (40).to_bytes(4, "little")))
+    tracemalloc.start()
+    try:
+        with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
+            repo.import_from(f"zip::{tmp_path}/a.zip")
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert repo.head() is None
 
 
 def test_a_link_of_another_user_among_the_matches(

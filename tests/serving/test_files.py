@@ -133,7 +133,7 @@ def test_no_link_is_followed(own: txstore.Repository, tmp_path: Path, path: str)
 @pytest.mark.parametrize("path", ["tags/key", FIRST, "packs/ab/" + "ab" * 16, "erased/" + "ab" * 16, "heads/main"])
 def test_a_private_file_that_another_user_has_linked_to(own: txstore.Repository, tmp_path: Path, path: str) -> None:
     secret = tmp_path / "key"
-    secret.write_text('{"secret": "of-mine"}')
+    secret.write_text('{"checksum": "of-mine"}')
     at = Path(own.url, path)
     at.parent.mkdir(parents=True, exist_ok=True)
     at.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ class FakeObjects:
     url = "fake://"
     creation = "none"
     makes_requests = True
+    has_links = False
     try_range: TryRange | None = None
 
     def __init__(self, root: Path | None = None) -> None:

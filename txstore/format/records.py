@@ -370,6 +370,25 @@ class OperationRecord:
         return cls(**{name: members[name] for name in _FIT_FOR_AN_OPERATION})
 
 
+_MAGICS = frozenset({b"TXSTPACK", b"TXSTHEAD", b"TXSTTAG1", b"TXSTBRN1"})
+
+
+def beginning_of(path: str) -> int:
+    """Return how many of a file's bytes `is_data` needs: two kinds are JSON, which has its checksum anywhere."""
+    return MAX_SIZE if path == names.FORMAT or path.startswith(f"{names.ERASED}/") else 8
+
+
+def is_data(path: str, beginning: bytes) -> bool:
+    """Tell whether a file begins as the data of a repository do that have this path."""
+    if beginning_of(path) == 8:
+        return beginning[:8] in _MAGICS
+    try:
+        members = json_object(beginning)
+        return bool(members.pop("checksum", None) == _json_checksum(members))
+    except MalformedError:
+        return False
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 

@@ -43,6 +43,8 @@ _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 _WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
 #: An open store is asked for so many sizes at a time.
 _AT_A_TIME = 64
+#: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
+_BOUNDED = (None, 0, 8)
 #: How deep in an HDF5 file its signature may be, after a block of the user's.
 _USER_BLOCKS = (0, 512, 1024, 2048)
 
@@ -212,9 +214,11 @@ class Place:
         return found
 
     def _check_unpacked(self, name: str, info: Mapping[str, Any]) -> None:
-        """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory."""
+        """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory, or may be."""
         from txstore.codecs.bounded_codecs import MOST_IN_MEMORY  # late: it imports zarr
 
+        if info.get("compress_type") not in _BOUNDED:
+            raise SourceError(self.url, f"{name!r} is packed neither by deflate nor not at all: unpack it yourself")
         size = int(info.get("size") or 0)
         if self._is_archive and size > MOST_IN_MEMORY and info.get("compress_size") != size:
             told = f"{name!r} is unpacked to {size:,} bytes, more than {MOST_IN_MEMORY:,}: unpack the archive yourself"
@@ -240,11 +244,19 @@ class Place:
 
     def read(self, key: str) -> bytes:
         if self._is_archive:
-            self._check_unpacked(key, self.fs.info(self.path(key)))
+            info = self.fs.info(self.path(key))
+            self._check_unpacked(key, info)
+            with self.fs.open(self.path(key), "rb") as file:  # unpacked as far as it is told to be long
+                return bytes(file.read(info["size"]))
         return bytes(self.fs.cat_file(self.path(key)))
 
     def store(self) -> Any:
         """Return what zarr opens."""
+        if self._is_web:  # zarr would copy the file system by JSON, without our client
+            from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+            from zarr.storage import FsspecStore
+
+            return FsspecStore(AsyncFileSystemWrapper(self.fs, asynchronous=True), read_only=True, path=self.root)
         return self.fs.get_mapper(self.root)
 
     def has(self, key: str) -> bool:
@@ -313,6 +325,7 @@ class OpenStore(Place):
 
     async def _sizes(self) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
+        await self._store.get("zarr.json", default_buffer_prototype())  # one that opens late is open then
         keys = [key async for key in self._store.list()]
         for start in range(0, len(keys), _AT_A_TIME):
             some = keys[start : start + _AT_A_TIME]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from txstore.engine import Engine
-from txstore.errors import CorruptionError
-from txstore.format import names, records
+from txstore.format import names
 from txstore.serving.answers import (
     BYTES,
     FETCHED,
@@ -30,8 +29,6 @@ from txstore.storage.request_threads import in_thread
 
 #: Most remote files whose length is remembered.
 _SIZES = 10_000
-#: What all data begin with that are no JSON.
-_MAGICS = frozenset({b"TXSTPACK", b"TXSTHEAD", b"TXSTTAG1", b"TXSTBRN1"})
 
 
 class RepositoryFiles:
@@ -61,13 +58,7 @@ class RepositoryFiles:
         return self._engine.storage
 
     def _open(self, path: str, known: int | None) -> OpenFile:
-        storage = self._there()
-        file = storage.open(path, known)
-        # Where users can link to files of others, one may have given this name to a private file of this user.
-        if storage.ranges is None and not _is_data(path, file):
-            file.close()
-            raise CorruptionError(path, reason="this is no file of a repository: restore it from a backup")
-        return file
+        return self._there().open(path, known)
 
     async def _send_file(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         wanted = headers_of(scope).get(b"range", b"")
@@ -92,7 +83,9 @@ class RepositoryFiles:
         await answer_compressed(scope, send, page, b"text/html", [(b"cache-control", b"no-store")])
 
     def _list(self, directory: str) -> bytes:
-        found = self._there().list(directory)
+        storage = self._there()
+        storage.refuse_links(directory)
+        found = storage.list(directory)
         if not found:
             self._engine.commits.identity.check_there()
         if directory == "commits":
@@ -103,13 +96,6 @@ class RepositoryFiles:
         lines = [f"<!doctype html><title>{title}</title><h1>{title}</h1>"]
         lines += [f'<a href="{link}">{link}</a>' for link in ("../", *sorted(links))]
         return "\n".join(lines).encode("ascii")
-
-
-def _is_data(path: str, file: OpenFile) -> bool:
-    """Tell whether a file begins as those of a repository do. Two kinds are JSON: these have a checksum."""
-    if path == names.FORMAT or path.startswith(f"{names.ERASED}/"):
-        return b'"checksum"' in file.read(0, min(file.size, records.MAX_SIZE))
-    return file.read(0, min(file.size, 8)) in _MAGICS
 
 
 async def _pieces(file: OpenFile, span: range, most: int) -> AsyncGenerator[bytes]:

@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from txstore.format import names
+from txstore.errors import CorruptionError
+from txstore.format import names, records
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -110,7 +111,14 @@ class Storage(Protocol):
         """Return a range of a file; shorter only where the file ends."""
 
     def open(self, path: str, size: int | None = None) -> OpenFile:
-        """Open a file. `size`: what it was before, of a file that keeps it; this may save a request."""
+        """Open data of the repository. `size`: what it was before, of a file that keeps it; this may save a request.
+
+        Where users can link to files of others, one may have given this name to a private file of this user. So it
+        raises `CorruptionError` if the file does not begin as data do; so does reading from it.
+        """
+
+    def refuse_links(self, path: str) -> None:
+        """Raise `WrongFileTypeError` if links lead to a path, where the other methods would follow them."""
 
     def map(self, path: str) -> Mapped:
         """Return the whole file as a read-only buffer that stays valid after the file is gone."""
@@ -279,6 +287,12 @@ def written_aside(storage: Storage, content: bytes, *, durable: bool, at_most: i
         raise
     finally:
         file.close()
+
+
+def check_data(path: str, beginning: bytes) -> None:
+    """Raise `CorruptionError` if a file does not begin as the data of a repository do that have this path."""
+    if not records.is_data(path, beginning):
+        raise CorruptionError(path, reason="this is no file of a repository")
 
 
 def paths_in(storage: Storage, directory: str) -> list[str]:

@@ -24,7 +24,7 @@ from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
 from txstore.storage.dispatch import Dispatch
-from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, written_aside
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, check_data, written_aside
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
@@ -80,7 +80,16 @@ class LocalStorage:
             return _read_fully(descriptor, offset, length)
 
     def open(self, path: str, size: int | None = None) -> LocalOpenFile:
-        return LocalOpenFile(self._tree.open(path), path)
+        file = LocalOpenFile(self._tree.open(path), path)
+        try:
+            check_data(path, file.read(0, min(file.size, records.beginning_of(path))))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def refuse_links(self, path: str) -> None:
+        """No method follows any."""
 
     def map(self, path: str) -> Mapped:
         return self._tree.map(path)

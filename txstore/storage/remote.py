@@ -22,13 +22,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from txstore import processes
-from txstore.errors import CorruptionError, LocksUnavailableError
+from txstore.errors import CorruptionError, LocksUnavailableError, WrongFileTypeError
 from txstore.format import encoding, names, records
 from txstore.storage import leases
 from txstore.storage.capabilities import of_objects
 from txstore.storage.commit_lock import Wait
 from txstore.storage.dispatch import Dispatch, InParallel
-from txstore.storage.interface import Earlier, Held, Mapped, StagedFile
+from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, check_data
 from txstore.storage.kept import PackCache
 from txstore.storage.late_answers import LateAnswers
 from txstore.storage.leases import Lease, Leases
@@ -83,7 +83,15 @@ class RemoteStorage:
         return bytes(self.objects.get_range(path, offset, length))
 
     def open(self, path: str, size: int | None = None) -> OpenObject:
+        self.refuse_links(path)
         return OpenObject(self.objects, path, size)
+
+    def refuse_links(self, path: str) -> None:
+        if self.objects.has_links:
+            parts = path.split("/")
+            for each in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
+                if self.objects.is_link(each):
+                    raise WrongFileTypeError(each, found="a link", wanted="a file or a directory")
 
     def map(self, path: str) -> Mapped:
         return self.objects.get(path)
@@ -304,15 +312,28 @@ class OpenObject:
     def __init__(self, objects: ObjectStore, path: str, size: int | None) -> None:
         self._objects = objects
         self._path = path
-        self._end, self.size = objects.get_tail(path, _END) if size is None else (b"", size)
+        beginning = records.beginning_of(path)
+        self._end, self.size = objects.get_tail(path, max(_END, beginning)) if size is None else (b"", size)
         is_whole = len(self._end) == self.size
         self.tag: str | None = hashlib.sha256(self._end).hexdigest()[:32] if is_whole else None
+        if objects.has_links:
+            if is_whole:
+                check_data(path, self._end)
+            else:  # then each read tells by the beginning
+                self._end = b""
 
     def read(self, offset: int, length: int) -> bytes:
         begin = self.size - len(self._end)
         if offset >= begin:
             return self._end[offset - begin : offset - begin + length]
-        content = bytes(self._objects.get_range(self._path, offset, length))
+        if self._objects.has_links:
+            beginning, found = self._objects.get_ranges(
+                self._path, [(0, records.beginning_of(self._path)), (offset, length)]
+            )
+            check_data(self._path, bytes(beginning))
+        else:
+            found = self._objects.get_range(self._path, offset, length)
+        content = bytes(found)
         if len(content) != length:
             raise CorruptionError(self._path, reason=f"it ends before byte {offset + length}")
         return content

@@ -2,18 +2,20 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 import txstore
 from tests.reader_js.node import bucket, listed, running, served
+from tests.serving.asking import ask
+from txstore.serving import application
 
 pytest.importorskip("aiohttp")
 
@@ -172,3 +174,31 @@ def test_a_run_of_another_copy(repo: txstore.Repository, base: str, tmp_path: Pa
     (tmp_path / "two.tx/commits/main/0000000001").replace(tmp_path / "one.tx/commits/main/0000000001")
     with pytest.raises(txstore.CorruptionError, match="this is pack"):
         txstore.Repository(f"{base}/one.tx").mapping()["7"]
+
+
+def test_a_server_that_leads_to_where_we_alone_may_reach(repo: txstore.Repository, tmp_path: Path) -> None:
+    """What one of these says, a server of the repository would hand on to anybody."""
+    secret = b"of-mine" * 100_000
+    asked = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await Response(secret)(scope, receive, send)
+
+    with running(inner) as there, ExitStack() as servers:
+        files = StaticFiles(directory=tmp_path / "data.tx")
+
+        async def leading(scope: Any, receive: Any, send: Any) -> None:
+            ranged = dict(scope["headers"]).get(b"range", b"")
+            if scope["path"] != "/commits/main/0000000009":
+                await files(scope, receive, send)
+            elif scope["method"] == "HEAD" or ranged == b"bytes=0-7":
+                await Response(b"TXSTPACK" + bytes(len(secret) - 8))(scope, receive, send)
+            else:
+                await RedirectResponse(f"{there}/secret")(scope, receive, send)
+
+        far = txstore.Repository(servers.enter_context(running(leading)), create=False)
+        for given in ({}, {"range": "bytes=9-20"}, {"range": "bytes=-9"}):
+            answer = ask(application(far), "/files/commits/main/0000000009", headers=given)
+            assert (answer.status, b"of-mine" in answer.body) == (500, False)
+    assert not asked

@@ -1,5 +1,7 @@
 """`txstore serve` over object stores: what each request reads lies far away, and is read in threads."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import zarr
@@ -49,3 +51,41 @@ def test_pages_and_readers_far_away(server):
         assert not zarr.open_group(f"{listening.address}at/main", mode="r")["plain"][:10].any()
     finally:
         listening.close()
+
+
+RECORD = f"erased/{'ab' * 16}"
+PACK = f"packs/ab/{'ab' * 16}"
+
+
+@pytest.mark.parametrize("kind", ["hard", "symbolic", "above"])
+@pytest.mark.parametrize("path", ["commits/main/0000000009", RECORD, PACK])
+def test_no_private_file_that_another_user_of_the_file_server_has_linked_to(
+    server_of, tmp_path, path, kind, monkeypatch
+):
+    """The server follows links as the user whom TxStore is for it. No link: it was removed again when it was asked."""
+    server = server_of("sftp")
+    url = server.url()
+    repo = txstore.Repository(url, storage_options=server.storage_options)
+    with repo.begin() as mapping:
+        mapping["x"] = b"1"
+    app, at = application(repo), Path("/" + url.partition("://")[2].partition("/")[2], path)
+    private = tmp_path / "private" / at.name
+    private.parent.mkdir()
+    private.write_bytes(b'{"checksum": "of-mine", "more": "' + b"of-mine" * 100_000 + b'"}')
+    if kind == "above":
+        if at.parent.exists():
+            at.parent.rename(at.parent.with_name("was"))
+        else:
+            at.parent.parent.mkdir(exist_ok=True)
+        at.parent.symlink_to(private.parent)
+    else:
+        at.parent.mkdir(parents=True, exist_ok=True)
+        (at.hardlink_to if kind == "hard" else at.symlink_to)(private)
+    for is_seen in (True, False):
+        if not is_seen:
+            monkeypatch.setattr(repo.engine.storage.objects, "is_link", lambda path: False)
+        for given in ({}, {"range": "bytes=5-70"}, {"range": "bytes=-70"}, {"range": "bytes=200000-"}):
+            answer = ask(app, f"/files/{path}", headers=given)
+            assert (answer.status, b"of-mine" in answer.body) == (500, False), given
+        if is_seen and kind == "above" and path != PACK:
+            assert ask(app, f"/files/{path.rpartition('/')[0]}/").status == 500

@@ -106,16 +106,21 @@ def _leave_loop(loop: object) -> None:
         setattr(loop, "_closed", True)  # noqa: B010 - `close` would do the same to the parent
 
 
+_WITHOUT_LINKS = ("memory", "s3", "azure", "gcs")
+
+
 class ObjectClient:
     """An `interface.ObjectStore` over the backend that `build` makes."""
 
     makes_requests: bool
+    has_links: bool
     creation: str
 
     def __init__(self, target: Target, creation: str, build: Callable[[Target], Backend]) -> None:
         self.url = target.url
         self.creation = creation
         self.makes_requests = target.family != "memory"
+        self.has_links = target.family not in _WITHOUT_LINKS
         self._target = target
         self._build = build
         self._lock = processes.new_lock()

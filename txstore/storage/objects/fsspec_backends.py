@@ -7,6 +7,7 @@ processes can read, and a single writer can write.
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +55,7 @@ def build(target: Target) -> Backend:
     if _creation_of_class(target) is None:
         options = {name: value for name, value in target.options.items() if name not in urls.INSTANCE_OPTIONS}
         if target.protocol in ("http", "https"):
-            options = {"get_client": _client, **options}
+            options = {"get_client": functools.partial(_client, _refuse_inner_hosts), **options}
         filesystem, root = fsspec.core.url_to_fs(target.address, **options)
         filesystem = _unwrapped(filesystem)
         if "http" not in filesystem.protocol:
@@ -79,25 +80,25 @@ def build(target: Target) -> Backend:
 def build_plain(target: Target) -> PlainBackend:
     """Connect to a target as to any other, whatever more its class could do: to this host, and to no other."""
     if target.protocol in ("http", "https"):
-        target = replace(target, options={"get_client": _client_of_one_host, **target.options})
+        target = replace(
+            target, options={"get_client": functools.partial(_client, _refuse_other_hosts), **target.options}
+        )
     backend = MemoryBackend if target.family == "memory" else PlainBackend
     return backend(_instance(target), _path(target))
 
 
-async def _client(**options: Any) -> Any:
-    import aiohttp
+async def _client(check: Callable[..., Awaitable[None]], **options: Any) -> Any:
+    from txstore.storage.objects.web import BoundedAnswer, client
 
-    from txstore.storage.objects.web import BoundedAnswer
-
-    return aiohttp.ClientSession(**{"response_class": BoundedAnswer, **options})
+    return client(check, BoundedAnswer, **options)
 
 
-async def _client_of_one_host(**options: Any) -> Any:
-    import aiohttp
+async def _refuse_inner_hosts(_: Any, __: Any, request: Any) -> None:
+    """`txstore serve` would hand on what a server has led it to: `inner_host`."""
+    from txstore.storage.objects.web import inner_host
 
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_redirect.append(_refuse_other_hosts)
-    return await _client(**{**options, "trace_configs": [*options.get("trace_configs", ()), tracing]})
+    if await inner_host(request) is not None:
+        raise Refusal(request.response.status, "it leads to a host that is not public")
 
 
 async def _refuse_other_hosts(_: Any, __: Any, request: Any) -> None:

@@ -65,6 +65,9 @@ class ObjectStore(Ranges, Protocol):
     makes_requests: bool
     """Whether a request goes to another process: if not, there is nothing to be gained by fewer of them."""
 
+    has_links: bool
+    """Whether a name may lead to a file elsewhere, as links do, or redirects of a web server."""
+
     @property
     def versions_begun(self) -> int:
         """How often the server has begun to keep what objects were before, as its answers to this process tell.

@@ -5,14 +5,19 @@ Of an answer, no more is kept than was asked for.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ipaddress
 import re
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp.abc import ResolveResult
 
 from txstore.format import names
-from txstore.storage.objects.backend import Objects
+from txstore.storage.objects.backend import Objects, Refusal
 from txstore.storage.objects.errors import NoListsError
 from txstore.storage.objects.plain import PlainBackend
 
@@ -46,6 +51,58 @@ class BoundedAnswer(aiohttp.ClientResponse):
                 )
             self._body = bytes(kept[:length])
         return self._body
+
+
+async def inner_host(request: Any) -> str | None:
+    """Return the host that an answer leads to if we alone may reach it; None for any public one, as archives have."""
+    host = _other_host(request)
+    if host is not None:
+        with contextlib.suppress(socket.gaierror):  # then nothing can be read there either
+            for *_, address in await asyncio.get_running_loop().getaddrinfo(host, None):
+                if not _is_public(str(address[0])):
+                    return host
+    return None
+
+
+def _other_host(request: Any) -> str | None:
+    here, headers = request.url, request.response.headers
+    there = here.join(type(here)(headers.get("Location") or headers.get("URI", "")))
+    if there.host == here.host and (there.port == here.port or (there.is_default_port() and here.is_default_port())):
+        return None
+    return str(there.host)
+
+
+def _is_public(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_global
+
+
+class _Hosts(aiohttp.ThreadedResolver):
+    """Finds hosts. Whose name a server has led to may give it another address by the time when it is connected to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._led_to: set[str] = set()
+
+    async def note(self, _: Any, __: Any, request: Any) -> None:
+        if (host := _other_host(request)) is not None:
+            self._led_to.add(host)
+
+    async def resolve(self, host: str, *how: Any, **more: Any) -> list[ResolveResult]:
+        found = await super().resolve(host, *how, **more)
+        if host in self._led_to and not all(_is_public(each["host"]) for each in found):
+            raise Refusal(302, "it leads to a host that is not public")
+        return found
+
+
+def client(check: Callable[..., Awaitable[None]], answer: type[aiohttp.ClientResponse], **options: Any) -> Any:
+    """Return a client for fsspec's file systems of the web. `check` raises if a redirect must not be followed."""
+    hosts, tracing = _Hosts(), aiohttp.TraceConfig()
+    tracing.on_request_redirect.append(check)
+    tracing.on_request_redirect.append(hosts.note)
+    traced = [*options.pop("trace_configs", ()), tracing]
+    own = {"response_class": answer, "connector": None} | options
+    own["connector"] = own["connector"] or aiohttp.TCPConnector(resolver=hosts)
+    return aiohttp.ClientSession(**own, trace_configs=traced)
 
 
 class WebBackend(PlainBackend):
@@ -90,6 +147,9 @@ class WebBackend(PlainBackend):
         except (aiohttp.ClientError, OSError):
             raise denied from None
         raise FileNotFoundError(path)
+
+    def is_link(self, path: str) -> bool:
+        return False
 
     def list(self, directory: str) -> Objects:
         found = self._links(directory)
