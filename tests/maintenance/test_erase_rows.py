@@ -651,6 +651,75 @@ def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> No
     assert repo.erase("v", {"p": 17}).commit is None
 
 
+def test_what_a_shorter_array_hides_and_a_roll_moves(repo: txstore.Repository) -> None:
+    """How much of a chunk is hidden is told by each commit from where the chunk lies there."""
+    rows = secret(20)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 120), ["p"], (20,))
+        array_of(store, "v", rows, ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((18,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[16] = 1
+    with repo.transaction("moved") as store:
+        txstore.roll(store, "p", keep=10)
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", {"p": [116, 119]})
+    assert leaks(repo.url, rows[19].tobytes()) == []
+    check(before, contents(repo), _labelled(before, [116, 119]), lambda _: 0)
+
+
+def test_what_one_commit_hides_and_another_shows_elsewhere(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 104), ["p"], (20,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("moved and shorter") as store:
+        txstore.prepend(xr.Dataset({"v": ("p", secret(4))}, {"p": np.arange(96, 100)}), store, dim="p")
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((5,))
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", {"p": 100})
+    check(before, contents(repo), _labelled(before, [100]), lambda _: 0)
+
+
+def test_what_one_array_hides_and_its_copy_by_reference_shows(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 104), ["p"], (20,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((2,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[0] = 1
+    with repo.transaction("copied") as store:
+        zarr.create_group(store, path="g")
+        store.copy("v", "g/v")
+    with repo.transaction("longer") as store:
+        zarr.open_array(store, path="g/v").resize((4,))
+        array_of(store, "g/p", np.arange(100, 104), ["p"], (20,))
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", "g/v", {"p": 101})
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return 1 if path in ("v", "g/v") else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+
+
+def _labelled(before: Contents, labels: list[int]) -> Callable[[str, int, str], Any]:
+    return lambda branch, version, path: np.isin(before[branch, version, "p"], labels) if path == "v" else None
+
+
 def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(repo)
     before = contents(repo)

@@ -117,7 +117,7 @@ class ErasedRows:
         if array is None or not value.length or value.kind != packfile.REF_PACK:
             return None
         stored = self._packs.get(value.pack).view(value.offset, value.length, value.checksum, value.key)
-        hidden = array.hidden(value.key, value.extents) if value.extents is not None else ()
+        hidden = array.hidden(value.key, value.shown) if value.shown is not None else ()
         return _filled(array, value.key, stored, value.boxes.values(), hidden)
 
     # --- the heads

@@ -51,7 +51,7 @@ class StoredValue:
     boxes: dict[int, Boxes] = field(default_factory=dict)  # by their identity
     array: ArrayAt | None = None  # at a commit that has rows in it
     unlabelled: Commit | None = None  # a commit that does not say which rows it has, as long as no other does
-    extents: tuple[int, ...] | None = None  # of an array that was made shorter: the longest that any commit shows
+    shown: dict[int, int] | None = None  # if an array with it was made shorter: by axis, what any commit shows of it
 
     @property
     def places(self) -> tuple[Address, ...]:
@@ -82,7 +82,7 @@ class RowsInHistory:
         self._shortened: set[str] = set()
         self._longest: dict[str, tuple[int, ...]] = {}
         self._walk_all()
-        if self._shortened - rows.shortened:
+        while self._shortened - rows.shortened:
             rows.shortened |= self._shortened
             self.values.clear()
             self._walk_all()
@@ -178,13 +178,17 @@ class RowsInHistory:
             self.values[address] = value
             if array is None or not array.is_labelled:
                 value.unlabelled = snapshot.commit
+        if {path, value.path} & self._rows.shortened:  # who has a copy by reference may show more of it
+            self._shortened |= {path, value.path}
         if array is None:
+            value.shown = {}
             return
         if array.is_labelled:
             value.unlabelled = None
         if path in self._rows.shortened:
-            known = value.extents if value.extents is not None and value.array is not None else array.extents
-            value.extents = tuple(map(max, array.extents, known))
+            here, known = array.shown(key), value.shown
+            # Of an axis that rows are not chosen along at each of the commits, all is shown.
+            value.shown = here if known is None else {n: max(here[n], known[n]) for n in here.keys() & known.keys()}
             if value.array is None:
                 value.array, value.key, value.path = array, key, path
         boxes = array.boxes.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,19 +52,31 @@ class ArrayAt:
         """How long it is along these axes."""
         return tuple(self.described.node.shape[axis] for axis in self.axes)
 
-    def hidden(self, key: str, extents: Sequence[int]) -> list[Places]:
-        """Return the elements of a chunk that lie behind these ends: no array of this length shows them."""
-        index = self.described.node.index_of(key[len(directory_prefix(self.described.path)) :])
-        if index is None:
-            return []
-        grid = self.described.grid()
+    def shown(self, key: str) -> dict[int, int]:
+        """Return how much of a chunk the array shows: by axis, of those that the rows are chosen along."""
+        shape = self.described.node.shape
+        return {axis: shape[axis] - start for axis, (start, _) in self._bounds(key).items()}
+
+    def hidden(self, key: str, shown: Mapping[int, int]) -> list[Places]:
+        """Return the elements of a chunk that lie behind what is `shown` of it, by axis."""
         found: list[Places] = []
-        for axis, end in zip(self.axes, extents, strict=True):
-            start = int(grid.axes[axis].start_of(index[axis]))
-            size = int(grid.axes[axis].start_of(index[axis] + 1)) - start
-            if end - start < size:
-                behind = np.arange(max(end - start, 0), size)
-                found.append(tuple(behind if each == axis else None for each in range(len(index))))
+        for axis, (start, stop) in self._bounds(key).items():
+            if shown.get(axis, stop) < stop - start:
+                behind = np.arange(max(shown[axis], 0), stop - start)
+                found.append(tuple(behind if n == axis else None for n in range(len(self.described.node.shape))))
+        return found
+
+    def _bounds(self, key: str) -> dict[int, tuple[int, int]]:
+        """Return where a chunk begins and ends along each of these axes; an empty one if the grid has no such chunk."""
+        index = self.described.node.index_of(key[len(directory_prefix(self.described.path)) :])
+        found = dict[int, tuple[int, int]]()
+        if index is None:
+            return found
+        grid = self.described.grid()
+        with contextlib.suppress(IndexError):  # behind the last one of a grid of chunks of several lengths
+            for axis in self.axes:
+                start_of = grid.axes[axis].start_of
+                found[axis] = int(start_of(index[axis])), int(start_of(index[axis] + 1))
         return found
 
     @property
