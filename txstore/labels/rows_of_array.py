@@ -16,7 +16,7 @@ import numpy.typing as npt
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.errors import ErasedError, ErasureError
 from txstore.format.cf import decoded
-from txstore.format.documents import Described, describe
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import ancestors, directory_prefix, document_key
 from txstore.history.changes import refs_of
 from txstore.history.snapshot import Snapshot
@@ -24,6 +24,7 @@ from txstore.labels.choosing import Choice, Positions
 
 if TYPE_CHECKING:
     from txstore.codecs.chunk_filling import Places
+    from txstore.format.grids import Grid
 
 #: What a chunk key's elements are chosen by: boxes whose union counts, one for each way to assign axes to dimensions.
 Boxes = tuple["Places", ...]
@@ -41,6 +42,7 @@ class ArrayAt:
     is_labelled: bool
     signature: tuple[Any, ...]
     axes: tuple[int, ...]
+    grid: Grid = field(repr=False)
     boxes: Mapping[str, Boxes] = field(repr=False)
 
     @property
@@ -53,30 +55,16 @@ class ArrayAt:
         return tuple(self.described.node.shape[axis] for axis in self.axes)
 
     def shown(self, key: str) -> dict[int, int]:
-        """Return how much of a chunk the array shows: by axis, of those that the rows are chosen along."""
-        shape = self.described.node.shape
-        return {axis: shape[axis] - start for axis, (start, _) in self._bounds(key).items()}
-
-    def hidden(self, key: str, shown: Mapping[int, int]) -> list[Places]:
-        """Return the elements of a chunk that lie behind what is `shown` of it, by axis."""
-        found: list[Places] = []
-        for axis, (start, stop) in self._bounds(key).items():
-            if shown.get(axis, stop) < stop - start:
-                behind = np.arange(max(shown[axis], 0), stop - start)
-                found.append(tuple(behind if n == axis else None for n in range(len(self.described.node.shape))))
-        return found
-
-    def _bounds(self, key: str) -> dict[int, tuple[int, int]]:
-        """Return where a chunk begins and ends along each of these axes; an empty one if the grid has no such chunk."""
-        index = self.described.node.index_of(key[len(directory_prefix(self.described.path)) :])
-        found = dict[int, tuple[int, int]]()
+        """Return how much of a chunk the array shows along these axes, except those along which it shows all."""
+        index = index_of(key[len(directory_prefix(self.described.path)) :], len(self.grid.shape))
+        found = dict[int, int]()
         if index is None:
             return found
-        grid = self.described.grid()
         with contextlib.suppress(IndexError):  # behind the last one of a grid of chunks of several lengths
             for axis in self.axes:
-                start_of = grid.axes[axis].start_of
-                found[axis] = int(start_of(index[axis])), int(start_of(index[axis] + 1))
+                along = self.grid.axes[axis]
+                if along.start_of(index[axis] + 1) > along.extent:
+                    found[axis] = along.extent - int(along.start_of(index[axis]))
         return found
 
     @property
@@ -98,7 +86,6 @@ class ArrayRows:
         self._positions: dict[tuple[Any, ...], Positions | None] = {}
         self._last: dict[str, ArrayAt] = {}
         self.coordinates: set[str] = set()  # that labels were looked for in
-        self.shortened: set[str] = set()  # arrays whose length is part of their signature
 
     def at(self, snapshot: Snapshot, path: str) -> ArrayAt | None:
         """Return an array at a commit; None if there is none, or it lacks one of the dimensions.
@@ -130,14 +117,14 @@ class ArrayRows:
         described_grid = described.document.get("chunk_grid") or described.document.get("chunks")
         signature = (
             is_labelled, repr(described_grid), repr(described.document.get("chunk_key_encoding")), others, names,
-            grid.shape if path in self.shortened else (), *(found.tobytes() for found in known.values()),
+            *(found.tobytes() for found in known.values()),
         )  # fmt: skip
         last = self._last.get(path)
         if last is not None and last.signature == signature:
             boxes = last.boxes
         else:
             boxes = dict(_boxes(described, axes, known)) if is_labelled else {}
-        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), boxes)
+        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), grid, boxes)
         self._last[path] = found
         return found
 
