@@ -22,6 +22,7 @@ from tests.tools.faults import Killed, watch
 from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
+from txstore.segments.runs import Runs
 
 DRAWN = random.Random(3)
 
@@ -962,6 +963,30 @@ def test_a_restore_refers_to_what_has_replaced_a_value_since_it_was_read() -> No
     again = txstore.Repository(url, **options)
     np.testing.assert_array_equal(zarr.open_array(again.snapshot(), path="v", mode="r")[...], expected)
     assert again.verify().faults == []
+
+
+def test_a_reader_that_is_overtaken_twice_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another erasure replaces what the first one has replaced a value by, just as a reader has found that."""
+    options: dict[str, Any] = {"single_writer": True}
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    repo = txstore.Repository(url, **options)
+    values = np.arange(1, 7)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(6), ["p"], (16,))
+        array_of(store, "v", values, ["p"], (6,))
+    old = repo.mapping(at=0)
+    assert old.lookup("v/c/0") is not None  # the run is open
+    txstore.Repository(url, **options).erase("v", {"p": 2})
+    look, left = Runs.replacement, [4]
+
+    def overtaken(self: Runs, key: bytes) -> Any:
+        found = look(self, key)
+        while left:
+            txstore.Repository(url, **options).erase("v", {"p": left.pop()})
+        return found
+
+    monkeypatch.setattr(Runs, "replacement", overtaken)
+    assert np.frombuffer(old["v/c/0"], values.dtype).tolist() == [1, 2, 0, 4, 0, 6]
 
 
 def test_a_branch_at_an_older_commit_is_given_nothing_of_older_maps(repo: txstore.Repository) -> None:
