@@ -965,6 +965,34 @@ def test_a_restore_refers_to_what_has_replaced_a_value_since_it_was_read() -> No
     assert again.verify().faults == []
 
 
+@pytest.mark.filterwarnings("ignore::txstore.CommitWaitWarning")
+def test_a_reader_of_what_came_back_after_the_first_look_is_waited_for(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("overwritten") as store:
+        zarr.open_array(store, path="v")[2] = 0
+    del store
+    gc.collect()
+    new_record, readers = erasing._Erasing._new_record, list[txstore.TxStore]()
+
+    def late(self: Any) -> Any:
+        if not readers:
+            with repo.transaction("back") as store:
+                store.restore("v", at=0)
+            readers.append(repo.snapshot())
+        return new_record(self)
+
+    monkeypatch.setattr(erasing._Erasing, "_new_record", late)
+    with pytest.raises(txstore.ErasureTimeoutError, match="reads main@2"):
+        repo.erase("v", {"p": 2}, timeout=1)
+    readers[0] = repo.snapshot()
+    gc.collect()
+    assert repo.erase("v", {"p": 2}).commit is not None
+
+
 def test_a_reader_that_is_overtaken_twice_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another erasure replaces what the first one has replaced a value by, just as a reader has found that."""
     options: dict[str, Any] = {"single_writer": True}
