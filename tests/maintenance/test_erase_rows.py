@@ -22,6 +22,7 @@ from tests.tools.faults import Killed, watch
 from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
+from txstore.segments.runs import Runs
 
 DRAWN = random.Random(3)
 
@@ -651,6 +652,107 @@ def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> No
     assert repo.erase("v", {"p": 17}).commit is None
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_a_commit_has_shown_that_has_expired(repo: txstore.Repository, grows: bool) -> None:
+    """No kept commit says that the array was longer once."""
+    rows = secret(8)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(10, 18), ["p"], (8,))
+        array_of(store, "v", rows, ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[4] = 1
+    with repo.transaction("its label is another row's") as store:
+        zarr.open_array(store, path="p")[0] = 17
+        if grows:  # one of them is seen again
+            for path in ("p", "v"):
+                zarr.open_array(store, path=path).resize((7,))
+            zarr.open_array(store, path="p")[6] = 30
+    del store
+    gc.collect()
+    repo.vacuum(keep=2)
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", {"p": 17})
+    assert leaks(repo.url, rows[7].tobytes()) == []
+    assert bool(leaks(repo.url, rows[6].tobytes())) == grows
+    # Of the same value, whatever was under the label at any commit.
+    check(before, contents(repo), lambda branch, version, path: 0 if path == "v" else None, lambda _: 0)
+    gc.collect()
+    assert repo.erase("v", {"p": 17}).commit is None
+
+
+def test_what_a_shorter_array_hides_and_a_roll_moves(repo: txstore.Repository) -> None:
+    """How much of a chunk is hidden is told by each commit from where the chunk lies there."""
+    rows = secret(20)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 120), ["p"], (20,))
+        array_of(store, "v", rows, ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((18,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[16] = 1
+    with repo.transaction("moved") as store:
+        txstore.roll(store, "p", keep=10)
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", {"p": [116, 119]})
+    assert leaks(repo.url, rows[19].tobytes()) == []
+    check(before, contents(repo), _labelled(before, [116, 119]), lambda _: 0)
+
+
+def test_what_one_commit_hides_and_another_shows_elsewhere(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 104), ["p"], (20,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("moved and shorter") as store:
+        txstore.prepend(xr.Dataset({"v": ("p", secret(4))}, {"p": np.arange(96, 100)}), store, dim="p")
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((5,))
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", {"p": 100})
+    check(before, contents(repo), _labelled(before, [100]), lambda _: 0)
+
+
+def test_what_one_array_hides_and_its_copy_by_reference_shows(repo: txstore.Repository) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(100, 104), ["p"], (20,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("shorter") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((2,))
+    with repo.transaction("written anew") as store:
+        zarr.open_array(store, path="v")[0] = 1
+    with repo.transaction("copied") as store:
+        zarr.create_group(store, path="g")
+        store.copy("v", "g/v")
+    with repo.transaction("longer") as store:
+        zarr.open_array(store, path="g/v").resize((4,))
+        array_of(store, "g/p", np.arange(100, 104), ["p"], (20,))
+    del store
+    gc.collect()
+    before = contents(repo)
+    repo.erase("v", "g/v", {"p": 101})
+
+    def is_erased(branch: str, version: int, path: str) -> Any:
+        return 1 if path in ("v", "g/v") else None
+
+    check(before, contents(repo), is_erased, lambda _: 0)
+
+
+def _labelled(before: Contents, labels: list[int]) -> Callable[[str, int, str], Any]:
+    return lambda branch, version, path: np.isin(before[branch, version, "p"], labels) if path == "v" else None
+
+
 def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(repo)
     before = contents(repo)
@@ -861,6 +963,58 @@ def test_a_restore_refers_to_what_has_replaced_a_value_since_it_was_read() -> No
     again = txstore.Repository(url, **options)
     np.testing.assert_array_equal(zarr.open_array(again.snapshot(), path="v", mode="r")[...], expected)
     assert again.verify().faults == []
+
+
+@pytest.mark.filterwarnings("ignore::txstore.CommitWaitWarning")
+def test_a_reader_of_what_came_back_after_the_first_look_is_waited_for(
+    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        array_of(store, "v", secret(4), ["p"], (4,))
+    with repo.transaction("overwritten") as store:
+        zarr.open_array(store, path="v")[2] = 0
+    del store
+    gc.collect()
+    new_record, readers = erasing._Erasing._new_record, list[txstore.TxStore]()
+
+    def late(self: Any) -> Any:
+        if not readers:
+            with repo.transaction("back") as store:
+                store.restore("v", at=0)
+            readers.append(repo.snapshot())
+        return new_record(self)
+
+    monkeypatch.setattr(erasing._Erasing, "_new_record", late)
+    with pytest.raises(txstore.ErasureTimeoutError, match="reads main@2"):
+        repo.erase("v", {"p": 2}, timeout=1)
+    readers[0] = repo.snapshot()
+    gc.collect()
+    assert repo.erase("v", {"p": 2}).commit is not None
+
+
+def test_a_reader_that_is_overtaken_twice_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another erasure replaces what the first one has replaced a value by, just as a reader has found that."""
+    options: dict[str, Any] = {"single_writer": True}
+    url = f"memory://{uuid.uuid4().hex}/data.tx"
+    repo = txstore.Repository(url, **options)
+    values = np.arange(1, 7)
+    with repo.transaction("first") as store:
+        array_of(store, "p", np.arange(6), ["p"], (16,))
+        array_of(store, "v", values, ["p"], (6,))
+    old = repo.mapping(at=0)
+    assert old.lookup("v/c/0") is not None  # the run is open
+    txstore.Repository(url, **options).erase("v", {"p": 2})
+    look, left = Runs.replacement, [4]
+
+    def overtaken(self: Runs, key: bytes) -> Any:
+        found = look(self, key)
+        while left:
+            txstore.Repository(url, **options).erase("v", {"p": left.pop()})
+        return found
+
+    monkeypatch.setattr(Runs, "replacement", overtaken)
+    assert np.frombuffer(old["v/c/0"], values.dtype).tolist() == [1, 2, 0, 4, 0, 6]
 
 
 def test_a_branch_at_an_older_commit_is_given_nothing_of_older_maps(repo: txstore.Repository) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
@@ -23,19 +23,21 @@ class ChunkFiller(ChunkDecoder):
         super().__init__(document, content, chunk, keeps_empty=True)
 
     def filled(
-        self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, hidden: Sequence[Places] = ()
+        self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, shown: Mapping[int, int] | None = None
     ) -> bytes | None:
         """Return a chunk with the fill value, or another that fits the data type, in some elements.
 
-        None if it has that already. The `hidden` ones get the fill value. All other elements are the same, bit by bit.
+        None if it has that already. What lies behind the elements that are `shown` along an axis gets the fill value.
+        All other elements are the same, bit by bit.
         """
         chunk = self.decode(encoded)
         new = chunk.copy()
         fitting = _fitting(value, chunk.dtype)
         for each in places:
             new[self._index(each)] = self._fill_value if fitting is None else fitting
+        hidden = [(slice(None),) * axis + (slice(max(end, 0), None),) for axis, end in (shown or {}).items()]
         for each in hidden:
-            new[self._index(each)] = self._fill_value
+            new[each] = self._fill_value
         if _equal(chunk, new):
             return None
         try:
@@ -48,8 +50,8 @@ class ChunkFiller(ChunkDecoder):
         if content == bytes(encoded):  # its codecs round the fill value, and did so before
             return None
         again = self.decode(content)
-        for each in (*places, *hidden):
-            again[self._index(each)] = new[self._index(each)]
+        for each in (*map(self._index, places), *hidden):
+            again[each] = new[each]
         if not _equal(again, new):
             raise NotMergeableError("its codecs would change other elements, too")
         return content

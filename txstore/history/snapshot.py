@@ -300,13 +300,18 @@ class Snapshot(Hierarchy):
 
     def _replaced_since(self, error: ErasedError | CorruptionError, key: str) -> memoryview:
         """Return the value that has replaced another since its run was opened. Raises what `_told` returns."""
-        found = None
-        if isinstance(error, CorruptionError):
+        known = None
+        while isinstance(error, CorruptionError):
+            found = None
             with contextlib.suppress(NoListsError):  # no record of an erasure is found then: it is damage
                 found = self.runs.replacement(encode_key(key))
-        if found is None:
-            raise self._told(error, key) from error
-        return self.runs.stored(key, found)
+            if found is None or found == known:
+                break
+            try:
+                return self.runs.stored(key, found)
+            except CorruptionError as again:  # perhaps a newer erasure has replaced that one since
+                error, known = again, found
+        raise self._told(error, key) from error
 
     def _told(self, error: ErasedError | CorruptionError, key: str) -> ErasedError | CorruptionError:
         """Return an `ErasedError` that names the user who erased a value, if that is why it can't be read.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_filling import ChunkFiller, Places
+from txstore.codecs.chunk_filling import ChunkFiller
 from txstore.engine import Engine
 from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError
 from txstore.format import packfile
@@ -110,15 +110,14 @@ class ErasedRows:
     def _values(self, found: RowsInHistory) -> Iterator[ValueAfter]:
         for value in found.values.values():
             if value.path in self.paths:
-                yield ValueAfter(value.key, value.places, self._filled(value))
+                yield ValueAfter(value.key, value.places, self._filled(value, found.shown(value)))
 
-    def _filled(self, value: StoredValue) -> bytes | None:
+    def _filled(self, value: StoredValue, shown: Mapping[int, int]) -> bytes | None:
         array = value.array
-        if array is None or not value.length or value.kind != packfile.REF_PACK:
+        if array is None or not (value.boxes or shown) or not value.length or value.kind != packfile.REF_PACK:
             return None
         stored = self._packs.get(value.pack).view(value.offset, value.length, value.checksum, value.key)
-        hidden = array.hidden(value.key, value.extents) if value.extents is not None else ()
-        return _filled(array, value.key, stored, value.boxes.values(), hidden)
+        return _filled(array, value.key, stored, value.boxes.values(), shown)
 
     # --- the heads
 
@@ -148,12 +147,12 @@ class ErasedRows:
 
 
 def _filled(
-    array: ArrayAt, key: str, stored: memoryview, boxes: Iterable[Boxes], hidden: Sequence[Places] = ()
+    array: ArrayAt, key: str, stored: memoryview, boxes: Iterable[Boxes], shown: Mapping[int, int] | None = None
 ) -> bytes | None:
     described = array.described
     try:
         filler = ChunkFiller(array.document, described.content, key[len(directory_prefix(described.path)) :])
-        return filler.filled(stored, [box for each in boxes for box in each], array.missing, hidden=hidden)
+        return filler.filled(stored, [box for each in boxes for box in each], array.missing, shown=shown)
     except NotMergeableError as error:
         raise ErasureError(
             [described.path], f"{key!r} can't be encoded anew: {error}. Erase the array as a whole"

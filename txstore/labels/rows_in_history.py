@@ -4,12 +4,13 @@ A value is named by the place where it lies: many commits have the same one. Its
 coordinates of other commits, then all of these are erased.
 
 If an array was made shorter, the chunk at its end may still have the rows that it had before, and copies of that chunk
-have them, too. Elements that no kept commit shows belong to no row, and are erased with the others.
+have them, too. Elements that no kept commit shows belong to no row, and are erased with the others. Where commits have
+expired, any array may have been longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, unpinned
 from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
-from txstore.maintenance.reachable import kept_commits
+from txstore.maintenance.reachable import kept_commits, living_branches
 from txstore.segments.ranged_packs import open_packs
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class StoredValue:
     length: int
     checksum: int
     boxes: dict[int, Boxes] = field(default_factory=dict)  # by their identity
-    array: ArrayAt | None = None  # at a commit that has rows in it
+    array: ArrayAt | None = None  # at a commit that has rows in it, if there is one
     unlabelled: Commit | None = None  # a commit that does not say which rows it has, as long as no other does
-    extents: tuple[int, ...] | None = None  # of an array that was made shorter: the longest that any commit shows
+    shown: dict[int, int] | None = None  # how much of it any commit shows along an axis, if none shows all
 
     @property
     def places(self) -> tuple[Address, ...]:
@@ -81,16 +82,20 @@ class RowsInHistory:
         self._packs = open_packs(commits.storage)
         self._shortened: set[str] = set()
         self._longest: dict[str, tuple[int, ...]] = {}
-        self._walk_all()
-        if self._shortened - rows.shortened:
-            rows.shortened |= self._shortened
-            self.values.clear()
-            self._walk_all()
-
-    def _walk_all(self) -> None:
-        chains = groupby(kept_commits(self._commits, {}), key=lambda stored: stored.header.branch)
+        self._partly_shown: dict[str, dict[str, None]] = {}  # keys by array, at its present length
+        self._sharing: set[frozenset[str]] = set()  # arrays of which one has values of the other by reference
+        chains = groupby(kept_commits(commits, {}), key=lambda stored: stored.header.branch)
         for _, chain in chains:
             self._walk(list(chain)[::-1])
+        # A commit that has expired may have shown more of any array.
+        if any(commits.oldest_kept.of(branch) for branch in living_branches(commits)):
+            self._shortened |= self.paths
+        while more := {path for pair in self._sharing if pair & self._shortened for path in pair} - self._shortened:
+            self._shortened |= more
+
+    def shown(self, value: StoredValue) -> Mapping[int, int]:
+        """Return how much of a value any commit shows along an axis, where the rest may be rows that were cut off."""
+        return value.shown or {} if value.path in self._shortened else {}
 
     def _walk(self, chain: list[Stored]) -> None:
         """Look through commits of one branch, the oldest first."""
@@ -158,8 +163,10 @@ class RowsInHistory:
         keys = dict.fromkeys(fresh)
         if array is not None and (was is None or was.signature != array.signature):
             keys.update(dict.fromkeys(array.boxes))
-            if was is None or was.is_labelled != array.is_labelled or path in self._rows.shortened:
+            if was is None or was.is_labelled != array.is_labelled or was.axes != array.axes:
                 keys.update(dict.fromkeys(self._live_below(snapshot, path)))
+        if array is not None and was is not None and array.extents != was.extents:
+            keys.update(self._partly_shown.pop(path, {}))
         for key, found in zip(keys, snapshot.runs.refs([key.encode() for key in keys]), strict=True):
             if found is not None and found.kind in packfile.FRAME_OF_REF:
                 self._note(snapshot, path, key, found, array)
@@ -178,15 +185,18 @@ class RowsInHistory:
             self.values[address] = value
             if array is None or not array.is_labelled:
                 value.unlabelled = snapshot.commit
+        if path != value.path:
+            self._sharing.add(frozenset((path, value.path)))
+        shown, known = {} if array is None else array.shown(key), value.shown
+        value.shown = shown if known is None else {n: max(shown[n], known[n]) for n in shown.keys() & known.keys()}
         if array is None:
             return
+        if shown:
+            self._partly_shown.setdefault(path, {})[key] = None
         if array.is_labelled:
             value.unlabelled = None
-        if path in self._rows.shortened:
-            known = value.extents if value.extents is not None and value.array is not None else array.extents
-            value.extents = tuple(map(max, array.extents, known))
-            if value.array is None:
-                value.array, value.key, value.path = array, key, path
+        if value.array is None:
+            value.array, value.key, value.path = array, key, path
         boxes = array.boxes.get(key)
         if boxes is not None:
             value.boxes[id(boxes)] = boxes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.errors import ErasedError, ErasureError
 from txstore.format.cf import decoded
-from txstore.format.documents import Described, describe
+from txstore.format.documents import Described, describe, index_of
 from txstore.format.keys import ancestors, directory_prefix, document_key
 from txstore.history.changes import refs_of
 from txstore.history.snapshot import Snapshot
@@ -23,6 +24,7 @@ from txstore.labels.choosing import Choice, Positions
 
 if TYPE_CHECKING:
     from txstore.codecs.chunk_filling import Places
+    from txstore.format.grids import Grid
 
 #: What a chunk key's elements are chosen by: boxes whose union counts, one for each way to assign axes to dimensions.
 Boxes = tuple["Places", ...]
@@ -40,6 +42,7 @@ class ArrayAt:
     is_labelled: bool
     signature: tuple[Any, ...]
     axes: tuple[int, ...]
+    grid: Grid = field(repr=False)
     boxes: Mapping[str, Boxes] = field(repr=False)
 
     @property
@@ -51,19 +54,17 @@ class ArrayAt:
         """How long it is along these axes."""
         return tuple(self.described.node.shape[axis] for axis in self.axes)
 
-    def hidden(self, key: str, extents: Sequence[int]) -> list[Places]:
-        """Return the elements of a chunk that lie behind these ends: no array of this length shows them."""
-        index = self.described.node.index_of(key[len(directory_prefix(self.described.path)) :])
+    def shown(self, key: str) -> dict[int, int]:
+        """Return how much of a chunk the array shows along these axes, except those along which it shows all."""
+        index = index_of(key[len(directory_prefix(self.described.path)) :], len(self.grid.shape))
+        found = dict[int, int]()
         if index is None:
-            return []
-        grid = self.described.grid()
-        found: list[Places] = []
-        for axis, end in zip(self.axes, extents, strict=True):
-            start = int(grid.axes[axis].start_of(index[axis]))
-            size = int(grid.axes[axis].start_of(index[axis] + 1)) - start
-            if end - start < size:
-                behind = np.arange(max(end - start, 0), size)
-                found.append(tuple(behind if each == axis else None for each in range(len(index))))
+            return found
+        with contextlib.suppress(IndexError):  # behind the last one of a grid of chunks of several lengths
+            for axis in self.axes:
+                along = self.grid.axes[axis]
+                if along.start_of(index[axis] + 1) > along.extent:
+                    found[axis] = along.extent - int(along.start_of(index[axis]))
         return found
 
     @property
@@ -85,7 +86,6 @@ class ArrayRows:
         self._positions: dict[tuple[Any, ...], Positions | None] = {}
         self._last: dict[str, ArrayAt] = {}
         self.coordinates: set[str] = set()  # that labels were looked for in
-        self.shortened: set[str] = set()  # arrays whose length is part of their signature
 
     def at(self, snapshot: Snapshot, path: str) -> ArrayAt | None:
         """Return an array at a commit; None if there is none, or it lacks one of the dimensions.
@@ -117,14 +117,14 @@ class ArrayRows:
         described_grid = described.document.get("chunk_grid") or described.document.get("chunks")
         signature = (
             is_labelled, repr(described_grid), repr(described.document.get("chunk_key_encoding")), others, names,
-            grid.shape if path in self.shortened else (), *(found.tobytes() for found in known.values()),
+            *(found.tobytes() for found in known.values()),
         )  # fmt: skip
         last = self._last.get(path)
         if last is not None and last.signature == signature:
             boxes = last.boxes
         else:
             boxes = dict(_boxes(described, axes, known)) if is_labelled else {}
-        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), boxes)
+        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), grid, boxes)
         self._last[path] = found
         return found
 

@@ -510,6 +510,7 @@ class _Erasing:
                 return head.version
             try:
                 self._deleted += 1
+                self._clean.pop(branch, None)  # this head has the rows
                 self._delete(head, branch, asks=False)
             except (ConflictError, SnapshotExpiredError):
                 if self._deadline is not None and time.monotonic() >= self._deadline:
