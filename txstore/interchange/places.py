@@ -325,7 +325,8 @@ class OpenStore(Place):
 
     async def _sizes(self) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
-        await self._store.get("zarr.json", default_buffer_prototype())  # one that opens late is open then
+        if not self._store._is_open:  # some of zarr's lack what they need until then
+            await self._store._open()
         keys = [key async for key in self._store.list()]
         for start in range(0, len(keys), _AT_A_TIME):
             some = keys[start : start + _AT_A_TIME]
