@@ -300,3 +300,35 @@ def test_who_joins_later_does_not_hide_what_another_has_lost(repo: txstore.Repos
     run({0: 1, 1: 2, 2: 3})
     repo.transaction(name="job").commit("job")
     assert committed(repo) == [1, 2, 3, -1, -1, -1, 7, -1, -1]
+
+
+def test_elements_that_leave_only_fill_values_are_a_part_of_the_chunk(repo: txstore.Repository) -> None:
+    """Such a chunk would be deleted, as a whole. That would hide what another has lost of it."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 0]), chunks=(4,))
+    store = repo.transaction()
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(fill, "x", 2, 3, 5)
+        worker.kill()
+        other.do(fill, "x", 0, 1, 0)
+        other.leave()
+    with pytest.raises(txstore.ParticipantLostError) as caught:
+        store.commit()
+    assert caught.value.keys == ("x/c/0",)
+    fill(store, "x", 2, 4, 5)
+    store.commit()
+    assert committed(repo) == [0, 0, 5, 5]
+
+
+def test_who_joins_later_and_leaves_only_fill_values_does_not_hide_what_another_has_lost(
+    repo: txstore.Repository,
+) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 1]), chunks=(4,))
+    for elements, dies in (({0: 0}, True), ({3: 0}, False)):
+        process = multiprocessing.get_context("fork").Process(target=_write_some, args=(repo.url, elements, dies))
+        process.start()
+        process.join(TIMEOUT)
+    with pytest.raises(txstore.ParticipantLostError, match="x/c/0"):
+        repo.transaction(name="job").commit("job")
