@@ -488,7 +488,7 @@ class StagedKeys:
         """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part.
 
         Also those with such frames that no participant has repeated wholly: one that joined later may have built on
-        them. `whole` returns the box of a whole chunk. Call `settle` first: it returns what was built on aborted frames,
+        them. `whole` returns the box of a whole chunk. Call `settle` first: it returns what was built on aborted ones,
         those of participants in `given_up`.
         """
         keys = [
