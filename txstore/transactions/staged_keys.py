@@ -499,7 +499,7 @@ class StagedKeys:
             or any(
                 is_lost(each.place, lost) and not self.is_repeated(key, each, lost, whole)
                 for each in (self.links(key) if lost else ())
-                if each.participant not in given_up
+                if each.participant not in given_up or self.layers(key)
             )
         ]
         return keys + [
