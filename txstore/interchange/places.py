@@ -252,11 +252,10 @@ class Place:
 
     def store(self) -> Any:
         """Return what zarr opens."""
-        if self._is_web:  # zarr would copy the file system by JSON, without our client
-            from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-            from zarr.storage import FsspecStore
+        if self._is_web:
+            from txstore.interchange.web_sources import PagesAsStore  # late: it needs aiohttp
 
-            return FsspecStore(AsyncFileSystemWrapper(self.fs, asynchronous=True), read_only=True, path=self.root)
+            return PagesAsStore(self.fs, self.root)
         return self.fs.get_mapper(self.root)
 
     def has(self, key: str) -> bool:

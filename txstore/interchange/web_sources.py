@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.storage import FsspecStore
 
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
@@ -17,6 +20,21 @@ class AnswerInMemory(BoundedAnswer):
     """An answer may also be compressed: a few megabytes may unpack to any number."""
 
     whole = MOST_IN_MEMORY
+
+
+class PagesAsStore(FsspecStore):
+    """A directory of a web server, read through our client: zarr would copy the file system without it, by JSON.
+
+    A page has links that are no names: what sorts it, `?C=N;O=D`, and the directory above.
+    """
+
+    def __init__(self, fs: Any, root: str) -> None:
+        super().__init__(AsyncFileSystemWrapper(fs, asynchronous=True), read_only=True, path=root)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        async for name in super().list_dir(prefix):
+            if name and not {"?", "/"} & {*name}:
+                yield name
 
 
 async def client(**options: Any) -> aiohttp.ClientSession:
