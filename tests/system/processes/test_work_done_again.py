@@ -312,7 +312,9 @@ def test_threads_of_the_owner_see_all_else_meanwhile(repo, store):
         is_over.set()
         thread.join(TIMEOUT)
         assert not wrong
-        refused(store, "x/c/0", "x/c/2")
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert caught.value.keys in (("x/c/0", "x/c/2"), ("x/c/0",))  # fill values may be no change
         do(store, ("set", 0, 4, 1))
         do(store, ("set", 10, 12, 1))
         store.commit()
