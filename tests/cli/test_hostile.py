@@ -184,7 +184,7 @@ def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
 
 def test_rows_that_are_not_there(hostile: txstore.Repository) -> None:
     assert "[bold red]" in shown_by(
-        "erase", hostile.url, "plain", "--yes", "--rows", f"{STEERING}={STEERING}", status=1
+        "erase", hostile.url, "plain", "--yes", "--rows", f"{STEERING}={STEERING}", status=2
     )
 
 
@@ -245,7 +245,7 @@ def test_faults(tmp_path: Path) -> None:
 def test_what_nobody_expects(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours is shown as Python does, but for what it says."""
     monkeypatch.setattr(txstore.Repository, "log", always(TypeError(STEERING + "s3://key:se/cret@bucket/x")))
-    out = shown_by("log", hostile.url, status=1)
+    out = shown_by("log", hostile.url, status=2)
     assert "Traceback" in out
     assert "TypeError: \\x1b[31mred" in out
 

@@ -46,7 +46,8 @@ def test_vectors(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_vectors_that_are_refused(name: str, tmp_path: Path) -> None:
     path = shutil.copytree(REPOSITORIES / f"{name}.tx", tmp_path / "data.tx")
-    assert run("check-format", path).exit_code == 1
+    newer = "newer-format-json", "unknown-in-format-json"  # nothing can be said of these
+    assert run("check-format", path).exit_code == (2 if name in newer else 1)
 
 
 @pytest.fixture
