@@ -672,11 +672,12 @@ class UnequalLengthsWarning(UserWarning):
 
     def __init__(self, left: Sequence[tuple[str, str, str, int, tuple[int, int]]]) -> None:
         self.left = tuple(left)
+        super().__init__(self.left)  # what makes it again
+
+    def __str__(self) -> str:
         path, grown, dimension, axis, (before, after) = self.left[0]
         more = f", and {len(self.left) - 1} more" if len(self.left) > 1 else ""
         advice = "append to both in one transaction"
         if not axis:
             advice += f"; constraints.EqualLength([{grown!r}, {path!r}]) makes this an error at every commit"
-        super().__init__(
-            f"{grown!r} grows along {dimension!r} from {before} to {after}, and {path!r}{more} does not: {advice}"
-        )
+        return f"{grown!r} grows along {dimension!r} from {before} to {after}, and {path!r}{more} does not: {advice}"
