@@ -5,6 +5,8 @@ miss would be one that nobody needs, or one that the harness knows too little to
 listed with the reason why. Checks against damage that no crash does are in `tests/system/bad_input`.
 """
 
+import __future__
+
 import contextlib
 import importlib
 import inspect
@@ -340,7 +342,9 @@ def edited(edit: Edit) -> Iterator[None]:
     if source.count(edit.old) < 1:
         raise LookupError(f"{edit.where} does not say {edit.old!r} any more: bring the table up to date")
     made: dict[str, object] = {}
-    exec(compile(source.replace(edit.old, edit.new), f"<edited {edit.where}>", "exec"), vars(module), made)
+    lazy = __future__.annotations.compiler_flag  # as in the module: some names are there for type checkers alone
+    code = compile(source.replace(edit.old, edit.new), f"<edited {edit.where}>", "exec", lazy)
+    exec(code, vars(module), made)
     function = made[attribute]
     if isinstance(found, classmethod | staticmethod):
         function = type(found)(function.__func__)

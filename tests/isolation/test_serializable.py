@@ -297,7 +297,7 @@ def test_what_a_sent_store_reads_counts(repo: txstore.Repository) -> None:
         assert one.do(get, "a") == b"base"
         other.do(put_key, "theirs", b"1")
         change(repo, "a")
-        with pytest.raises(ConflictError, match="read here: 'a'"):
+        with pytest.raises(ConflictError, match=r"read here \(main@1 by .*\): 'a'"):
             store.commit()  # while the reader lives, and has not said that it is done
         store.rollback()
 
@@ -466,7 +466,7 @@ def test_names(repo: txstore.Repository) -> None:
         other["other"] = b"1"
     change(repo, "a")
     last = repo.transaction(name="n")
-    with pytest.raises(ConflictError, match="read here: 'a'"):
+    with pytest.raises(ConflictError, match=r"read here \(main@1 by .*\): 'a'"):
         last.commit()
     last.rollback()
 

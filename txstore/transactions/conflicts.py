@@ -120,7 +120,8 @@ def _told_of_commit(head: Snapshot, key: str) -> str:
     found, commit = head.runs.lookup(encode_key(key)), head.commit
     if found is None or commit is None:
         return ""
-    whose = f" by {commit.author}, {commit.message.partition(chr(10))[0][:60]!r}" if found.seq == head.seq else ""
+    message = f", {commit.message.partition(chr(10))[0][:60]!r}" if commit.message else ""
+    whose = f" by {commit.author}{message}" if found.seq == head.seq else ""
     return f" ({commit.branch}@{commit.version - (head.seq - found.seq)}{whose})"
 
 
