@@ -33,8 +33,8 @@ class PagesAsStore(FsspecStore):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         async for name in super().list_dir(prefix):
-            if name and not {"?", "/"} & {*name}:
-                yield name
+            if (stripped := name.rstrip("/")) and not {"?", "/"} & {*stripped}:
+                yield stripped
 
 
 async def client(**options: Any) -> aiohttp.ClientSession:
