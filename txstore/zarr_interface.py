@@ -47,7 +47,6 @@ class ZarrInterface(Store, ChunkStore):
     supports_listing: bool = True
 
     def __init__(self, engine: Engine, position: Position, session: Session | None, read_only: bool) -> None:
-        register()
         super().__init__(read_only=read_only)
         self._engine = engine
         self._use(session)
@@ -320,3 +319,6 @@ def _part(byte_range: ByteRequest) -> slice:
 def _contiguous(value: Buffer) -> memoryview:
     array = value.as_numpy_array()
     return memoryview(array if array.flags.c_contiguous else array.copy())
+
+
+register()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
 import zarr
@@ -17,12 +16,8 @@ _SETTING = "codec_pipeline.path"
 _NAME = f"{TxCodecPipeline.__module__}.{TxCodecPipeline.__qualname__}"
 
 
-@cache
 def register() -> None:
-    """Make the pipeline known to zarr, and its default unless another is configured; replace zarr's `sync`.
-
-    The first store of a process does this, not an import: a program that has TxStore may never open one.
-    """
+    """Make the pipeline known to zarr, and its default unless another is configured; replace zarr's `sync`."""
     register_pipeline(TxCodecPipeline)
     if _is_wanted("TXSTORE_PIPELINE") and zarr.config.get(_SETTING) == zarr_default():
         zarr.config.set({_SETTING: _NAME})
